@@ -1,0 +1,97 @@
+# All a developer does with pyqd. `make help` lists the targets.
+#
+# The release build lies in the tree itself: pyqd/hot/*.so, so that .venv/bin/pyqd is the daemon of this checkout. The
+# debug build lies in build/debug-tree, a copy of the sources kept fresh by scripts/debug_tree.py; it shares .venv and is
+# put before the checkout by PYTHONPATH. So neither build disturbs the other, and both stay incremental.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+export PYTHON
+# cython-lint looks for pycodestyle there; and what a test starts by name is that of .venv.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BUILT := build/release.built
+DEBUG_TREE := build/debug-tree
+DATA ?= data
+
+PYX := $(wildcard pyx/*.pyx)
+SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*.pxd bench/*.pyx bench/*.pxd)
+# A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
+NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename $(notdir $(source))).*.so),,absent)))
+
+# ARGS goes to the tool behind a target: make test ARGS="-k requeue", make run ARGS="-mem-queue-size=0".
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env build run test test-fast debug test-debug bench flame lint fmt types cov annotate dist check clean absent
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(READY) ## the environment: .venv with everything that is needed to build and test
+
+build: $(BUILT) ## environment and release build, in place; quick when nothing has changed
+
+run: build ## start the daemon on NSQ's ports, with its data in ./data
+	@mkdir -p $(DATA)
+	exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
+
+test: build ## build, then the whole test suite
+	$(BIN)/python -m pytest -v --durations=10 $(ARGS)
+
+test-fast: build ## the tests without slow, interop and browser: less than a minute
+	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser" $(ARGS)
+
+debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
+	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)
+	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
+
+test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
+	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(ARGS)
+
+bench: build ## benchmarks with real sizes; ARGS="compare --nsqd=PATH" sets an nsqd beside
+	$(BIN)/python -m bench $(or $(ARGS),run)
+
+flame: build ## flame graph of the daemon under load: bench/results/flame.svg
+	scripts/flame.sh $(ARGS)
+
+lint: build ## ruff, cython-lint and the tidy tests
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
+	$(BIN)/python -m pytest -q tests/meta $(ARGS)
+
+fmt: $(READY) ## format the Python sources
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+types: build ## mypy, strict
+	$(BIN)/mypy
+
+cov: build ## coverage of the Python half: htmlcov/index.html
+	$(BIN)/python -m pytest -q --cov --cov-report=term --cov-report=html $(ARGS)
+
+annotate: build ## where the compiled code still talks to Python: Cython's annotated HTML
+	@ls build/cython/release/pyx/*.html
+
+dist: $(READY) ## sdist and wheel in dist/
+	$(BIN)/python -m build --no-isolation
+
+check: lint types test ## all that must hold before a commit
+
+clean: ## remove builds and caches; .venv and data stay
+	rm -rf build dist *.egg-info htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f pyqd/hot/*.so bench/*.so
+	find pyqd tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): pyproject.toml scripts/setup.sh
+	scripts/setup.sh
+	@touch $@
+
+$(BUILT): $(READY) $(SOURCES) $(NOT_BUILT)
+	PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace
+	@mkdir -p $(@D) && touch $@
+
+absent:

@@ -1,0 +1,1 @@
+"""The programs: flags, wiring, signals, order of stopping."""

@@ -1,0 +1,1 @@
+"""Topics and channels: who gets which message, when it comes again; no sockets."""

@@ -1,0 +1,1 @@
+"""Segmented log on disk and the ledgers of what was acknowledged; no channels, no clients."""

@@ -1,0 +1,1 @@
+"""Ground floor: errors, names and options; no files, no sockets, no topics."""

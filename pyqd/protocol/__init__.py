@@ -1,0 +1,1 @@
+"""Connections: commands, negotiation, transports, delivery."""

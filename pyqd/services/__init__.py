@@ -1,0 +1,1 @@
+"""HTTP API, lookup registration, metrics, timers and syncing around the broker."""

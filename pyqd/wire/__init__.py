@@ -1,0 +1,1 @@
+"""Bytes to commands and frames to bytes; pure functions, no state kept."""

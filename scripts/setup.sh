@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Make the environment that pyqd is built and tested in: .venv beside this directory.
+#
+# Needs a Python of at least 3.10 with venv and its headers, a C compiler and make. What is missing is installed with
+# apt-get where that exists and the user is root; elsewhere it is named and the script ends with status 1.
+#
+# PYTHON names the interpreter (python3); CC the C compiler (the one that Python was built with).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PYTHON=${PYTHON:-python3}
+VENV=.venv
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+
+have_python() { "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+have_venv() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
+
+compiler() {
+    printf '%s' "${CC:-$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_config_var("CC") or "cc")')}"
+}
+
+include_directory() { "$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))'; }
+
+# Whether a program of these lines compiles; stands for the compiler, its C library and the headers at once.
+compiles() {
+    local source=$1
+    # The compiler may be a command with arguments, such as "gcc -pthread", so it is split on purpose.
+    # shellcheck disable=SC2046
+    printf '%s\n' "$source" | $(compiler) -I"$(include_directory)" -x c -fsyntax-only - 2>/dev/null
+}
+
+have_compiler() { compiles '#include <stdio.h>'; }
+# Without a compiler the file itself must do as evidence.
+have_headers() {
+    compiles '#include <Python.h>' || { ! have_compiler && [[ -e $(include_directory)/Python.h ]]; }
+}
+
+# Debian has one package of headers and one of venv for each version. They serve its own interpreter only: one that was
+# built by hand, or by a version manager, brings both or must be built again.
+debian_package() {
+    local what=$1
+    "$PYTHON" - "$what" <<'END'
+import os
+import sys
+
+if os.path.realpath(sys.executable).startswith("/usr/bin/"):
+    print("python%d.%d-%s" % (*sys.version_info[:2], sys.argv[1]))
+END
+}
+
+# Notes that something is missing, and the Debian packages that bring it, if any do.
+lacks() {
+    missing+=("$1")
+    shift
+    [[ $# -gt 0 ]] && packages+=("$@") || curable=no
+}
+
+find_missing() {
+    missing=() packages=() curable=yes
+    if ! have_python; then
+        # A name that the user chose is not what the distribution would install.
+        local brought=()
+        [[ $PYTHON == python3 ]] && brought=(python3 python3-venv python3-dev)
+        lacks "Python 3.10 or newer ('$PYTHON' is none; PYTHON names another)" "${brought[@]}"
+        command -v cc >/dev/null || lacks "a C compiler" build-essential
+    else
+        # Unquoted on purpose: no package, no argument.
+        # shellcheck disable=SC2046
+        have_venv || lacks "the venv and ensurepip modules of $PYTHON" $(debian_package venv)
+        have_compiler ||
+            lacks "a C compiler with the C library's headers ('$(compiler)' does not do; CC names another)" build-essential
+        # shellcheck disable=SC2046
+        have_headers || lacks "the C headers of $PYTHON (Python.h)" $(debian_package dev)
+    fi
+    command -v make >/dev/null || lacks "make" make
+}
+
+explain_missing() {
+    local lines=("these are missing:" "${missing[@]/#/  - }")
+    [[ ${#packages[@]} -eq 0 ]] || lines+=("on Debian and Ubuntu, as root: apt-get install ${packages[*]}")
+    die "${lines[@]}"
+}
+
+install_missing() {
+    find_missing
+    [[ ${#missing[@]} -eq 0 ]] && return
+    if [[ $(id -u) -ne 0 || $curable == no ]] || ! command -v apt-get >/dev/null; then
+        explain_missing
+    fi
+    say "installing ${packages[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q || die "apt-get update failed; needed: ${packages[*]}"
+    apt-get install -y -q --no-install-recommends "${packages[@]}" || die "apt-get could not install: ${packages[*]}"
+    hash -r
+    find_missing
+    [[ ${#missing[@]} -eq 0 ]] || explain_missing
+}
+
+make_venv() {
+    if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+        say "$VENV is there"
+        return
+    fi
+    say "making $VENV with $("$PYTHON" --version)"
+    rm -rf "$VENV"
+    "$PYTHON" -m venv "$VENV"
+}
+
+# The package is installed as editable and without its extensions; those are built in place by a step of their own,
+# which stays incremental. What is needed to build comes first: a build isolated from .venv would fetch it each time.
+install_packages() {
+    say "installing the packages named in pyproject.toml"
+    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
+    "${pip[@]}" install -q 'setuptools>=77' 'Cython>=3.1'
+    PYQD_SKIP_EXT=1 "${pip[@]}" install -q --no-build-isolation -e '.[dev]'
+}
+
+install_missing
+make_venv
+install_packages
+say "ready"

@@ -1,0 +1,204 @@
+"""Build the compiled half of pyqd: every pyx/NAME.pyx becomes the extension module pyqd.hot.NAME.
+
+Everything that is not about extensions stands in pyproject.toml. The environment decides four things:
+
+PYQD_DEBUG=1        debug build: the C macro PYQD_DEBUG is 1, indexes and None are checked, -O1
+PYQD_WERROR=1       a warning of Cython or of the C compiler ends the build
+PYQD_BUILD_BENCH=1  also build bench/NAME.pyx as bench.NAME, in place; never for a wheel
+PYQD_SKIP_EXT=1     no extension at all: `make` installs the dependencies this way and compiles in a step of its own
+
+Generated C and Cython's annotated HTML go to build/cython/release or build/cython/debug. What decides how an extension
+is compiled (this file, the mode, the versions, the flags) is written to a stamp beside them; when the stamp differs,
+everything is built again, because the times of change which Cython and setuptools compare say nothing about flags.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# All paths below are relative to the checkout.
+os.chdir(Path(__file__).resolve().parent)
+
+
+def env_flag(name):
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+DEBUG = env_flag("PYQD_DEBUG")
+WERROR = env_flag("PYQD_WERROR")
+MODE = "debug" if DEBUG else "release"
+CYTHON_DIR = Path("build") / "cython" / MODE
+
+# wraparound and cdivision change what correct code means, so they are the same in both builds. With wraparound off a
+# negative index is a mistake, and boundscheck then reports it.
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": DEBUG,
+    "initializedcheck": DEBUG,
+    "nonecheck": DEBUG,
+    "wraparound": False,
+    "cdivision": True,
+    # The C compiler sees further: Cython's own check is wrong about a `while True` that is left by break.
+    "warn.maybe_uninitialized": False,
+    "warn.multiple_declarators": True,
+    "warn.undeclared": False,
+    "warn.unreachable": True,
+    "warn.unused": True,
+}
+
+# Cython's own C is clean under these with Cython 3.3 and gcc 12: whatever they report comes from a source here.
+WARNING_FLAGS = ["-Wall", "-Wextra"]
+# Frame pointers and -g1 give py-spy and perf the names of native frames; they cost next to nothing.
+COMPILE_FLAGS = [
+    "-O1" if DEBUG else "-O3",
+    "-fno-strict-aliasing",
+    "-fno-omit-frame-pointer",
+    "-fvisibility=hidden",
+    "-g" if DEBUG else "-g1",
+    *WARNING_FLAGS,
+    *(["-Werror"] if WERROR else []),
+]
+
+
+def make_extension(name, source):
+    return Extension(
+        name,
+        [source],
+        define_macros=[("PYQD_DEBUG", "1" if DEBUG else "0")],
+        extra_compile_args=COMPILE_FLAGS,
+    )
+
+
+def package_of(source):
+    return "pyqd.hot" if source.parent.name == "pyx" else "bench"
+
+
+def find_extensions():
+    if env_flag("PYQD_SKIP_EXT"):
+        return []
+    found = sorted(Path("pyx").glob("*.pyx"))
+    if env_flag("PYQD_BUILD_BENCH"):
+        found += sorted(Path("bench").glob("*.pyx"))
+    return [make_extension(f"{package_of(source)}.{source.stem}", str(source)) for source in found]
+
+
+CIMPORT = re.compile(
+    r"^\s*(?:from\s+(pyqd\.hot|bench)\.(\w+)\s+cimport|cimport\s+(pyqd\.hot|bench)\.(\w+))", re.MULTILINE
+)
+
+
+def interface_path(package, stem):
+    return Path(*package.split(".")) / f"{stem}.pxd"
+
+
+def interfaces_behind(source):
+    """Return every .pxd that a .pyx is compiled against: its own, what that cimports, and so on."""
+    source = Path(source)
+    found = set()
+    waiting = [source, interface_path(package_of(source), source.stem)]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.exists():
+            continue
+        found.add(path)
+        for match in CIMPORT.finditer(path.read_text()):
+            waiting.append(interface_path(match[1] or match[3], match[2] or match[4]))
+    return found - {source}
+
+
+def drop_outdated_c(extensions):
+    """Remove each generated C file that is not newer than all the .pxd files behind it.
+
+    cythonize takes a .pxd as a dependency of its own .pyx only when the two lie side by side. Here they do not, and
+    without this an edit of pyqd/hot/heap.pxd would rebuild the users of heap and not heap itself, nor a module that
+    cimports heap in its .pxd alone. Two fields that changed places would then give wrong values in silence.
+    """
+    for extension in extensions:
+        source = Path(extension.sources[0])
+        generated = CYTHON_DIR / source.with_suffix(".c")
+        if generated.exists():
+            newest = max((path.stat().st_mtime_ns for path in interfaces_behind(source)), default=0)
+            if generated.stat().st_mtime_ns <= newest:
+                generated.unlink()
+
+
+def drop_orphans():
+    """Remove each extension module in pyqd/hot whose .pyx is gone, lest an import still finds it."""
+    for module in Path("pyqd/hot").glob("*.so"):
+        if not Path("pyx", module.name.split(".")[0] + ".pyx").exists():
+            module.unlink()
+
+
+def build_identity():
+    """Return a digest of all that decides how an extension is compiled, apart from its sources."""
+    from Cython import __version__ as cython_version
+
+    parts = [Path(__file__).read_text(), MODE, str(WERROR), cython_version, platform.python_version()]
+    parts += [str(sysconfig.get_config_var("EXT_SUFFIX")), os.environ.get("CC", ""), os.environ.get("CFLAGS", "")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class BuildExt(build_ext):
+    """Cythonize when extensions are built, and only then: sdist and metadata need no compiler."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+        if self.inplace:
+            # Apart from where a wheel is put together, so that nothing of bench/ can get into one.
+            self.build_lib = str(Path("build") / "inplace")
+
+    def run(self):
+        if not self.extensions:
+            return
+        # What is built in place and what goes into a wheel are two sets of files with a stamp each.
+        stamp = CYTHON_DIR.parent / ("wheel.stamp" if not self.inplace else "inplace.stamp")
+        identity = build_identity()
+        if not stamp.exists() or stamp.read_text() != identity:
+            self.force = True
+            stamp.unlink(missing_ok=True)
+        self.translate()
+        super().run()
+        if self.inplace:
+            drop_orphans()
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(identity)
+
+    def translate(self):
+        from Cython.Build import cythonize
+        from Cython.Compiler.Errors import CompileError
+
+        drop_outdated_c(self.extensions)
+        try:
+            translated = cythonize(
+                [Extension(extension.name, list(extension.sources)) for extension in self.extensions],
+                build_dir=str(CYTHON_DIR),
+                include_path=["."],
+                compiler_directives=DIRECTIVES,
+                nthreads=os.cpu_count() or 1,
+                force=bool(self.force),
+                annotate=True,
+            )
+        except CompileError as error:
+            # Cython has printed the errors; its traceback would only bury them.
+            raise SystemExit(f"cython failed: {error}") from None
+        by_name = {extension.name: extension for extension in translated}
+        for extension in self.extensions:
+            extension.sources = by_name[extension.name].sources
+            extension.depends = by_name[extension.name].depends
+
+
+# Worker processes of cythonize may import this file again: they need this setting, and must not build.
+if WERROR:
+    from Cython.Compiler import Options
+
+    Options.warning_errors = True
+
+if __name__ == "__main__":
+    setup(ext_modules=find_extensions(), cmdclass={"build_ext": BuildExt})

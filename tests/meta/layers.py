@@ -1,0 +1,145 @@
+"""The layers of pyqd, in one place, and the imports of each module, read from the sources.
+
+A module imports from its own layer and from those below. Python modules belong to the layer whose package they lie in;
+the compiled ones all lie in pyqd.hot and are given to their layer here.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Lowest first.
+LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "apps")
+
+HOT_MODULES = {
+    "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable"),
+    "wire": ("frames", "scanner"),
+    "diskqueue": ("ledger", "log", "mapping", "record", "segment"),
+    "broker": ("channel", "consumer", "feed", "parked", "schedule", "slots", "topic"),
+    "protocol": ("ioloop", "outbox", "pump"),
+}
+LAYER_OF_HOT = {module: layer for layer, modules in HOT_MODULES.items() for module in modules}
+
+# Below this layer nothing switches greenlets.
+LOWEST_LAYER_OF_GEVENT = "protocol"
+SWITCHING_PACKAGES = ("gevent", "greenlet")
+
+# The Spark source is a client of the daemon: it shares what both ends of the wire need, and no more.
+LAYERS_OF_SPARK = ("primitives", "wire")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: the dotted name asked for, the line, and whether only type checkers see it."""
+
+    name: str
+    line: int
+    typing_only: bool = False
+
+
+def module_name(path: Path, root: Path) -> str:
+    """Return the dotted name of a source: pyx/heap.pyx and pyqd/hot/heap.pxd are both pyqd.hot.heap."""
+    parts = path.relative_to(root).with_suffix("").parts
+    if parts[0] == "pyx":
+        parts = ("pyqd", "hot", *parts[1:])
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer_of(name: str) -> str | None:
+    """Return the layer of a dotted name; None for the package itself, for what is not in it and for unknown names."""
+    parts = name.split(".")
+    if parts[0] != "pyqd" or len(parts) < 2:
+        return None
+    if parts[1] == "hot":
+        return LAYER_OF_HOT.get(parts[2]) if len(parts) > 2 else None
+    return parts[1] if parts[1] in LAYERS else None
+
+
+def is_typing_guard(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def python_imports(source: str, package: str) -> Iterator[Import]:
+    """Yield the imports of Python source anywhere in it, those inside functions too. package: for relative imports."""
+    tree = ast.parse(source)
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and is_typing_guard(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, id(node) in guarded)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno, id(node) in guarded)
+
+
+FROM_IMPORT = re.compile(r"^\s*from\s+([\w.]+)\s+c?import\s+(.*)")
+PLAIN_IMPORT = re.compile(r"^\s*c?import\s+([\w., ]+)")
+
+
+def cython_imports(source: str) -> Iterator[Import]:
+    """Yield the imports and cimports of Cython source."""
+    lines = source.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if match := FROM_IMPORT.match(line):
+            names = match[2].split("#")[0]
+            following = number
+            while "(" in names and ")" not in names and following < len(lines):
+                names += " " + lines[following].split("#")[0]
+                following += 1
+            for name in names.strip("() ").split(","):
+                if words := name.strip("() ").split():
+                    yield Import(f"{match[1]}.{words[0]}", number)
+        elif match := PLAIN_IMPORT.match(line):
+            for name in match[1].split(","):
+                if words := name.split():
+                    yield Import(words[0], number)
+
+
+def imports_of(path: Path, root: Path) -> list[Import]:
+    source = path.read_text()
+    if path.suffix in (".pyx", ".pxd"):
+        return list(cython_imports(source))
+    name = module_name(path, root)
+    return list(python_imports(source, name if path.stem == "__init__" else name.rpartition(".")[0]))
+
+
+def resolve(name: str, modules: set[str]) -> str | None:
+    """Return the module that a dotted name lies in: pyqd.broker.topic.Topic is in pyqd.broker.topic."""
+    while name:
+        if name in modules:
+            return name
+        name = name.rpartition(".")[0]
+    return None
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Return one cycle of a graph, first node first and last; empty when there is none."""
+    finished: set[str] = set()
+
+    def visit(node: str, trail: list[str]) -> list[str]:
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node in finished:
+            return []
+        for target in sorted(graph.get(node, ())):
+            if cycle := visit(target, [*trail, node]):
+                return cycle
+        finished.add(node)
+        return []
+
+    for start in sorted(graph):
+        if cycle := visit(start, []):
+            return cycle
+    return []

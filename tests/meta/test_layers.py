@@ -1,0 +1,120 @@
+"""Imports go down the layers only, without cycles, and greenlets stay above."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.meta import layers
+from tests.meta.repository import ROOT, own_files_of, relative
+
+SUFFIXES = (".py", ".pyx", ".pxd")
+
+
+def package_sources() -> list[Path]:
+    return [path for path in own_files_of(*SUFFIXES) if path.relative_to(ROOT).parts[0] in ("pyqd", "pyx")]
+
+
+def is_upward(importer: str, imported: str) -> bool:
+    """Whether an import by one dotted name of another goes against the order of the layers."""
+    upper, lower = layers.layer_of(importer), layers.layer_of(imported)
+    if upper is None or lower is None:
+        return False
+    return layers.LAYERS.index(lower) > layers.LAYERS.index(upper)
+
+
+def test_every_compiled_module_has_a_layer() -> None:
+    stems = {path.stem for path in own_files_of(".pyx") if path.parent.name == "pyx"}
+    assert sorted(stems - set(layers.LAYER_OF_HOT)) == [], "give it a layer in tests/meta/layers.py"
+
+
+def test_every_package_is_a_layer() -> None:
+    packages = {path.relative_to(ROOT).parts[1] for path in own_files_of(".py") if path.match("pyqd/*/__init__.py")}
+    assert packages - {"hot"} <= set(layers.LAYERS)
+
+
+def test_imports_go_down_the_layers_only() -> None:
+    upward = [
+        f"{relative(path)}:{found.line} imports {found.name}"
+        for path in package_sources()
+        for found in layers.imports_of(path, ROOT)
+        if is_upward(layers.module_name(path, ROOT), found.name)
+    ]
+    assert upward == []
+
+
+def test_the_package_itself_and_the_compiled_ones_import_no_layer() -> None:
+    packages = [path for path in package_sources() if layers.module_name(path, ROOT) in ("pyqd", "pyqd.hot")]
+    imported = [found.name for path in packages for found in layers.imports_of(path, ROOT)]
+    assert [name for name in imported if name.startswith("pyqd.")] == []
+
+
+def test_no_import_cycles() -> None:
+    sources = package_sources()
+    modules = {layers.module_name(path, ROOT) for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path in sources:
+        name = layers.module_name(path, ROOT)
+        targets = {
+            layers.resolve(found.name, modules) for found in layers.imports_of(path, ROOT) if not found.typing_only
+        }
+        graph.setdefault(name, set()).update(target for target in targets if target not in (None, "pyqd", name))
+    assert layers.find_cycle(graph) == []
+
+
+def test_greenlets_switch_only_from_the_protocol_upwards() -> None:
+    lowest = layers.LAYERS.index(layers.LOWEST_LAYER_OF_GEVENT)
+    wrong = []
+    for path in package_sources():
+        layer = layers.layer_of(layers.module_name(path, ROOT))
+        if layer is not None and layers.LAYERS.index(layer) >= lowest:
+            continue
+        wrong += [
+            f"{relative(path)}:{found.line} imports {found.name}"
+            for found in layers.imports_of(path, ROOT)
+            if found.name.split(".")[0] in layers.SWITCHING_PACKAGES
+        ]
+    assert wrong == []
+
+
+def test_the_spark_source_shares_only_what_both_ends_of_the_wire_need() -> None:
+    sources = [path for path in own_files_of(".py") if path.relative_to(ROOT).parts[0] == "spark"]
+    wrong = [
+        f"{relative(path)}:{found.line} imports {found.name}"
+        for path in sources
+        for found in layers.imports_of(path, ROOT)
+        if found.name.startswith("pyqd.") and layers.layer_of(found.name) not in layers.LAYERS_OF_SPARK
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "upward"),
+    [
+        ("pyqd.hot.heap", "pyqd.hot.scanner", True),
+        ("pyqd.hot.scanner", "pyqd.hot.heap", False),
+        ("pyqd.broker.topic", "pyqd.hot.pump.Pump", True),
+        ("pyqd.apps.daemon", "pyqd.services.http.serve", False),
+        ("pyqd.wire", "pyqd.__version__", False),
+    ],
+)
+def test_an_upward_import_is_noticed(importer: str, imported: str, upward: bool) -> None:
+    assert is_upward(importer, imported) is upward
+
+
+def test_imports_are_read_from_cython_source() -> None:
+    source = (
+        "from pyqd.hot.heap cimport (\n    Entry,\n    Heap,  # both\n)\n"
+        "cimport pyqd.hot.log, cython\nimport gevent as g\n"
+    )
+    names = [found.name for found in layers.cython_imports(source)]
+    assert names == ["pyqd.hot.heap.Entry", "pyqd.hot.heap.Heap", "pyqd.hot.log", "cython", "gevent"]
+
+
+def test_imports_are_read_from_python_source() -> None:
+    source = "from . import a\nfrom ..hot.heap import Heap\ndef f():\n    import gevent.lock\n"
+    names = [found.name for found in layers.python_imports(source, "pyqd.broker")]
+    assert sorted(names) == ["gevent.lock", "pyqd.broker.a", "pyqd.hot.heap.Heap"]
+
+
+def test_a_cycle_is_found() -> None:
+    assert layers.find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
