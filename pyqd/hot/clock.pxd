@@ -1,0 +1,18 @@
+# pyqd/hot/clock.pxd: the two clocks. Design notes: pyx/clock.pyx.
+
+from libc.stdint cimport int64_t
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
+
+
+# Nanoseconds since 1970-01-01 UTC. May jump either way; for timestamps and ids only.
+cdef inline int64_t wall_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+
+
+# Nanoseconds since an arbitrary moment of this boot. Never goes backwards; for deadlines and durations.
+cdef inline int64_t mono_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec

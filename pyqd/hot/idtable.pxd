@@ -1,0 +1,33 @@
+# pyqd/hot/idtable.pxd: from the id of a message to its slot. Design notes: pyx/idtable.pyx.
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+cdef struct Cell:
+    uint64_t guid                      # 0: the cell is empty
+    uint32_t slot
+
+
+@cython.final
+cdef class IdTable:
+    cdef Cell* cells                   # cells[:capacity]; owned
+    cdef readonly uint64_t capacity    # a power of two
+    cdef uint32_t shift                # 64 - log2(capacity): the home of an id is the top bits of its hash
+    cdef readonly uint32_t count
+    cdef uint64_t unchecked_count      # changes since the last check; counted in debug builds only
+
+    # guid is not 0 and not in the table. Returns 0. Raises MemoryError: nothing changed. Amortised O(1).
+    cdef int put(self, uint64_t guid, uint32_t slot) except -1
+    # Returns the slot, -1 when the id is absent.
+    cdef int64_t get(self, uint64_t guid) noexcept
+    # Removes the id and returns its slot, -1 when it is absent. Amortised O(1).
+    cdef int64_t take(self, uint64_t guid) except -2
+    # Removes everything and returns the memory of a large table. Returns 0.
+    cdef int clear(self) except -1
+    # Looks at every cell; AssertionError when an invariant is broken. O(capacity).
+    cdef int check(self) except -1
+    # Checks so often that a debug build stays linear.
+    cdef int check_often(self) except -1
+    # Moves everything to a new array of that many cells. Raises MemoryError: nothing changed.
+    cdef int resize(self, uint64_t capacity) except -1

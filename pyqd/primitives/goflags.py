@@ -1,0 +1,239 @@
+"""Command lines in the syntax of Go's flag package.
+
+-name and --name are the same; a value follows after "=" or, except for booleans, as the next argument whatever it looks
+like; the first argument that is no flag, or "--", ends the flags; the last value of a scalar flag wins, a list flag
+collects. Source: the documentation of Go's flag package.
+
+Why not argparse: it takes "-1" and "-x" for options where Go takes them for the value of the flag before, lets a
+boolean with an optional value swallow the next argument, accepts abbreviations, goes on after the first positional
+argument, and words errors and help otherwise. Each can be bent; all of it together would be longer than this parser.
+
+The flags of a program are the fields of a dataclass: `declare` gives a field its flag, `declared_flags` collects them.
+Parsing yields only what was given, so that another source (a file) can stand between it and the defaults.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pyqd.primitives.durations import format_duration, parse_bool, parse_duration, parse_int
+from pyqd.primitives.goquote import go_quote_str
+
+EXIT_HELP = 0
+EXIT_USAGE = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlagType:
+    """How values of one kind are read and shown.
+
+    usage_word: stands for the value in the usage text; empty for booleans.
+    parse: text to value; raises ValueError with the reason that ends Go's error line.
+    show: value to text, in the usage text's "(default ...)".
+    is_boolean: the flag alone means true, and only "=" gives it a value.
+    """
+
+    usage_word: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+    is_boolean: bool = False
+
+
+def _duration_of_flag(text: str) -> int:
+    # Go's flags drop the reason that its parser of durations gives.
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+BOOL = FlagType("", parse_bool, lambda value: "true" if value else "false", is_boolean=True)
+INT = FlagType("int", parse_int)
+DURATION = FlagType("duration", _duration_of_flag, format_duration)
+STRING = FlagType("string", str, go_quote_str)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flag:
+    """One declared flag.
+
+    name: as on the command line, without dashes.   attribute: of the options class, which may add a unit.
+    default: a value, or a function that finds one on this machine; a tuple where repeatable.
+    config_key: in a configuration file and over HTTP; None for a flag of the command line alone.
+    minimum, maximum: inclusive, in the unit of the value.   range_text: replaces the words made from them.
+    without_effect: accepted for the sake of old command lines; worth a warning where it is given.
+    """
+
+    name: str
+    attribute: str
+    type: FlagType
+    default: Any
+    help: str
+    config_key: str | None
+    repeatable: bool = False
+    minimum: int | None = None
+    maximum: int | None = None
+    range_text: str = ""
+    without_effect: bool = False
+
+    def default_value(self) -> Any:
+        """Return the default, found out now where it depends on the machine."""
+        return self.default() if callable(self.default) else self.default
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError "--name must ..." if value, from whatever source, is out of the flag's range."""
+        too_small = self.minimum is not None and value < self.minimum
+        too_large = self.maximum is not None and value > self.maximum
+        if too_small or too_large:
+            raise ValueError(f"--{self.name} {self.range_text or self._range_words()}")
+
+    def _range_words(self) -> str:
+        if self.minimum is not None and self.maximum is not None:
+            return f"must be [{self.type.show(self.minimum)},{self.type.show(self.maximum)}]"
+        if self.maximum is not None:
+            return f"must be at most {self.type.show(self.maximum)}"
+        if self.minimum == 0:
+            return "must not be negative"
+        if self.minimum == 1:
+            return "must be positive"
+        return f"must be at least {self.type.show(self.minimum)}"
+
+
+def declare(
+    name: str,
+    flag_type: FlagType,
+    default: Any,
+    help_text: str,
+    *,
+    key: str | None = "",
+    repeatable: bool = False,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    range_text: str = "",
+    without_effect: bool = False,
+) -> Any:
+    """Return a dataclass field that carries a flag; its parameters are Flag's.
+
+    key: "" for the name with underscores, None for no key.
+    """
+    declared = {
+        "name": name,
+        "type": flag_type,
+        "default": default,
+        "help": help_text,
+        "config_key": name.replace("-", "_") if key == "" else key,
+        "repeatable": repeatable,
+        "minimum": minimum,
+        "maximum": maximum,
+        "range_text": range_text,
+        "without_effect": without_effect,
+    }
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"flag": declared})
+    return dataclasses.field(default=default, metadata={"flag": declared})
+
+
+def declared_flags(options_class: type) -> tuple[Flag, ...]:
+    """Return the flags declared in a dataclass, in the order of its fields. Raises: ValueError if one comes twice."""
+    flags = tuple(
+        Flag(attribute=field.name, **field.metadata["flag"])
+        for field in dataclasses.fields(options_class)
+        if "flag" in field.metadata
+    )
+    if len({flag.name for flag in flags}) != len(flags):
+        raise ValueError(f"a flag of {options_class.__name__} is declared twice")
+    return flags
+
+
+class FlagError(Exception):
+    """The command line is wrong; str() of it is Go's text."""
+
+
+class HelpRequested(Exception):  # noqa: N818 - a wish, not an error
+    """The command line asks for help."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a command line gave: values by flag name (a tuple where repeatable), and the arguments after the flags."""
+
+    values: Mapping[str, Any]
+    leftovers: Sequence[str]
+
+
+def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
+    """Parse argv, which is without the program's name.
+
+    Raises: FlagError at the first mistake; HelpRequested at -h or -help unless such a flag is declared.
+    """
+    by_name = {flag.name: flag for flag in flags}
+    values: dict[str, Any] = {}
+    rest = list(reversed(argv))
+    while rest and len(rest[-1]) >= 2 and rest[-1][0] == "-":
+        argument = rest.pop()
+        if argument == "--":
+            break
+        name, equals, text = _split(argument)
+        flag = by_name.get(name)
+        if flag is None:
+            if name in ("help", "h"):
+                raise HelpRequested
+            raise FlagError(f"flag provided but not defined: -{name}")
+        if not equals:
+            if flag.type.is_boolean:
+                text = "true"
+            elif rest:
+                text = rest.pop()
+            else:
+                raise FlagError(f"flag needs an argument: -{name}")
+        value = _value(flag, text)
+        values[name] = (*values.get(name, ()), value) if flag.repeatable else value
+    return Parsed(values, tuple(reversed(rest)))
+
+
+def _split(argument: str) -> tuple[str, str, str]:
+    body = argument[2:] if argument.startswith("--") else argument[1:]
+    if not body or body[0] in "-=":
+        raise FlagError(f"bad flag syntax: {argument}")
+    return body.partition("=")
+
+
+def _value(flag: Flag, text: str) -> Any:
+    try:
+        return flag.type.parse(text)
+    except ValueError as error:
+        kind, word = ("boolean value", "") if flag.type.is_boolean else ("value", "flag ")
+        raise FlagError(f"invalid {kind} {go_quote_str(text)} for {word}-{flag.name}: {error}") from None
+
+
+def usage(program: str, flags: Iterable[Flag]) -> str:
+    """Return the usage text: the flags by name, each with its help and its default where that is not the zero value."""
+    lines = [f"Usage of {program}:"]
+    for flag in sorted(flags, key=lambda flag: flag.name):
+        word = "value" if flag.repeatable else flag.type.usage_word
+        lines.append(f"  -{flag.name} {word}".rstrip())
+        default = flag.default_value()
+        shown = f" (default {flag.type.show(default)})" if default else ""
+        lines.append(f"    \t{flag.help}{shown}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str]) -> Parsed:
+    """Parse argv as `parse` does, and leave the process where there is nothing to run.
+
+    Help: usage on stderr, exit code 0. A mistake: its text and the usage on stderr, exit code 2.
+    """
+    try:
+        return parse(flags, argv)
+    except HelpRequested:
+        sys.stderr.write(usage(program, flags))
+        sys.exit(EXIT_HELP)
+    except FlagError as error:
+        exit_with_usage(program, flags, str(error))
+
+
+def exit_with_usage(program: str, flags: Iterable[Flag], text: str) -> NoReturn:
+    """Print text and the usage on stderr and exit with code 2."""
+    sys.stderr.write(f"{text}\n{usage(program, flags)}")
+    sys.exit(EXIT_USAGE)

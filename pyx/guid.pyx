@@ -1,0 +1,101 @@
+"""Make the 64-bit ids of messages, and their form on the wire.
+
+An id, from the top:
+
+    bit  63      62 .. 22               21 .. 12     11 .. 0
+        +---+--------------------------+------------+----------+
+        | 0 | ticks since nsqd's epoch | node id    | sequence |      tick: 2**20 ns = 1.048576 ms
+        +---+--------------------------+------------+----------+
+
+On the wire it is 16 lowercase hex digits of the big-endian value. Source: broker semantics of nsqd, "Message ID".
+
+Invariants
+    1. Ids of one factory grow strictly, whatever the clock does, also over a restart that calls resume_after with the
+       greatest id it knows, and when the node id has changed between the runs.
+    2. An id carries the factory's node id, is not 0, and is below 2**63 (nsqd holds ids in an int64).
+    3. next_id never blocks and never fails. nsqd sleeps a millisecond when the sequence of a tick is used up or the
+       clock stands still; a loop that serves every connection cannot. Here the factory runs ahead of the clock instead:
+       it takes the next tick, and comes back to the clock's tick when that has caught up. 4096 ids per tick are 3.9
+       million a second.
+    4. A clock outside of the ticks that fit, before 28 October 2012 or after November 2085, counts as one that stands
+       still.
+
+All of this follows from one rule. The candidate is (tick of the clock, node, 0). If it is not greater than last_id, the
+candidate is last_id + 1, which is right as long as it carries our node id: a used-up sequence carries into the node's
+bits, and so does an id of another node differ there. Else the candidate is (tick of last_id + 1, node, 0).
+
+The hex conversions work on 8 digits in one 64-bit word, without table and without a branch per digit.
+"""
+
+import hashlib
+import zlib
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+assert TICK_SHIFT == 22 and NODE_ID_COUNT == 1024
+
+
+@cython.final
+cdef class GuidFactory:
+    """Give strictly growing ids of one node.
+
+    node_id: 0 to 1023. Raises: ValueError when it is outside.
+    """
+
+    def __cinit__(self, long long node_id):
+        if not 0 <= node_id < NODE_ID_COUNT:
+            raise ValueError("--node-id must be [0,1024)")
+        self.node_id = <uint32_t>node_id
+        self.last_id = 0
+
+    cdef uint64_t next_id(self, int64_t wall_ns) noexcept nogil:
+        cdef uint64_t node = <uint64_t>self.node_id << SEQUENCE_BITS
+        # A time before the epoch wraps to a huge value, so one comparison finds both ends of the range.
+        cdef uint64_t ticks = <uint64_t>(wall_ns >> TICK_NS_SHIFT) - EPOCH_TICKS
+        cdef uint64_t candidate = 0
+        if ticks <= TICKS_MAX:
+            candidate = ticks << TICK_SHIFT | node
+        if candidate <= self.last_id:
+            candidate = self.last_id + 1
+            if (candidate ^ node) >> SEQUENCE_BITS & (NODE_ID_COUNT - 1):
+                candidate = ((self.last_id >> TICK_SHIFT) + 1) << TICK_SHIFT | node
+        self.last_id = candidate
+        return candidate
+
+    cdef int resume_after(self, uint64_t last_id) except -1:
+        if last_id >> 63:
+            raise ValueError(f"an id is less than 2**63, got {last_id:#x}")
+        if last_id > self.last_id:
+            self.last_id = last_id
+        return 0
+
+    def next(self, int64_t wall_ns):
+        """Return the next id, given the wall clock in nanoseconds."""
+        return self.next_id(wall_ns)
+
+    def resume(self, uint64_t last_id):
+        """Make every id to come greater than last_id as well; ValueError when that is 2**63 or more."""
+        self.resume_after(last_id)
+
+
+def to_hex(uint64_t guid):
+    """Return the 16 hex digits of an id as bytes."""
+    cdef bytes text = PyBytes_FromStringAndSize(NULL, HEX_SIZE)
+    id_to_hex(guid, PyBytes_AS_STRING(text))
+    return text
+
+
+def from_hex(bytes text not None):
+    """Return the id that 16 lowercase hex digits mean; ValueError for anything else."""
+    cdef uint64_t guid = 0
+    if len(text) != HEX_SIZE or hex_to_id(PyBytes_AS_STRING(text), &guid) != 0:
+        raise ValueError("an id is 16 lowercase hex digits")
+    return guid
+
+
+def default_node_id(bytes hostname not None):
+    """Return nsqd's default of --node-id: crc32_ieee(md5(hostname)) mod 1024."""
+    digest = hashlib.md5(hostname, usedforsecurity=False).digest()
+    return zlib.crc32(digest) % NODE_ID_COUNT

@@ -1,0 +1,165 @@
+"""The syntax of Go's flags. Expected outcomes were found with Go's flag package."""
+
+import dataclasses
+
+import pytest
+
+from pyqd.primitives import goflags
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagError, HelpRequested, declare
+
+
+@dataclasses.dataclass
+class Example:
+    yes: bool = declare("yes", BOOL, False, "a boolean")
+    node_id: int = declare("node-id", INT, 5, "an integer", key="id", minimum=0, maximum=9)
+    pause_ns: int = declare("pause", DURATION, 60_000_000_000, "a duration")
+    name: str = declare("name", STRING, 'a"b', "a string")
+    peers: tuple[str, ...] = declare("peer", STRING, (), "a list", key=None, repeatable=True)
+    zero: int = declare("zero", INT, 0, "nothing")
+    other: str = "not a flag"
+
+
+FLAGS = goflags.declared_flags(Example)
+
+
+@pytest.mark.parametrize(
+    ("argv", "values"),
+    [
+        ([], {}),
+        (["-name=x"], {"name": "x"}),
+        (["--name=x"], {"name": "x"}),
+        (["-name", "x"], {"name": "x"}),
+        (["--name", "x"], {"name": "x"}),
+        (["-name="], {"name": ""}),
+        (["-name=a=b"], {"name": "a=b"}),
+        (["-name", "-yes"], {"name": "-yes"}),
+        (["-name", "--"], {"name": "--"}),
+        (["-zero", "-5"], {"zero": -5}),
+        (["-zero=0x1F"], {"zero": 31}),
+        (["-yes"], {"yes": True}),
+        (["-yes=f"], {"yes": False}),
+        (["-pause=1.5s"], {"pause": 1_500_000_000}),
+        (["-zero=1", "-zero=2"], {"zero": 2}),
+        (["-peer=a,b", "--peer", "c"], {"peer": ("a,b", "c")}),
+    ],
+)
+def test_values_are_those_go_would_set(argv: list[str], values: dict[str, object]) -> None:
+    parsed = goflags.parse(FLAGS, argv)
+    assert parsed.values == values
+    assert parsed.leftovers == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "leftovers"),
+    [
+        (["-yes", "false", "-name=x"], ("false", "-name=x")),
+        (["--", "-name=x"], ("-name=x",)),
+        (["-", "-name=x"], ("-", "-name=x")),
+        (["", "-yes"], ("", "-yes")),
+    ],
+)
+def test_the_first_argument_that_is_no_flag_ends_the_flags(argv: list[str], leftovers: tuple[str, ...]) -> None:
+    assert goflags.parse(FLAGS, argv).leftovers == leftovers
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["-x"], "flag provided but not defined: -x"),
+        (["--x=5"], "flag provided but not defined: -x"),
+        (["-nam=x"], "flag provided but not defined: -nam"),
+        (["-name"], "flag needs an argument: -name"),
+        (["---name"], "bad flag syntax: ---name"),
+        (["-=5"], "bad flag syntax: -=5"),
+        (["-pause", "5"], 'invalid value "5" for flag -pause: parse error'),
+        (["-zero=a\n"], 'invalid value "a\\n" for flag -zero: parse error'),
+        (["-zero=9223372036854775808"], 'invalid value "9223372036854775808" for flag -zero: value out of range'),
+        (["-yes=5"], 'invalid boolean value "5" for -yes: parse error'),
+        (["-yes="], 'invalid boolean value "" for -yes: parse error'),
+    ],
+)
+def test_a_mistake_is_told_in_gos_words(argv: list[str], text: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        goflags.parse(FLAGS, argv)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("argument", ["-h", "--h", "-help", "--help", "--help=1"])
+def test_help_is_no_mistake(argument: str) -> None:
+    with pytest.raises(HelpRequested):
+        goflags.parse(FLAGS, [argument, "-x"])
+
+
+def test_the_usage_text_is_laid_out_like_gos() -> None:
+    assert goflags.usage("prog", FLAGS) == (
+        "Usage of prog:\n"
+        '  -name string\n    \ta string (default "a\\"b")\n'
+        "  -node-id int\n    \tan integer (default 5)\n"
+        "  -pause duration\n    \ta duration (default 1m0s)\n"
+        "  -peer value\n    \ta list\n"
+        "  -yes\n    \ta boolean\n"
+        "  -zero int\n    \tnothing\n"
+    )
+
+
+@pytest.mark.parametrize(("argv", "code", "first_line"), [(["-h"], 0, ""), (["-x"], 2, "flag provided")])
+def test_usage_goes_to_stderr_and_the_process_ends(
+    argv: list[str], code: int, first_line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        goflags.parse_or_exit("prog", FLAGS, argv)
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out) == (code, "")
+    assert err.startswith(first_line)
+    assert err.endswith(goflags.usage("prog", FLAGS))
+
+
+def test_a_key_is_the_name_with_underscores_unless_told_otherwise() -> None:
+    assert {flag.name: flag.config_key for flag in FLAGS} == {
+        "yes": "yes",
+        "node-id": "id",
+        "pause": "pause",
+        "name": "name",
+        "peer": None,
+        "zero": "zero",
+    }
+
+
+def test_the_fields_of_the_class_have_the_defaults_of_the_flags() -> None:
+    assert all(getattr(Example(), flag.attribute) == flag.default_value() for flag in FLAGS)
+
+
+def test_a_flag_may_be_declared_once_only() -> None:
+    @dataclasses.dataclass
+    class Twice:
+        first: int = declare("same", INT, 0, "")
+        second: int = declare("same", INT, 0, "")
+
+    with pytest.raises(ValueError, match="declared twice"):
+        goflags.declared_flags(Twice)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "value", "text"),
+    [
+        (0, 9, 10, "--f must be [0,9]"),
+        (0, 9, -1, "--f must be [0,9]"),
+        (0, None, -1, "--f must not be negative"),
+        (1, None, 0, "--f must be positive"),
+        (4, None, 3, "--f must be at least 4"),
+        (None, 9, 10, "--f must be at most 9"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_its_range(
+    minimum: int | None, maximum: int | None, value: int, text: str
+) -> None:
+    flag = goflags.Flag("f", "f", INT, 0, "", "f", minimum=minimum, maximum=maximum)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is compared whole
+        flag.check(value)
+    assert str(caught.value) == text
+
+
+def test_the_bounds_themselves_are_in_range() -> None:
+    flag = goflags.Flag("f", "f", INT, 0, "", "f", minimum=0, maximum=9)
+    flag.check(0)
+    flag.check(9)

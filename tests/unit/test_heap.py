@@ -1,0 +1,154 @@
+"""Tests of pyqd.hot.heap."""
+
+import random
+
+import pytest
+
+from pyqd.hot.heap import DeadlineHeap, Heap
+
+ABSENT = 2**32 - 1
+NEVER_NS = 2**63 - 1
+
+
+def filled(deadlines):
+    heap = Heap(len(deadlines))
+    for slot, due_ns in enumerate(deadlines):
+        heap.push(slot, due_ns)
+    return heap
+
+
+def drained(heap):
+    popped = []
+    while len(heap):
+        due_ns = heap.peek_due()
+        assert heap.peek_slot() < heap.slot_count_max
+        popped.append((due_ns, heap.pop()))
+        heap.check()
+    return popped
+
+
+def test_a_new_heap_has_no_slots_and_nobody_waits():
+    heap = Heap()
+    assert (len(heap), heap.slot_count_max) == (0, 0)
+    assert heap.peek_due() == NEVER_NS
+    assert heap.peek_slot() == ABSENT
+    assert 0 not in heap
+    heap.check()
+    assert DeadlineHeap().count == 0
+
+
+def test_slots_come_out_by_deadline():
+    deadlines = [50, 10, 40, 30, 20, 0, 60]
+    assert drained(filled(deadlines)) == sorted((due_ns, slot) for slot, due_ns in enumerate(deadlines))
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
+def test_many_slots_come_out_by_deadline(order):
+    deadlines = list(range(1000))
+    if order == "descending":
+        deadlines.reverse()
+    elif order == "shuffled":
+        random.Random(1).shuffle(deadlines)
+    assert [due_ns for due_ns, _ in drained(filled(deadlines))] == list(range(1000))
+
+
+def test_equal_deadlines_all_come_out_once():
+    assert sorted(slot for _, slot in drained(filled([5] * 100))) == list(range(100))
+
+
+def test_the_whole_range_of_64_bits_is_ordered():
+    deadlines = [NEVER_NS, -(2**63), 0, -1, 1]
+    assert [due_ns for due_ns, _ in drained(filled(deadlines))] == sorted(deadlines)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 15, 16, 33])
+def test_a_removed_slot_never_comes_out_again(count):
+    for removed in range(count):
+        heap = filled([(slot * 7) % count for slot in range(count)])
+        heap.remove(removed)
+        heap.check()
+        assert removed not in heap
+        assert sorted(slot for _, slot in drained(heap)) == [slot for slot in range(count) if slot != removed]
+
+
+def test_a_removed_slot_may_wait_again():
+    heap = filled([1, 2, 3])
+    heap.remove(1)
+    heap.push(1, 0)
+    assert [slot for _, slot in drained(heap)] == [1, 0, 2]
+
+
+@pytest.mark.parametrize("due_ns", [-1, 0, 45, 100, 1000])
+def test_an_updated_deadline_counts(due_ns):
+    for slot in range(10):
+        deadlines = [10 * index for index in range(10)]
+        heap = filled(deadlines)
+        heap.update(slot, due_ns)
+        heap.check()
+        assert heap.due_of(slot) == due_ns
+        deadlines[slot] = due_ns
+        assert [due for due, _ in drained(heap)] == sorted(deadlines)
+
+
+def test_more_slots_can_be_reserved_while_some_wait():
+    heap = filled([3, 1, 2])
+    heap.reserve(1000)
+    assert heap.slot_count_max == 1000
+    heap.check()
+    heap.push(999, 0)
+    assert [slot for _, slot in drained(heap)] == [999, 1, 2, 0]
+
+
+def test_reserving_fewer_slots_changes_nothing():
+    heap = filled([3, 1, 2])
+    heap.reserve(1)
+    assert heap.slot_count_max == 3
+    assert len(heap) == 3
+
+
+def test_the_mark_for_absence_cannot_be_a_slot():
+    with pytest.raises(AssertionError):
+        Heap().reserve(ABSENT)
+
+
+def test_after_clear_nobody_waits_and_all_slots_are_free():
+    heap = filled([3, 1, 2])
+    heap.clear()
+    heap.check()
+    assert len(heap) == 0
+    assert not any(slot in heap for slot in range(3))
+    for slot in range(3):
+        heap.push(slot, slot)
+    assert [slot for _, slot in drained(heap)] == [0, 1, 2]
+
+
+def test_a_slot_cannot_wait_twice():
+    heap = filled([1, 2])
+    with pytest.raises(AssertionError, match="waits already"):
+        heap.push(1, 5)
+    heap.check()
+    assert heap.due_of(1) == 2
+
+
+@pytest.mark.parametrize("slot", [2, 3, ABSENT])
+def test_a_slot_that_is_not_reserved_is_refused(slot):
+    heap = filled([1, 2])
+    assert slot not in heap
+    with pytest.raises(AssertionError, match="not reserved"):
+        heap.push(slot, 5)
+    with pytest.raises(AssertionError, match="does not wait"):
+        heap.remove(slot)
+    with pytest.raises(AssertionError, match="does not wait"):
+        heap.update(slot, 5)
+
+
+def test_what_does_not_wait_cannot_be_removed_moved_or_asked():
+    heap = Heap(2)
+    with pytest.raises(AssertionError, match="does not wait"):
+        heap.remove(0)
+    with pytest.raises(AssertionError, match="does not wait"):
+        heap.update(0, 1)
+    with pytest.raises(KeyError):
+        heap.due_of(0)
+    with pytest.raises(IndexError):
+        heap.pop()

@@ -1,0 +1,220 @@
+"""The daemon's options: nsqd's names and defaults, the ranges, and addresses."""
+
+import re
+import socket
+
+import pytest
+
+from pyqd import __version__
+from pyqd.primitives import options
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.goflags import DURATION
+from pyqd.primitives.loglines import LogLevel
+from pyqd.primitives.options import TcpAddress, UnixAddress, parse_args, split_address
+
+MS = 10**6
+S = 10**9
+
+NSQD_DEFAULTS = {
+    "version": False,
+    "verbose": False,
+    "log-level": LogLevel.INFO,
+    "worker-id": False,
+    "tcp-address": "0.0.0.0:4150",
+    "http-address": "0.0.0.0:4151",
+    "broadcast-tcp-port": 0,
+    "broadcast-http-port": 0,
+    "data-path": "",
+    "mem-queue-size": 10000,
+    "max-bytes-per-file": 104857600,
+    "sync-every": 2500,
+    "sync-timeout": 2 * S,
+    "queue-scan-worker-pool-max": 4,
+    "queue-scan-selection-count": 20,
+    "msg-timeout": 60 * S,
+    "max-msg-timeout": 900 * S,
+    "max-msg-size": 1048576,
+    "max-req-timeout": 3600 * S,
+    "max-body-size": 5242880,
+    "max-heartbeat-interval": 60 * S,
+    "max-rdy-count": 2500,
+    "max-output-buffer-size": 65536,
+    "max-output-buffer-timeout": 30 * S,
+    "min-output-buffer-timeout": 25 * MS,
+    "output-buffer-timeout": 250 * MS,
+    "max-channel-consumers": 0,
+}
+
+
+def test_defaults_are_those_of_nsqd() -> None:
+    given_nothing = parse_args([])
+    values = {flag.name: getattr(given_nothing, flag.attribute) for flag in options.FLAGS}
+    assert values.pop("log-prefix") == "[pyqd] "
+    assert values.pop("broadcast-address") == socket.gethostname()
+    assert values.pop("node-id") == options.default_node_id()
+    assert values == NSQD_DEFAULTS
+
+
+def test_every_flag_is_held_by_its_own_name_with_ns_for_durations() -> None:
+    for flag in options.FLAGS:
+        suffix = "_ns" if flag.type is DURATION else ""
+        assert flag.attribute == flag.name.replace("-", "_") + suffix
+
+
+def test_every_default_is_in_its_own_range() -> None:
+    for flag in options.FLAGS:
+        flag.check(flag.default_value())
+
+
+@pytest.mark.parametrize(("hostname", "node_id"), [("vm", 617), ("localhost", 16), ("", 812)])
+def test_the_default_node_id_is_nsqds_hash_of_the_host_name(
+    hostname: str, node_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: hostname)
+    assert options.default_node_id() == node_id
+
+
+def test_keys_of_the_configuration_file_are_nsqds() -> None:
+    keys = {flag.name: flag.config_key for flag in options.FLAGS}
+    assert keys["node-id"] == "id"
+    assert keys["msg-timeout"] == "msg_timeout"
+    assert all(keys[name] is None for name in ("version", "verbose", "worker-id"))
+
+
+def test_a_command_line_sets_what_it_names() -> None:
+    parsed = parse_args(
+        [
+            "--tcp-address=127.0.0.1:0",
+            "-http-address",
+            "",
+            "--msg-timeout",
+            "1m30s",
+            "-log-level=DEBUG",
+            "--node-id=0x10",
+        ]
+    )
+    assert parsed.tcp_address == "127.0.0.1:0"
+    assert parsed.http_address == ""
+    assert parsed.msg_timeout_ns == 90 * S
+    assert parsed.log_level is LogLevel.DEBUG
+    assert parsed.node_id == 16
+    assert parsed.max_msg_size == 1048576
+    assert parsed.notices == ()
+
+
+def test_arguments_after_the_flags_are_ignored() -> None:
+    assert parse_args(["x", "--node-id=3000"]) == parse_args([])
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--node-id=1024", "--node-id must be [0,1024)"),
+        ("--node-id=-1", "--node-id must be [0,1024)"),
+        ("--mem-queue-size=-1", "--mem-queue-size must not be negative"),
+        ("--sync-timeout=0", "--sync-timeout must be positive"),
+        ("--sync-every=0", "--sync-every must be positive"),
+        ("--output-buffer-timeout=0s", "--output-buffer-timeout must be positive"),
+        ("--msg-timeout=-1s", "--msg-timeout must be positive"),
+        ("--max-msg-size=0", "--max-msg-size must be positive"),
+        ("--max-channel-consumers=-1", "--max-channel-consumers must not be negative"),
+        ("--broadcast-tcp-port=65536", "--broadcast-tcp-port must be [0,65535]"),
+    ],
+)
+def test_a_value_out_of_range_keeps_the_daemon_from_starting(argument: str, text: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        parse_args([argument])
+    assert str(caught.value) == f"failed to instantiate pyqd - {text}"
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--no-such-flag", "flag provided but not defined: -no-such-flag\n"),
+        ("--msg-timeout=5", 'invalid value "5" for flag -msg-timeout: parse error\n'),
+        ("--worker-id=7", 'invalid boolean value "7" for -worker-id: parse error\n'),
+        (
+            "--log-level=loud",
+            "invalid value \"loud\" for flag -log-level: invalid log level 'loud' (debug, info, warn, error, fatal)\n",
+        ),
+    ],
+)
+def test_a_wrong_command_line_ends_with_usage_and_code_2(
+    argument: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args([argument])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(text + "Usage of pyqd:\n")
+
+
+def test_help_ends_with_usage_on_stderr_and_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--help"])
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out) == (0, "")
+    assert "\n  -msg-timeout duration\n" in err
+    assert "(default 1m0s)" in err
+
+
+def test_version_is_printed_whatever_else_is_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_args(["--version", "--node-id=3000"])
+    assert caught.value.code == 0
+    pattern = rf"pyqd v{re.escape(__version__)} \(built w/python\d+\.\d+\.\d+\S*\)\n"
+    assert re.fullmatch(pattern, capsys.readouterr().out)
+
+
+def test_version_false_starts_as_usual() -> None:
+    assert parse_args(["--version=false"]) == parse_args([])
+
+
+def test_flags_without_effect_are_accepted_and_noticed() -> None:
+    parsed = parse_args(["--queue-scan-worker-pool-max=8", "--verbose", "--worker-id"])
+    assert parsed.queue_scan_worker_pool_max == 8
+    assert parsed.notices == (
+        "--verbose has no effect; use --log-level",
+        "--worker-id has no effect; use --node-id",
+        "--queue-scan-worker-pool-max has no effect; time-outs are exact",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0.0.0.0:4150", TcpAddress("0.0.0.0", 4150)),
+        (":4150", TcpAddress("", 4150)),
+        ("localhost:0", TcpAddress("localhost", 0)),
+        ("localhost:", TcpAddress("localhost", 0)),
+        (":", TcpAddress("", 0)),
+        ("[::1]:4150", TcpAddress("::1", 4150)),
+        ("[fe80::1%eth0]:1", TcpAddress("fe80::1%eth0", 1)),
+        ("[]:80", TcpAddress("", 80)),
+        ("/run/pyqd.sock", UnixAddress("/run/pyqd.sock")),
+        ("pyqd.sock", UnixAddress("pyqd.sock")),
+        ("::1", UnixAddress("::1")),
+        ("[::1]", UnixAddress("[::1]")),
+        ("[::1]x:80", UnixAddress("[::1]x:80")),
+        ("[[::1]]:80", UnixAddress("[[::1]]:80")),
+        ("[:80", UnixAddress("[:80")),
+        ("a]:80", UnixAddress("a]:80")),
+        ("a:b:80", UnixAddress("a:b:80")),
+        ("a:[80]", UnixAddress("a:[80]")),
+    ],
+)
+def test_what_splits_into_host_and_port_is_tcp_and_all_else_a_path(
+    text: str, address: TcpAddress | UnixAddress
+) -> None:
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "a:65536", "a:999999", "a:no-such-service", "a:-1"])
+def test_an_address_without_a_usable_port_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"missing address|invalid port|unknown port"):
+        split_address(text)
+
+
+def test_an_address_prints_as_it_is_written() -> None:
+    assert str(TcpAddress("::1", 4150)) == "[::1]:4150"
+    assert str(TcpAddress("127.0.0.1", 4150)) == "127.0.0.1:4150"
+    assert str(UnixAddress("/run/x")) == "/run/x"
