@@ -1,0 +1,191 @@
+"""The seam to the operating system: reserve, map, populate, sync, rename, remove.
+
+Everything the disk queue asks of the system goes through one `Files` object, so that a test can give one that runs out
+of space, tears or forgets. The calls the standard library lacks, or makes while holding the interpreter's lock, go
+through cffi, which releases it: they run in threads beside the loop.
+
+Sources: mmap(2), madvise(2), msync(2), posix_fallocate(3).
+"""
+
+import errno
+import os
+import shutil
+from typing import Any
+
+from cffi import FFI
+
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import StorageError, storage_error
+
+PAGE_BYTES = 4096
+MAKING = ".making"
+PROT_READ_WRITE = 0x1 | 0x2
+MAP_SHARED = 0x01
+MAP_PRIVATE = 0x02
+MAP_ANONYMOUS = 0x20
+MADV_POPULATE_WRITE = 23
+MS_SYNC = 4
+
+_ffi = FFI()
+_ffi.cdef(
+    """
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
+    int madvise(void *address, size_t length, int advice);
+    int msync(void *address, size_t length, int flags);
+    int posix_fallocate(int fd, long offset, long length);
+    int munmap(void *address, size_t length);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
+_MAP_FAILED = 2 ** (8 * _ffi.sizeof("size_t")) - 1
+
+
+def _map(fd: int, size_bytes: int, flags: int, path: str | None) -> Mapping:
+    address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, flags, fd, 0)
+    number = int(_ffi.cast("uintptr_t", address))
+    if number == _MAP_FAILED:
+        error = _ffi.errno
+        raise storage_error("map", path or "memory", OSError(error, os.strerror(error)))
+    return Mapping(number, size_bytes, path)
+
+
+def _populate(mapping: Mapping) -> None:
+    address = _ffi.cast("void *", mapping.address)
+    if _libc.madvise(address, mapping.size_bytes, MADV_POPULATE_WRITE) != 0:
+        # Kernels before 5.14 do not know the advice: touch one byte of each page, keeping what is there.
+        view = mapping.view()
+        for offset in range(0, mapping.size_bytes, PAGE_BYTES):
+            view[offset] = view[offset]
+
+
+class Files:
+    """Files of a data directory. Every method raises StorageError, or DiskFull where room or quota is what lacks."""
+
+    def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
+        """Make a file of that size with all its blocks reserved, map it shared and, if asked, populate its pages.
+
+        Blocks are reserved before mapping: a full disk must be an error here and not SIGBUS at a store. The file gets
+        its name when it is whole, so a kill leaves none of a lesser size under it. On failure no file is left.
+        path None: anonymous memory.
+        """
+        if path is None:
+            return _map(-1, size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, None)
+        making = path + MAKING
+        try:
+            fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+        try:
+            # The cffi call, as the one of `os` is missing where Python was built for an old libc.
+            failed = _libc.posix_fallocate(fd, 0, size_bytes)
+            if failed:
+                raise storage_error("reserve", path, OSError(failed, os.strerror(failed)))
+            mapping = _map(fd, size_bytes, MAP_SHARED, path)
+            self.rename(making, path)
+        except StorageError:
+            os.unlink(making)
+            raise
+        finally:
+            os.close(fd)
+        if populate:
+            _populate(mapping)
+        return mapping
+
+    def open_mapped(self, path: str) -> Mapping:
+        """Map an existing file, shared, whole."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error("open", path, error) from error
+        try:
+            size_bytes = os.fstat(fd).st_size
+            if size_bytes == 0:
+                raise storage_error("map", path, OSError(errno.EINVAL, "the file is empty"))
+            return _map(fd, size_bytes, MAP_SHARED, path)
+        finally:
+            os.close(fd)
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Write a page-aligned range of a mapping to stable storage; blocks, with the interpreter's lock released."""
+        if mapping.path is None or length_bytes <= 0:
+            return
+        address = _ffi.cast("void *", mapping.address + start_bytes)
+        if _libc.msync(address, length_bytes, MS_SYNC) != 0:
+            error = _ffi.errno
+            raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise storage_error("sync", path, error) from error
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory where it is missing; its parent exists."""
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+
+    def list_directory(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        try:
+            return os.listdir(path)
+        except OSError as error:
+            raise storage_error("list", path, error) from error
+
+    def exists(self, path: str) -> bool:
+        """Say whether a path names something."""
+        return os.path.lexists(path)
+
+    def read(self, path: str) -> bytes:
+        """Return the whole content of a small file."""
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+    def write(self, path: str, content: bytes) -> None:
+        """Replace a small file's content, whole or not at all: written beside it, synced, renamed over it."""
+        beside = path + ".new"
+        try:
+            with open(beside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(beside, path)
+        except OSError as error:
+            raise storage_error("write", path, error) from error
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, replacing what had it."""
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            raise storage_error("rename", source, error) from error
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error("remove", path, error) from error
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all in it; one that is gone already is fine."""
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error("remove", path, error) from error

@@ -1,0 +1,11 @@
+# What a topic shows its channels. Design notes: pyx/feed.pyx.
+from libc.stdint cimport int64_t, uint64_t
+
+from pyqd.hot.log cimport Log
+from pyqd.hot.schedule cimport Scheduled, Scheduler
+
+cdef class Feed(Scheduled):
+    cdef readonly Log log
+    cdef readonly Scheduler scheduler
+    cdef readonly uint64_t end           # ordinal; records below have been handed to the channels
+    cdef bint trim_wanted                # a channel has moved past the log's first segment

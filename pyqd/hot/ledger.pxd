@@ -1,0 +1,53 @@
+# What a channel has finished: cursor, floor, one bit per record between. Design notes: pyx/ledger.pyx.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.mapping cimport Mapping
+
+cdef enum:
+    LEDGER_HEADER_BYTES = 4096
+    LEDGER_VERSION = 1
+
+cdef struct LedgerHeader:
+    uint64_t magic
+    uint32_t version
+    uint32_t paused                      # 1: nothing is delivered
+    uint64_t capacity_bits               # of the ring behind this header; a power of two
+    uint64_t floor                       # ordinal of the first record not finished
+    uint64_t cursor                      # ordinal of the next record never handed out; >= floor
+    uint64_t cursor_segment              # number of the segment the cursor is in
+    uint64_t cursor_offset               # and the offset there
+    uint64_t parked_below                # deferred records of the topic below this ordinal are parked already
+    uint64_t start                       # ordinal at which the channel began; moves up by what it was spared
+    uint64_t requeue_count
+    uint64_t timeout_count
+    uint64_t finish_count
+    uint64_t absorb_from                 # the run of bits being cleared behind the floor ...
+    uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
+    uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
+
+cdef class Ledger:
+    cdef readonly object files
+    cdef readonly str path               # None: anonymous memory
+    cdef Mapping mapping
+    cdef LedgerHeader* header
+    cdef uint64_t* words                 # the ring
+    cdef readonly uint64_t capacity_bits
+    cdef readonly uint64_t ones          # bits set in the ring
+    cdef readonly uint64_t ahead         # of these, at or past the cursor
+
+    cdef int finish(self, uint64_t ordinal) except -1
+    cdef int reach(self, uint64_t ordinal) except -1
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1
+    cdef bint is_finished(self, uint64_t ordinal) noexcept
+    cdef int hand_out(self) except -1
+    cdef bint next_is_finished(self) noexcept
+    cdef int skip(self) except -1
+    cdef int reset(self, uint64_t ordinal) except -1
+    cdef int absorb(self) except -1
+    cdef int clear_absorbed(self) except -1
+    cdef int count_ahead(self) except -1
+    cdef Mapping new_file(self, uint64_t capacity_bits)
+    cdef int replace_file(self, Mapping mapping) except -1
+    cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
+    cdef int grow(self, uint64_t ordinal) except -1
+    cdef int adopt(self, Mapping mapping) except -1

@@ -1,0 +1,44 @@
+# Ordered segments: append, read in place, roll, recycle, trim, recover. Design notes: pyx/log.pyx.
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.record cimport Record
+from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
+
+# Where a reader stands: before the record `ordinal`, which is (or will be) at `offset` of `segment`.
+cdef class Position:
+    cdef readonly Segment segment
+    cdef readonly uint64_t offset
+    cdef readonly uint64_t ordinal
+
+cdef class Log:
+    cdef readonly object files           # the seam to the operating system
+    cdef readonly str directory          # None: anonymous memory, nothing survives the process
+    cdef readonly uint64_t segment_bytes_max
+    cdef readonly Segment first          # oldest kept; never None once open
+    cdef readonly Segment active         # records are appended here
+    cdef readonly uint64_t end           # ordinal of the next record
+    cdef readonly uint64_t epoch         # in the high bits of every sequence number given out
+    cdef public object on_spare_wanted   # called with (log, bytes) when a spare should be made; may be None
+    cdef public object on_dropped        # called with (log, Segment) for a segment no longer needed; may be None
+    cdef readonly list spares
+    cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
+    cdef bint spare_underway             # asked for and not yet offered
+    cdef bint spare_settled              # the active segment has asked, or need not
+    cdef uint64_t file_counter
+    cdef uint64_t batch_word             # first word of the batch's first record; 0 outside a batch
+    cdef char* batch_at
+    cdef bint in_batch
+    cdef readonly uint64_t synced_end    # records below are on stable storage
+
+    cdef int reserve(self, uint64_t span_bytes) except -1
+    cdef char* append(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes) except NULL
+    cdef int begin_batch(self, uint64_t span_bytes) except -1
+    cdef int commit_batch(self) except -1
+    cdef int roll(self, uint64_t span_bytes) except -1
+    cdef Segment take_spare(self, uint64_t need_bytes)
+    cdef int trim(self, uint64_t floor) except -1
+    cdef Segment segment_of(self, uint64_t ordinal)
+    cdef int load_segments(self) except -1
+    cdef int chain(self, list segments) except -1

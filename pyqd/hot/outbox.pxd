@@ -1,0 +1,23 @@
+# What a connection sends: frames are put here and leave in one send. Design notes: pyx/outbox.pyx.
+from libc.stdint cimport uint32_t, uint64_t
+
+from pyqd.hot.consumer cimport Consumer
+from pyqd.hot.frames cimport FrameType
+
+cdef class Outbox(Consumer):
+    cdef int fd
+    cdef char* base                      # the shared scratch, or an own buffer when `owned`
+    cdef uint64_t start                  # base[start:end] waits to be sent
+    cdef uint64_t end
+    cdef uint64_t capacity
+    cdef bint owned
+    cdef bint broken                     # the peer is gone; what is put here is dropped
+    cdef readonly uint64_t sent_bytes
+
+    cdef char* room(self, uint64_t size_bytes) except NULL
+    cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1
+    cdef int put_ok(self) except -1
+    cdef int flush(self) except -1
+    cdef ssize_t send_some(self, const char* data, uint64_t size_bytes) except -2
+    cdef int keep(self, uint64_t capacity) except -1
+    cdef int release(self) except -1

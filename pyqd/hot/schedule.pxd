@@ -1,0 +1,24 @@
+# Who wants a turn, now or at a time. Design notes: pyx/schedule.pyx.
+from libc.stdint cimport int64_t, uint32_t
+
+from pyqd.hot.heap cimport DeadlineHeap
+
+cdef class Scheduled:
+    cdef bint wake_wanted                # in the scheduler's list, and not yet called
+    cdef uint32_t timer                  # slot in the scheduler's heap; ABSENT when it has none
+    cdef int wake(self) except -1                     # a turn, once per pass of the loop; never switches greenlets
+    cdef int on_time(self, int64_t now_ns) except -1  # the time asked for has come; may be early, never late
+
+cdef class Scheduler:
+    cdef public object on_wake_wanted    # called without arguments when the list gets its first entry; may be None
+    cdef public object on_timer_wanted   # called with a monotonic time in ns when the earliest moved up; may be None
+    cdef public object on_error          # called with what a turn raised; None: it is raised
+    cdef list wanting
+    cdef DeadlineHeap deadlines          # monotonic ns
+    cdef list timed                      # by slot: Scheduled or None
+    cdef list free_slots
+    cdef int64_t armed_ns                # what on_timer_wanted was told last; INT64_MAX when nothing
+
+    cdef int request_wake(self, Scheduled item) except -1
+    cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1
+    cdef int drop_timer(self, Scheduled item) except -1

@@ -1,0 +1,44 @@
+# One mapped file of a log. Layout and design notes: pyx/segment.pyx; the format: docs/storage.md, "Segment".
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.mapping cimport Mapping
+
+cdef enum:
+    SEGMENT_HEADER_BYTES = 128
+    SEGMENT_VERSION = 1
+
+cdef struct SegmentHeader:
+    uint64_t magic
+    uint32_t version
+    uint32_t checksum                    # crc32c over number, first_seq, created_ns
+    uint64_t number                      # place in the log, from 1; 0: a spare, holds no record
+    uint64_t first_seq                   # of its first record
+    int64_t created_ns                   # Unix, when it became the log's last
+    uint64_t sealed_count                # records, once sealed
+    uint64_t sealed_bytes                # where they end; 0: not sealed; stored after sealed_count
+    uint64_t synced_bytes                # at least so much is on stable storage
+
+cdef class Segment:
+    cdef readonly Mapping mapping
+    cdef char* base                      # of the mapping
+    cdef readonly uint64_t capacity_bytes
+    cdef readonly uint64_t tail          # offset of the next record, relative to base
+    cdef readonly uint64_t first_ordinal
+    cdef readonly uint64_t count         # records
+    cdef readonly uint64_t number
+    cdef readonly Segment next           # None for the last
+
+    cdef inline SegmentHeader* header(self) noexcept:
+        return <SegmentHeader*> self.base
+
+    cdef inline uint64_t end_ordinal(self) noexcept:
+        return self.first_ordinal + self.count
+
+    cdef inline uint64_t room_bytes(self) noexcept:
+        return self.capacity_bytes - self.tail
+
+    cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int seal(self) except -1
+    cdef int retire(self) except -1
+    cdef int load(self) except -1
+    cdef int walk(self) except -1

@@ -1,0 +1,51 @@
+# What is in flight, and what waits for redelivery. Design notes: pyx/slots.pyx.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.heap cimport DeadlineHeap
+from pyqd.hot.idtable cimport IdTable
+from pyqd.hot.record cimport Record
+
+cdef enum Source:
+    FROM_TOPIC = 0                       # the record lies in the topic's log
+    FROM_PARKED = 1                      # in the channel's parked log
+
+cdef struct Slot:
+    const Record* record                 # stays mapped while the record is not finished
+    int64_t delivered_ns                 # monotonic
+    uint64_t consumer                    # number of the owner
+    uint16_t attempts                    # deliveries, this one included
+    uint8_t source
+
+cdef class SlotTable:
+    cdef Slot* slots                     # owned
+    cdef uint32_t* free_slots            # stack of free indices; owned
+    cdef uint32_t free_count
+    cdef uint32_t capacity
+    cdef IdTable ids                     # message id to slot
+    cdef DeadlineHeap deadlines          # by slot; monotonic ns
+
+    cdef inline uint32_t count(self) noexcept:
+        return self.capacity - self.free_count
+
+    cdef int add(
+        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
+        int64_t now_ns, int64_t deadline_ns) except -1
+    cdef int remove(self, uint32_t slot) except -1
+    cdef int clear(self) except -1
+    cdef int grow(self) except -1
+
+cdef struct ReadyEntry:
+    const Record* record
+    uint16_t attempts                    # deliveries so far
+    uint8_t source
+
+cdef class ReadyRing:
+    cdef ReadyEntry* entries             # owned; capacity is a power of two
+    cdef uint32_t capacity
+    cdef uint32_t head                   # index of the oldest
+    cdef uint32_t count
+
+    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef ReadyEntry pop(self) noexcept
+    cdef int resize(self, uint32_t capacity) except -1
+    cdef int clear(self) except -1

@@ -1,0 +1,36 @@
+# A topic: accept, append, wake the channels. Design notes: pyx/topic.pyx.
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from pyqd.hot.feed cimport Feed
+from pyqd.hot.guid cimport GuidFactory
+from pyqd.hot.mapping cimport Mapping
+
+cdef enum:
+    TOPIC_STATE_BYTES = 4096
+    TOPIC_STATE_VERSION = 1
+
+cdef struct TopicState:
+    uint64_t magic
+    uint32_t version
+    uint32_t paused
+    uint64_t held_from                   # ordinal of the first message no channel has been given
+    uint64_t deferred_below              # 1 + ordinal of the last record with a due time; 0: there was none
+    uint64_t last_guid                   # no id to come is at or below it
+    uint64_t message_count               # accepted, ever
+    uint64_t message_bytes               # of their bodies
+
+cdef class TopicCore(Feed):
+    cdef readonly GuidFactory guids
+    cdef readonly Mapping mapping
+    cdef TopicState* state
+    cdef readonly list channels          # ChannelCore
+    cdef readonly bint ephemeral
+    cdef public bint exiting
+    cdef readonly uint64_t memory_count_max
+
+    cdef uint64_t depth_here(self) noexcept
+    cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
+    cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef bint shown(self) noexcept
+    cdef int show(self) except -1
+    cdef int drained(self) except -1

@@ -1,0 +1,30 @@
+"""What a channel knows of one subscribed client: how much it may have, what it has, what it did.
+
+A connection is a subclass, so that handing a message over is one C call and the broker still knows nothing of sockets.
+"""
+
+cdef uint64_t last_number = 0
+
+
+cdef class Consumer(Scheduled):
+    """One subscribed client. RDY is a ceiling on what is in flight and is not used up by deliveries."""
+
+    def __cinit__(self, *args, **kwargs):
+        global last_number
+        last_number += 1
+        self.number = last_number
+        self.random_state = self.number * <uint64_t> 0x9E3779B97F4A7C15 | 1
+
+    cdef bint sampled_out(self) noexcept:
+        """Decide by lot whether the message at hand is not for this client.
+
+        Source: spec of the TCP protocol, "Sampling": kept when a number of 0..99 is at most the sample rate.
+        """
+        # xorshift64: statistics are all that is asked of it.
+        self.random_state ^= self.random_state << 13
+        self.random_state ^= self.random_state >> 7
+        self.random_state ^= self.random_state << 17
+        return <int32_t> ((self.random_state >> 32) % 100) > self.sample_rate
+
+    cdef int deliver(self, uint64_t quota) except -1:
+        raise AssertionError("this consumer takes nothing")

@@ -1,0 +1,314 @@
+"""A channel's ledger: how far it has handed out, how far it has finished, and which records between are finished.
+
+    finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: spared | end
+
+The ledger is a mapped file: a page of header and a ring of bits, bit i at `i mod capacity_bits`. Setting a bit is the
+FIN; it survives a kill for free. A bit may also be set at or past the cursor: the record was parked as deferred, or
+dropped, before its turn came, and the cursor will step over it. Fan-out, redelivery and depth all follow from these
+three numbers: `depth = end - cursor - ahead` (+ what waits for redelivery).
+
+Invariants:
+1. `floor <= cursor`; the record at `floor` is not finished unless `floor == cursor`.
+2. Bits are set only in `[floor, floor + capacity_bits)`; `ones` counts them, `ahead` those at or past the cursor.
+3. What takes several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
+   completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
+   would then never be delivered.
+
+The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
+old one by rename(2). Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be
+stored by one instruction); one bit array per segment (a FIN would have to find the segment first).
+"""
+
+cimport cython
+from libc.string cimport memset
+
+from pyqd.hot.bitmap cimport (
+    ring_clear_range,
+    ring_copy,
+    ring_count,
+    ring_next_zero,
+    ring_run_of_ones,
+    ring_set,
+    ring_set_range,
+    ring_test,
+)
+from pyqd.hot.mapping cimport Mapping, store_barrier
+
+from pyqd.primitives.errors import CorruptionError
+
+cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
+cdef uint64_t RING_BITS_MIN = 8 * 4096
+GROWING = ".growing"
+
+assert sizeof(LedgerHeader) <= LEDGER_HEADER_BYTES
+
+
+@cython.final
+cdef class Ledger:
+    """The ledger of one reader of one log.
+
+    files: the operating system. path: the file, made if missing; None for anonymous memory.
+    Raises: CorruptionError for a foreign or damaged file, StorageError. Source: docs/storage.md, "Ledger".
+    """
+
+    def __init__(self, files, path=None):
+        cdef Mapping mapping
+        self.files = files
+        self.path = path
+        if path is not None and files.exists(path):
+            self.adopt(files.open_mapped(path))
+            return
+        mapping = self.new_file(RING_BITS_MIN)
+        (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
+        (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
+        (<LedgerHeader*> mapping.base).magic = MAGIC
+        self.replace_file(mapping)
+
+    cdef Mapping new_file(self, uint64_t capacity_bits):
+        growing = None if self.path is None else self.path + GROWING
+        return self.files.new_mapped(growing, LEDGER_HEADER_BYTES + capacity_bits // 8, True)
+
+    cdef int replace_file(self, Mapping mapping) except -1:
+        if self.path is not None:
+            self.files.rename(self.path + GROWING, self.path)
+        self.adopt(mapping)
+        return 0
+
+    cdef int adopt(self, Mapping mapping) except -1:
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        path = mapping.path or "memory"
+        if mapping.size_bytes <= LEDGER_HEADER_BYTES or header.magic != MAGIC:
+            raise CorruptionError(path, 0, "not a pyqd ledger")
+        if header.version != LEDGER_VERSION:
+            raise CorruptionError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
+        if (
+            header.capacity_bits < 64
+            or header.capacity_bits & (header.capacity_bits - 1)
+            or LEDGER_HEADER_BYTES + header.capacity_bits // 8 > mapping.size_bytes
+            or (header.floor > header.cursor and header.reset_to == 0 and header.absorb_to == 0)
+        ):
+            raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        self.mapping = mapping
+        self.header = header
+        self.words = <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES)
+        self.capacity_bits = header.capacity_bits
+        if header.reset_to != 0:
+            self.reset(header.reset_to - 1)
+        if header.absorb_to != 0:
+            header.floor = header.absorb_to
+            self.clear_absorbed()
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.count_ahead()
+        return 0
+
+    cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1:
+        """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
+        cdef LedgerHeader* header = self.header
+        if header.floor > end or header.cursor > end:
+            header.floor = min(header.floor, end)
+            store_barrier()
+            header.cursor = end
+        if header.floor < oldest:
+            ring_clear_range(
+                self.words, self.capacity_bits, header.floor, min(oldest, header.floor + self.capacity_bits))
+            header.cursor = max(header.cursor, oldest)
+            store_barrier()
+            header.floor = oldest
+        if end - header.floor < self.capacity_bits:
+            ring_clear_range(self.words, self.capacity_bits, end, header.floor + self.capacity_bits)
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.count_ahead()
+        self.absorb()
+        return 0
+
+    cdef int count_ahead(self) except -1:
+        cdef uint64_t limit = self.header.floor + self.capacity_bits
+        self.ahead = 0
+        if self.header.cursor < limit:
+            self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
+        return 0
+
+    cdef int finish(self, uint64_t ordinal) except -1:
+        """Note a record as finished. Asserts that it was not. Cost: O(1); O(run) where the floor moves."""
+        cdef LedgerHeader* header = self.header
+        assert ordinal >= header.floor, "finished twice"
+        if ordinal == header.floor and ordinal < header.cursor:
+            header.floor = ordinal + 1
+            if self.ones != 0:
+                self.absorb()
+            return 0
+        if ordinal - header.floor >= self.capacity_bits:
+            self.grow(ordinal)
+            header = self.header
+        assert not ring_test(self.words, self.capacity_bits, ordinal), "finished twice"
+        ring_set(self.words, self.capacity_bits, ordinal)
+        self.ones += 1
+        if ordinal >= header.cursor:
+            self.ahead += 1
+        return 0
+
+    cdef int reach(self, uint64_t ordinal) except -1:
+        """Make the ring reach an ordinal, so that finishing it cannot fail. Raises: StorageError (nothing changed)."""
+        if ordinal > self.header.floor and ordinal - self.header.floor >= self.capacity_bits:
+            self.grow(ordinal)
+        return 0
+
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
+        """Note every record of `[start, end)` as finished, whether it was or not."""
+        cdef LedgerHeader* header = self.header
+        start = max(start, header.floor)
+        if start >= end:
+            return 0
+        if end - 1 - header.floor >= self.capacity_bits:
+            self.grow(end - 1)
+            header = self.header
+        ring_set_range(self.words, self.capacity_bits, start, end)
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.count_ahead()
+        self.absorb()
+        return 0
+
+    cdef bint is_finished(self, uint64_t ordinal) noexcept:
+        cdef uint64_t floor = self.header.floor
+        if ordinal < floor:
+            return True
+        return ordinal - floor < self.capacity_bits and ring_test(self.words, self.capacity_bits, ordinal)
+
+    cdef int hand_out(self) except -1:
+        """Move the cursor over a record that is handed out now."""
+        self.header.cursor += 1
+        return 0
+
+    cdef bint next_is_finished(self) noexcept:
+        """Say whether the record at the cursor is to be stepped over."""
+        return self.ahead != 0 and self.is_finished(self.header.cursor)
+
+    cdef int skip(self) except -1:
+        """Move the cursor over a finished record."""
+        assert self.ahead > 0
+        self.header.cursor += 1
+        self.ahead -= 1
+        if self.header.floor + 1 == self.header.cursor:
+            self.absorb()
+        return 0
+
+    cdef int absorb(self) except -1:
+        """Move the floor over the finished records that follow it, not past the cursor."""
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t old = header.floor
+        cdef uint64_t limit = min(header.cursor, old + self.capacity_bits)
+        cdef uint64_t run = ring_run_of_ones(self.words, self.capacity_bits, old, limit)
+        if run != 0:
+            header.absorb_from = old
+            store_barrier()
+            header.absorb_to = old + run
+            store_barrier()
+            header.floor = old + run
+            self.clear_absorbed()
+            self.ones -= run
+        return 0
+
+    cdef int clear_absorbed(self) except -1:
+        store_barrier()
+        ring_clear_range(self.words, self.capacity_bits, self.header.absorb_from, self.header.absorb_to)
+        store_barrier()
+        self.header.absorb_to = 0
+        return 0
+
+    cdef int reset(self, uint64_t ordinal) except -1:
+        """Start over at an ordinal: all before it is finished, nothing from it on."""
+        cdef LedgerHeader* header = self.header
+        header.reset_to = ordinal + 1
+        store_barrier()
+        header.absorb_to = 0
+        header.floor = ordinal
+        header.cursor = ordinal
+        memset(self.words, 0, self.capacity_bits // 8)
+        store_barrier()
+        header.reset_to = 0
+        self.ones = 0
+        self.ahead = 0
+        return 0
+
+    cdef int grow(self, uint64_t ordinal) except -1:
+        """Replace the ring by one that reaches the ordinal. Raises: StorageError (nothing changed)."""
+        cdef uint64_t capacity = self.capacity_bits
+        cdef uint64_t floor = self.header.floor
+        cdef Mapping mapping
+        cdef LedgerHeader* header
+        while ordinal - floor >= capacity:
+            capacity *= 2
+        mapping = self.new_file(capacity)
+        header = <LedgerHeader*> mapping.base
+        header[0] = self.header[0]
+        header.capacity_bits = capacity
+        ring_copy(
+            self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
+            floor, floor + self.capacity_bits)
+        self.replace_file(mapping)
+        return 0
+
+    def check(self):
+        """Assert the invariants. Cost: O(capacity)."""
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t limit = header.floor + self.capacity_bits
+        assert header.floor <= header.cursor
+        if header.floor < header.cursor:
+            assert not self.is_finished(header.floor)
+        assert self.ones == ring_count(self.words, self.capacity_bits, header.floor, limit)
+        if header.cursor < limit:
+            assert self.ahead == ring_count(self.words, self.capacity_bits, header.cursor, limit)
+        else:
+            assert self.ahead == 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the ledger has been given its place in the log; a kill may leave it made and not placed."""
+        return self.header.cursor_segment != 0
+
+    @property
+    def floor(self) -> int:
+        return self.header.floor
+
+    @property
+    def cursor(self) -> int:
+        return self.header.cursor
+
+    def sync_target(self):
+        """Return the mapping that a sync has to write out, and the bytes of it that matter."""
+        return self.mapping, LEDGER_HEADER_BYTES + self.capacity_bits // 8
+
+    def unfinished(self, uint64_t end):
+        """Yield the ordinals of `[floor, end)` that are not finished."""
+        cdef uint64_t at = self.header.floor
+        cdef uint64_t limit = self.header.floor + self.capacity_bits
+        while at < end:
+            if at < limit:
+                at = ring_next_zero(self.words, self.capacity_bits, at, min(end, limit))
+            if at < end:
+                yield at
+            at += 1
+
+    def note_finished(self, uint64_t ordinal):
+        """Note a record as finished, from Python (tests, cold paths). Raises: StorageError."""
+        self.finish(ordinal)
+
+    def note_range(self, uint64_t start, uint64_t end):
+        """Note a range of records as finished, from Python. Raises: StorageError."""
+        self.finish_range(start, end)
+
+    def note_handed_out(self):
+        """Move the cursor over one record, from Python: stepping over it when it is finished. Returns: handed out?"""
+        if self.next_is_finished():
+            self.skip()
+            return False
+        self.hand_out()
+        return True
+
+    def has_finished(self, uint64_t ordinal):
+        """Say whether a record is finished."""
+        return self.is_finished(ordinal)
+
+    def start_at(self, uint64_t ordinal):
+        """Start over at an ordinal, from Python."""
+        self.reset(ordinal)

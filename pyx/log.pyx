@@ -1,0 +1,387 @@
+"""A log: records in ordered segments, appended at the end, read in place, trimmed at the front.
+
+Problem: an `OK` must cost one copy of the body, and the copy must outlive the process. So a record is written once,
+into a shared mapping of a preallocated file; readers hold pointers to it, and what a killed process had stored is in
+the page cache. Disk full must be an error of PUB and never SIGBUS: blocks are reserved before the file is mapped.
+
+    first                                        active
+    [segment 4, sealed] -> [segment 5, sealed] -> [segment 6, open]        spares: [ready to become 7]
+     ^ trimmed when every reader is past it                ^ tail
+
+A first write to a page blocks in the file system, so a thread reserves, maps and populates the next segment ahead of
+need (`on_spare_wanted`); a drained one is kept as the next spare. Only when the writer outruns the thread is a segment
+made on the spot, and then a small one, so that the loop is held for a millisecond at most.
+
+A batch (MPUB) lies in one segment and its first record becomes valid last: after a kill all of it is there or nothing.
+
+Invariants:
+1. `active.end_ordinal() == end`; `first` reaches `active` over `next`; only `active` is not sealed.
+2. `end` and every ordinal below `1 << 48`; the epoch changes only between segments.
+3. Outside a batch `batch_at` is NULL.
+
+Rejected: growing files in place (a remap moves every pointer); one file per topic with holes punched at the front
+(block mapping is touched on every trim); consecutive file names (a rename per roll on the loop).
+"""
+
+import os
+
+cimport cython
+
+from pyqd.hot.clock cimport wall_ns
+from pyqd.hot.record cimport (
+    ORDINAL_BITS,
+    RECORD_ALIGN_BYTES,
+    RECORD_HEADER_BYTES,
+    Record,
+    record_fill,
+    record_span,
+    store_word,
+)
+
+from pyqd.primitives.errors import CorruptionError
+
+cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
+cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 4 << 20
+cdef uint64_t PAGE_BYTES = 4096
+cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
+SUFFIX = ".seg"
+
+
+cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
+    return (size_bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1)
+
+
+@cython.final
+cdef class Position:
+    """Where a reader stands in a log."""
+
+    def __init__(self, Segment segment not None, uint64_t offset, uint64_t ordinal):
+        self.segment = segment
+        self.offset = offset
+        self.ordinal = ordinal
+
+
+@cython.final
+cdef class Log:
+    """An append-only log of messages.
+
+    files: the operating system (`pyqd.diskqueue.files.Files`, or `MemoryFiles` with directory None).
+    directory: holds the segments, made if missing. segment_bytes_max: size at which segments stop doubling; one record
+    or batch that is larger gets a segment of its own size.
+    Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
+    """
+
+    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0):
+        self.files = files
+        self.directory = directory
+        self.segment_bytes_max = max(segment_bytes_max, SEGMENT_BYTES_MIN)
+        self.spares = []
+        self.holes = []
+        self.epoch = epoch
+        # File names are not given twice, even where a directory is removed and made again: a job of the former log that
+        # runs late must not hit a file of this one.
+        self.file_counter = <uint64_t> wall_ns()
+        if directory is not None:
+            files.make_directory(directory)
+            self.load_segments()
+        if self.active is None:
+            self.first = self.active = self.new_segment(SEGMENT_BYTES_MIN, False)
+            self.active.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+        elif self.epoch > self.active.header().first_seq >> ORDINAL_BITS:
+            self.roll(0)
+        self.synced_end = self.first.first_ordinal
+
+    cdef int load_segments(self) except -1:
+        """Find the segments of an earlier run, put them in order and find the end of the last."""
+        cdef Segment segment
+        segments = []
+        for name in sorted(self.files.list_directory(self.directory)):
+            if not name.endswith(SUFFIX):
+                continue
+            self.file_counter = max(self.file_counter, int(name[:-len(SUFFIX)]) + 1)
+            segment = Segment(self.files.open_mapped(os.path.join(self.directory, name)))
+            segment.load()
+            if segment.number == 0:
+                self.spares.append(segment)
+            else:
+                segments.append(segment)
+        for segment in self.spares[1:]:
+            self.files.remove(segment.mapping.path)
+        del self.spares[1:]
+        segments.sort(key=segment_number)
+        return self.chain(segments)
+
+    cdef int chain(self, list segments) except -1:
+        cdef Segment segment
+        cdef Segment previous = None
+        for segment in segments:
+            if segment.header().sealed_bytes == 0:
+                segment.walk()
+            if previous is None:
+                self.first = segment
+            elif segment.first_ordinal < previous.end_ordinal() or segment.number == previous.number:
+                raise CorruptionError(segment.mapping.path, 16, "two segments hold the same records")
+            else:
+                if segment.first_ordinal > previous.end_ordinal():
+                    self.holes.append((previous.end_ordinal(), segment.first_ordinal))
+                previous.seal()
+                previous.next = segment
+            previous = segment
+        if previous is not None:
+            self.active = previous
+            previous.header().sealed_bytes = 0
+            self.end = previous.end_ordinal()
+            self.epoch = max(self.epoch, previous.header().first_seq >> ORDINAL_BITS)
+        return 0
+
+    def new_segment(self, uint64_t size_bytes, bint populate=True):
+        """Reserve, map and (if asked) populate a spare segment of at least that many bytes.
+
+        Touches no state of the log but the counter of file names, so it may run in a thread. Raises: StorageError.
+        """
+        path = None
+        if self.directory is not None:
+            # Counted before Python code runs, where another thread might take the same number.
+            number = self.file_counter
+            self.file_counter += 1
+            path = os.path.join(self.directory, f"{number}{SUFFIX}")
+        return Segment(self.files.new_mapped(path, whole_pages(size_bytes), populate))
+
+    def offer_spare(self, segment):
+        """Take a prepared segment, or None where preparing failed; the next one may be asked for again."""
+        self.spare_underway = False
+        if segment is not None:
+            self.spares.append(segment)
+
+    cdef int reserve(self, uint64_t span_bytes) except -1:
+        """Make room so that appends of `span_bytes` in total cannot fail. Raises: StorageError (nothing changed)."""
+        if self.active.room_bytes() < span_bytes:
+            self.roll(span_bytes)
+        return 0
+
+    cdef char* append(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes,
+    ) except NULL:
+        """Append one record; its ordinal is `end - 1` afterwards.
+
+        body: 1 or more bytes, copied. Returns: the record's address, which stays until it is trimmed.
+        Raises: StorageError (nothing was written). Switches: no. Durable: against a kill at once. Cost: O(body_bytes).
+        """
+        cdef uint64_t span = record_span(body_bytes)
+        cdef Segment segment = self.active
+        cdef char* at
+        cdef uint64_t word
+        assert body_bytes > 0
+        if segment.capacity_bytes - segment.tail < span:
+            assert not self.in_batch, "a batch's room is reserved before"
+            self.roll(span)
+            segment = self.active
+        at = segment.base + segment.tail
+        word = record_fill(
+            at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        if self.in_batch and self.batch_at == NULL:
+            self.batch_at = at
+            self.batch_word = word
+        else:
+            if segment.capacity_bytes - segment.tail > span:
+                # What lies behind may be a record of a batch that a kill tore: it has the number that comes next.
+                store_word(at + span, 0)
+            store_word(at, word)
+        segment.tail += span
+        segment.count += 1
+        self.end += 1
+        if not self.spare_settled and segment.tail > segment.capacity_bytes >> 1:
+            self.want_spare()
+        return at
+
+    cdef int begin_batch(self, uint64_t span_bytes) except -1:
+        """Reserve room for a batch; until `commit_batch` a kill leaves nothing of it."""
+        assert not self.in_batch
+        self.reserve(span_bytes)
+        self.in_batch = True
+        self.batch_at = NULL
+        return 0
+
+    cdef int commit_batch(self) except -1:
+        """Make the records since `begin_batch` valid, all at once."""
+        assert self.in_batch
+        self.in_batch = False
+        if self.batch_at != NULL:
+            store_word(self.batch_at, self.batch_word)
+            self.batch_at = NULL
+        return 0
+
+    cdef int roll(self, uint64_t span_bytes) except -1:
+        cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
+        cdef uint64_t size
+        cdef Segment segment = self.take_spare(need)
+        assert self.end < ORDINAL_MASK
+        if segment is None:
+            size = min(self.next_segment_bytes(), SEGMENT_BYTES_ON_THE_SPOT_MAX)
+            segment = self.new_segment(max(size, need), False)
+        self.active.seal()
+        segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+        self.active.next = segment
+        self.active = segment
+        self.want_spare()
+        return 0
+
+    cdef Segment take_spare(self, uint64_t need_bytes):
+        cdef Segment segment
+        for index in range(len(self.spares)):
+            segment = self.spares[index]
+            if segment.capacity_bytes >= need_bytes:
+                del self.spares[index]
+                return segment
+        return None
+
+    def next_segment_bytes(self):
+        """Return the size of the segment after the active one: double, up to `segment_bytes_max`."""
+        return min(self.segment_bytes_max, max(SEGMENT_BYTES_MIN, 2 * self.active.capacity_bytes))
+
+    def want_spare(self):
+        """Ask for a spare, once per active segment, unless one is there or on its way."""
+        self.spare_settled = True
+        if self.spares or self.spare_underway or self.on_spare_wanted is None:
+            return
+        self.spare_underway = True
+        self.on_spare_wanted(self, self.next_segment_bytes())
+
+    cdef int trim(self, uint64_t floor) except -1:
+        """Give up every sealed segment whose records all lie below the ordinal `floor`."""
+        cdef Segment segment
+        while self.first is not self.active and self.first.end_ordinal() <= floor:
+            segment = self.first
+            self.first = segment.next
+            if not self.spares and segment.capacity_bytes >= min(self.active.capacity_bytes, self.segment_bytes_max):
+                segment.retire()
+                self.spares.append(segment)
+            else:
+                segment.header().number = 0
+                if self.on_dropped is not None:
+                    self.on_dropped(self, segment)
+                elif segment.mapping.path is not None:
+                    self.files.remove(segment.mapping.path)
+        return 0
+
+    cdef Segment segment_of(self, uint64_t ordinal):
+        """Return the segment that holds the ordinal, or the first behind it, or the active one for the end."""
+        cdef Segment segment = self.first
+        while segment is not self.active and segment.end_ordinal() <= ordinal:
+            segment = segment.next
+        return segment
+
+    def locate(self, uint64_t ordinal):
+        """Return the Position of an ordinal (clamped to what is kept). Cost: walks the headers of one segment."""
+        cdef Segment segment = self.segment_of(min(ordinal, self.end))
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t at = segment.first_ordinal
+        while at < ordinal and at < segment.end_ordinal():
+            offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
+            at += 1
+        return Position(segment, offset, at)
+
+    def position_at(self, uint64_t segment_number, uint64_t offset, uint64_t ordinal):
+        """Return the Position noted earlier as (segment number, offset, ordinal), checked; by walking if it is off."""
+        cdef Segment segment = self.segment_of(ordinal)
+        if ordinal <= self.end and segment.number == segment_number and segment.first_ordinal <= ordinal:
+            if ordinal == segment.end_ordinal() and offset == segment.tail:
+                return Position(segment, offset, ordinal)
+            if (
+                SEGMENT_HEADER_BYTES <= offset < segment.tail
+                and offset % RECORD_ALIGN_BYTES == 0 and segment.tail - offset >= RECORD_HEADER_BYTES
+                and (<const Record*> (segment.base + offset)).seq & ORDINAL_MASK == ordinal
+            ):
+                return Position(segment, offset, ordinal)
+        return self.locate(ordinal)
+
+    def end_position(self):
+        """Return the Position behind the last record."""
+        return Position(self.active, self.active.tail, self.end)
+
+    def dirty_ranges(self):
+        """Return [(Segment, start, length)] of bytes since the last `mark_synced`, and the ordinal that covers them."""
+        ranges = []
+        cdef Segment segment = self.segment_of(self.synced_end)
+        cdef uint64_t start
+        while segment is not None:
+            start = max(segment.header().synced_bytes, <uint64_t> SEGMENT_HEADER_BYTES) & ~(PAGE_BYTES - 1)
+            if segment.tail > segment.header().synced_bytes:
+                ranges.append((segment, start, segment.tail - start))
+            segment = segment.next
+        return ranges, self.end
+
+    def mark_synced(self, list ranges, uint64_t end):
+        """Note that the ranges of an earlier `dirty_ranges` are on stable storage."""
+        cdef Segment segment
+        for segment, start, length in ranges:
+            # A segment that was recycled meanwhile begins at the end of then or later: its bytes are others now.
+            if segment.number != 0 and (segment.first_ordinal < end or start + length <= SEGMENT_HEADER_BYTES):
+                segment.header().synced_bytes = max(segment.header().synced_bytes, <uint64_t> (start + length))
+        self.synced_end = max(self.synced_end, end)
+
+    def size_bytes(self):
+        """Return the bytes that the log's segments and spares take on disk."""
+        cdef Segment segment = self.first
+        cdef uint64_t total = 0
+        while segment is not None:
+            total += segment.capacity_bytes
+            segment = segment.next
+        for segment in self.spares:
+            total += segment.capacity_bytes
+        return total
+
+    def check(self):
+        """Assert the invariants over all segments. Cost: O(segments)."""
+        cdef Segment segment = self.first
+        while segment is not self.active:
+            assert segment.header().sealed_bytes == segment.tail, "only the active segment is open"
+            assert segment.next.first_ordinal >= segment.end_ordinal()
+            segment = segment.next
+        assert self.active.next is None
+        assert self.active.end_ordinal() == self.end
+        assert self.active.tail <= self.active.capacity_bytes
+
+    def append_message(self, uint64_t guid, bytes body, int64_t timestamp_ns=0, int64_t due_ns=0, uint16_t attempts=0):
+        """Append one record from Python (cold paths, tests). Returns: its ordinal. Raises: ValueError, StorageError."""
+        if not body:
+            raise ValueError("a message has at least one byte")
+        self.append(guid, timestamp_ns, due_ns, attempts, body, <uint32_t> len(body))
+        return self.end - 1
+
+    def append_batch(self, list messages):
+        """Append (guid, body) pairs, all or none of which survive a kill. Raises: ValueError, StorageError."""
+        cdef uint64_t span = 0
+        for _, body in messages:
+            if not body:
+                raise ValueError("a message has at least one byte")
+            span += record_span(len(body))
+        self.begin_batch(span)
+        for guid, body in messages:
+            self.append(guid, 0, 0, 0, body, <uint32_t> len(body))
+        self.commit_batch()
+
+    def trim_below(self, uint64_t floor):
+        """Give up the segments that lie wholly below an ordinal."""
+        self.trim(floor)
+
+    def records(self, start=None):
+        """Yield (ordinal, guid, timestamp_ns, due_ns, attempts, body) from an ordinal, or the oldest kept, to the end."""
+        cdef Position position = self.locate(self.first.first_ordinal if start is None else start)
+        cdef Segment segment = position.segment
+        cdef uint64_t offset = position.offset
+        cdef const Record* record
+        while segment is not None:
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                offset += record_span(record.size_bytes)
+                yield (record.seq & ORDINAL_MASK, record.guid, record.timestamp_ns, record.due_ns, record.attempts,
+                       (<const char*> record)[48:48 + record.size_bytes])
+            segment = segment.next
+            offset = SEGMENT_HEADER_BYTES
+
+
+def segment_number(Segment segment not None) -> int:
+    """Return a segment's place in its log: the key by which recovery sorts."""
+    return segment.number

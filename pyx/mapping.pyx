@@ -1,0 +1,54 @@
+"""Own one mapped range: the last reference to go unmaps it.
+
+A segment that is trimmed while a sync of it runs in a thread must stay mapped until that sync returns; so the range
+belongs to an object that both hold, and not to the log. The calls that make a mapping are in `pyqd.diskqueue.files`,
+the seam to the operating system that tests replace.
+"""
+
+from libc.stdint cimport uintptr_t
+
+cimport cython
+
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void* address, size_t length)
+
+
+@cython.final
+cdef class Mapping:
+    """A mapped range of `size_bytes` bytes, unmapped with the object. Source: mmap(2)."""
+
+    def __init__(self, uintptr_t address, uint64_t size_bytes, path=None):
+        if address == 0 or address % 4096 != 0:
+            raise ValueError("a mapping starts on a page")
+        if self.base != NULL:
+            raise ValueError("the object holds a mapping already")
+        self.base = <char*> address
+        self.size_bytes = size_bytes
+        self.path = path
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.size_bytes)
+
+    @property
+    def address(self) -> int:
+        """The first byte's address, for calls into the operating system."""
+        return <uintptr_t> self.base
+
+    def view(self):
+        """Return a writable memoryview of the whole range, for tests and inspection; it keeps the mapping alive."""
+        return memoryview(self)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        cdef Py_ssize_t size = <Py_ssize_t> self.size_bytes
+        buffer.buf = self.base
+        buffer.obj = self
+        buffer.len = size
+        buffer.readonly = 0
+        buffer.itemsize = 1
+        buffer.format = NULL
+        buffer.ndim = 1
+        buffer.shape = NULL
+        buffer.strides = NULL
+        buffer.suboffsets = NULL
+        buffer.internal = NULL

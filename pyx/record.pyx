@@ -1,0 +1,33 @@
+"""One record of a log: a header of 48 bytes, the body, zeros up to a multiple of 8.
+
+    0        4        8        16       24           32      40        42     44        48
+    | size   | crc32c | seq    | guid   | timestamp  | due   | attempts| flags| reserved| body ... | 0..7 zeros |
+
+Numbers are little-endian. The first word (size and checksum) is stored last: until then the record is not there, and a
+process killed half-way leaves none. What lies behind the last record is zeros in a fresh segment and older records in
+a recycled one; neither has the sequence number that comes next, so a walk ends there. Only a record that carries the
+expected number and a wrong checksum is called damaged; its size is not trusted either.
+
+Invariants: 1. the header is a multiple of the alignment. 2. no record is empty (NSQ knows no empty message), so a first
+word of zero is never a record.
+"""
+
+assert sizeof(Record) == RECORD_HEADER_BYTES
+assert RECORD_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
+
+
+cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil:
+    """Say whether the record with that sequence number stands at `at`, within `room_bytes`."""
+    cdef const Record* record = <const Record*> at
+    if room_bytes < RECORD_HEADER_BYTES or load_word(at) == 0 or record.seq != seq:
+        return RECORD_ABSENT
+    if record.size_bytes == 0 or record_span(record.size_bytes) > room_bytes:
+        return RECORD_DAMAGED
+    if record_checksum(record) != record.checksum:
+        return RECORD_DAMAGED
+    return RECORD_VALID
+
+
+def span_bytes(uint64_t body_bytes) -> int:
+    """Return the bytes that a record with a body of that size takes in a segment."""
+    return record_span(body_bytes)

@@ -1,0 +1,133 @@
+"""What is in flight, and what waits for redelivery, of one channel.
+
+A message in flight is a C slot: which record, since when, whose, how often. It is found by its id through a hash table
+(FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits for redelivery is 16
+bytes in a ring. Both point at records in mapped segments: as long as a record is not finished its segment stays.
+
+Invariants: 1. a slot is on the stack of free ones, or in `ids` and in `deadlines`. 2. a ring's capacity is a power of
+two. Memory is bounded by what the clients' RDY admits, and for the ring by what they gave back.
+"""
+
+cimport cython
+from libc.stdlib cimport free, malloc, realloc
+
+cdef enum:
+    SLOTS_MIN = 16
+    RING_MIN = 16
+
+
+@cython.final
+cdef class SlotTable:
+    """The messages of one channel that are in flight."""
+
+    def __cinit__(self):
+        self.ids = IdTable()
+        self.deadlines = DeadlineHeap()
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.free_slots)
+
+    cdef int grow(self) except -1:
+        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, 2 * self.capacity)
+        cdef uint32_t slot
+        cdef void* grown = realloc(self.slots, capacity * sizeof(Slot))
+        if grown == NULL:
+            raise MemoryError
+        self.slots = <Slot*> grown
+        grown = realloc(self.free_slots, capacity * sizeof(uint32_t))
+        if grown == NULL:
+            raise MemoryError
+        self.free_slots = <uint32_t*> grown
+        self.deadlines.reserve(capacity)
+        for slot in range(capacity, self.capacity, -1):
+            self.free_slots[self.free_count] = slot - 1
+            self.free_count += 1
+        self.capacity = capacity
+        return 0
+
+    cdef int add(
+        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
+        int64_t now_ns, int64_t deadline_ns,
+    ) except -1:
+        """Note a record as in flight; its id is not in flight yet. Raises: MemoryError (nothing changed)."""
+        cdef uint32_t slot
+        if self.free_count == 0:
+            self.grow()
+        slot = self.free_slots[self.free_count - 1]
+        self.ids.put(record.guid, slot)
+        self.deadlines.push(slot, deadline_ns)
+        self.free_count -= 1
+        self.slots[slot] = Slot(
+            record=record, delivered_ns=now_ns, consumer=consumer, attempts=attempts, source=source)
+        return 0
+
+    cdef int remove(self, uint32_t slot) except -1:
+        """Forget a slot that is in use."""
+        self.deadlines.remove(slot)
+        self.ids.take(self.slots[slot].record.guid)
+        self.free_slots[self.free_count] = slot
+        self.free_count += 1
+        return 0
+
+    cdef int clear(self) except -1:
+        """Forget all that is in flight and give the memory back."""
+        self.ids.clear()
+        self.deadlines.clear()
+        free(self.slots)
+        free(self.free_slots)
+        self.slots = NULL
+        self.free_slots = NULL
+        self.capacity = 0
+        self.free_count = 0
+        return 0
+
+
+@cython.final
+cdef class ReadyRing:
+    """The records of one channel that wait to be delivered again, oldest first."""
+
+    def __dealloc__(self):
+        free(self.entries)
+
+    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
+        """Append an entry. Raises: MemoryError (nothing changed)."""
+        if self.count == self.capacity:
+            self.resize(max(<uint32_t> RING_MIN, 2 * self.capacity))
+        self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
+            record=record, attempts=attempts, source=source)
+        self.count += 1
+        return 0
+
+    cdef ReadyEntry pop(self) noexcept:
+        """Take the oldest entry; the ring is not empty."""
+        cdef ReadyEntry entry = self.entries[self.head]
+        self.head = (self.head + 1) & (self.capacity - 1)
+        self.count -= 1
+        if self.count == 0 and self.capacity > 4096:
+            free(self.entries)
+            self.entries = NULL
+            self.capacity = 0
+            self.head = 0
+        return entry
+
+    cdef int resize(self, uint32_t capacity) except -1:
+        cdef uint32_t index
+        cdef ReadyEntry* entries = <ReadyEntry*> malloc(capacity * sizeof(ReadyEntry))
+        if entries == NULL:
+            raise MemoryError
+        for index in range(self.count):
+            entries[index] = self.entries[(self.head + index) & (self.capacity - 1)]
+        free(self.entries)
+        self.entries = entries
+        self.capacity = capacity
+        self.head = 0
+        return 0
+
+    cdef int clear(self) except -1:
+        free(self.entries)
+        self.entries = NULL
+        self.capacity = 0
+        self.head = 0
+        self.count = 0
+        return 0

@@ -1,0 +1,252 @@
+"""A topic: messages are accepted into its log, and its channels read from there.
+
+Accepting a message is: an id, one append, and a word to the scheduler that the channels may have a turn. While the topic
+is paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
+
+What must outlive the process beside the log lies in a mapped page, the topic's state: paused or not, counters, the last
+id, where the held messages begin.
+
+Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
+valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
+
+Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
+"""
+
+cimport cython
+
+from pyqd.hot.channel cimport ChannelCore
+from pyqd.hot.log cimport Log
+from pyqd.hot.mapping cimport store_barrier
+from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_span
+from pyqd.hot.scanner cimport read_be32
+from pyqd.hot.schedule cimport Scheduler
+
+from pyqd.primitives.errors import CorruptionError
+
+cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
+
+TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
+
+assert sizeof(TopicState) <= TOPIC_STATE_BYTES
+
+
+cdef class TopicCore(Feed):
+    """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
+
+    def __init__(
+        self, Log log not None, Scheduler scheduler not None, Mapping mapping not None, *,
+        uint32_t node_id, uint64_t memory_count_max, bint ephemeral,
+    ):
+        Feed.__init__(self, log, scheduler)
+        self.mapping = mapping
+        self.state = <TopicState*> mapping.base
+        if self.state.magic == 0:
+            self.state.version = TOPIC_STATE_VERSION
+            self.state.held_from = log.first.first_ordinal
+            store_barrier()
+            self.state.magic = MAGIC
+        if self.state.magic != MAGIC:
+            raise CorruptionError(mapping.path or "memory", 0, "not the state of a pyqd topic")
+        if self.state.version != TOPIC_STATE_VERSION:
+            raise CorruptionError(
+                mapping.path or "memory", 8,
+                f"topic format version {self.state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
+        self.guids = GuidFactory(node_id)
+        self.guids.resume_after(self.state.last_guid)
+        self.channels = []
+        self.memory_count_max = memory_count_max
+        self.ephemeral = ephemeral
+        self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
+        self.end = self.state.held_from
+
+    cdef uint64_t depth_here(self) noexcept:
+        """Count the messages that no channel has been given."""
+        return self.log.end - self.end
+
+    cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
+        """Accept one message. now_ns: Unix. due_ns: Unix, 0 for at once. body: copied.
+
+        Raises: StorageError (nothing was accepted). Switches: no. Durable: against a kill when it returns.
+        """
+        cdef char* at
+        cdef ChannelCore channel
+        self.log.reserve(record_span(body_bytes))
+        if due_ns != 0 and self.shown():
+            for channel in self.channels:
+                channel.prepare_park(record_span(body_bytes), self.log.end)
+        self.state.message_count += 1
+        self.state.message_bytes += body_bytes
+        if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.shown():
+            return 0
+        self.state.last_guid = self.guids.next_id(now_ns)
+        if due_ns != 0:
+            self.state.deferred_below = self.log.end + 1
+        store_barrier()
+        at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
+        if self.shown():
+            self.show()
+            if due_ns != 0:
+                for channel in self.channels:
+                    channel.park_published(<const Record*> at)
+        return 0
+
+    cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
+        """Accept `count` messages, each a big-endian int32 size and a body, checked before; all or none.
+
+        body_words: 8-byte words of all bodies, each rounded up. Raises: StorageError (nothing was accepted).
+        """
+        cdef uint32_t size
+        cdef uint64_t bytes_total = 0
+        cdef uint64_t guid
+        if self.ephemeral and not self.shown():
+            for _ in range(count):
+                size = <uint32_t> read_be32(at)
+                self.publish(at + 4, size, now_ns, 0)
+                at += 4 + size
+            return 0
+        self.log.begin_batch(8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES)
+        for _ in range(count):
+            size = <uint32_t> read_be32(at)
+            guid = self.guids.next_id(now_ns)
+            self.log.append(guid, now_ns, 0, 0, at + 4, size)
+            bytes_total += size
+            at += 4 + size
+        self.state.last_guid = self.guids.last_id
+        store_barrier()
+        self.log.commit_batch()
+        self.state.message_count += count
+        self.state.message_bytes += bytes_total
+        if self.shown():
+            self.show()
+        return 0
+
+    cdef bint shown(self) noexcept:
+        """Say whether what is appended goes to channels at once."""
+        return not self.state.paused and len(self.channels) != 0
+
+    cdef int show(self) except -1:
+        """Let the channels read up to the log's end, and give them a turn."""
+        self.end = self.log.end
+        self.state.held_from = self.end
+        self.scheduler.request_wake(self)
+        return 0
+
+    cdef int wake(self) except -1:
+        cdef ChannelCore channel
+        for channel in self.channels:
+            channel.wake()
+        if self.trim_wanted:
+            self.trim_wanted = False
+            self.drained()
+        return 0
+
+    cdef int drained(self) except -1:
+        """Give up the segments that every channel is past."""
+        cdef ChannelCore channel
+        cdef uint64_t floor = self.end
+        for channel in self.channels:
+            channel.leave_drained()
+            floor = min(floor, channel.ledger.header.floor)
+        self.log.trim(floor)
+        return 0
+
+    def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept one message from Python (HTTP). Raises: ValueError for an empty body, StorageError."""
+        if not body:
+            raise ValueError("a message has at least one byte")
+        self.publish(body, <uint32_t> len(body), now_ns, due_ns)
+
+    def publish_bodies(self, list bodies not None, int64_t now_ns):
+        """Accept many messages from Python (HTTP), all or none. Raises: ValueError, StorageError."""
+        cdef uint64_t words = 0
+        parts = []
+        for body in bodies:
+            if not body:
+                raise ValueError("a message has at least one byte")
+            words += (<uint64_t> len(body) + 7) >> 3
+            parts.append(len(body).to_bytes(4, "big"))
+            parts.append(body)
+        joined = b"".join(parts)
+        self.publish_batch(joined, <uint32_t> len(bodies), words, now_ns)
+
+    def attach(self, ChannelCore channel not None):
+        """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
+        self.channels.append(channel)
+        if not self.state.paused:
+            self.show_held()
+
+    def show_held(self):
+        """Hand what the topic has held to its channels, and park what of it has a due time."""
+        cdef ChannelCore channel
+        self.show()
+        for channel in self.channels:
+            channel.park_deferred(self.state.deferred_below)
+
+    def detach(self, ChannelCore channel not None):
+        """Remove a channel; its claim on the log is gone."""
+        self.channels.remove(channel)
+        self.trim_wanted = True
+        self.scheduler.request_wake(self)
+
+    def pause(self, bint paused):
+        """Stop or resume handing messages to channels; publishing goes on. Remembered over restarts."""
+        self.state.paused = paused
+        if not paused and self.channels:
+            self.show_held()
+
+    def empty(self):
+        """Drop the messages that no channel has been given; the channels keep theirs.
+
+        Source: spec of the HTTP API, topic/empty.
+        """
+        cdef ChannelCore channel
+        for channel in self.channels:
+            channel.ledger.finish_range(self.end, self.log.end)
+            channel.ledger.header.start += self.log.end - self.end
+        self.end = self.log.end
+        self.state.held_from = self.end
+        self.trim_wanted = True
+        self.scheduler.request_wake(self)
+
+    def recover(self):
+        """After a start, with all channels attached: show what the state says, park what is not parked yet."""
+        cdef ChannelCore channel
+        if not self.channels:
+            return
+        if self.state.paused:
+            for channel in self.channels:
+                self.end = max(self.end, channel.ledger.header.cursor)
+            self.scheduler.request_wake(self)
+        else:
+            self.show_held()
+        for channel in self.channels:
+            channel.park_deferred(min(self.end, self.state.deferred_below))
+            self.scheduler.request_wake(channel)
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.state.paused)
+
+    @property
+    def depth(self) -> int:
+        return self.depth_here()
+
+    @property
+    def backend_depth(self) -> int:
+        depth = self.depth_here()
+        return 0 if self.ephemeral or depth <= self.memory_count_max else depth - self.memory_count_max
+
+    @property
+    def message_count(self) -> int:
+        return self.state.message_count
+
+    @property
+    def message_bytes(self) -> int:
+        return self.state.message_bytes
+
+    def check(self):
+        """Assert the invariants that relate topic, log and channels."""
+        assert self.state.held_from <= self.log.end and self.end <= self.log.end
+        self.log.check()
+        for channel in self.channels:
+            channel.check()
