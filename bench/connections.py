@@ -1,0 +1,125 @@
+"""Open connections to a server and bring them to where load can begin.
+
+This half is plain Python: it works once per connection, not per message.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+Address = tuple[str, int]
+
+MAGIC = b"  V2"
+# The kernel queues this many handshakes and short commands without either side having to wait for the other.
+OPEN_AT_ONCE = 64
+FRAME_RESPONSE = 0
+
+
+class HandshakeError(Exception):
+    """The server answered a handshake with something else than OK."""
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """What a connection says first: IDENTIFY when there is something to identify, SUB when it is to consume.
+
+    identify: fields of IDENTIFY as in the protocol, without feature_negotiation, so that the answer is OK.
+    """
+
+    identify: Mapping[str, int | str] = field(default_factory=dict)
+    topic: str = ""
+    channel: str = ""
+
+    def preamble(self) -> bytes:
+        parts = [MAGIC]
+        if self.identify:
+            body = json.dumps(dict(self.identify)).encode()
+            parts.append(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+        if self.channel:
+            parts.append(f"SUB {self.topic} {self.channel}\n".encode())
+        return b"".join(parts)
+
+    def answer_count(self) -> int:
+        return bool(self.identify) + bool(self.channel)
+
+
+class Connections:
+    """A number of open sockets; a context manager that closes them."""
+
+    def __init__(self) -> None:
+        self.sockets: list[socket.socket] = []
+
+    @classmethod
+    def open(cls, address: Address, count: int, handshake: Handshake, *, timeout_s: float) -> "Connections":
+        """Open count connections and finish the handshake on each.
+
+        Raises: HandshakeError for another answer than OK; OSError, TimeoutError among them.
+        """
+        made = cls()
+        try:
+            while len(made.sockets) < count:
+                made.open_some(address, min(OPEN_AT_ONCE, count - len(made.sockets)), handshake, timeout_s)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def open_some(self, address: Address, count: int, handshake: Handshake, timeout_s: float) -> None:
+        fresh = []
+        for _ in range(count):
+            connection = socket.create_connection(address, timeout=timeout_s)
+            self.sockets.append(connection)
+            fresh.append(connection)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(handshake.preamble())
+        for connection in fresh:
+            for _ in range(handshake.answer_count()):
+                expect_ok(connection)
+            connection.setblocking(False)
+
+    def fds(self) -> Iterator[int]:
+        return (connection.fileno() for connection in self.sockets)
+
+    def close(self) -> None:
+        for connection in self.sockets:
+            connection.close()
+
+    def __len__(self) -> int:
+        return len(self.sockets)
+
+    def __enter__(self) -> "Connections":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise HandshakeError("connection closed by the server during the handshake")
+        received += piece
+    return received
+
+
+def expect_ok(connection: socket.socket) -> None:
+    """Read one answer, over any heartbeat that comes first."""
+    while True:
+        size, frame_type = struct.unpack(">ii", receive_exactly(connection, 8))
+        data = receive_exactly(connection, size - 4)
+        if frame_type == FRAME_RESPONSE and data == b"OK":
+            return
+        if frame_type != FRAME_RESPONSE or data != b"_heartbeat_":
+            raise HandshakeError(f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}")
+
+
+def create_channel(address: Address, topic: str, channel: str, *, timeout_s: float) -> None:
+    """Create topic and channel as a consumer does: subscribe and leave."""
+    Connections.open(address, 1, Handshake(topic=topic, channel=channel), timeout_s=timeout_s).close()

@@ -1,0 +1,82 @@
+"""Read what a process costs from /proc; source: proc(5)."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# Fields of /proc/PID/stat behind the name in parentheses, counted from 0.
+UTIME_FIELD = 11
+STIME_FIELD = 12
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU time of a whole process, all threads, in seconds; the kernel rounds each part to one tick (10 ms)."""
+
+    user_s: float
+    system_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.user_s + self.system_s
+
+    def __sub__(self, earlier: "CpuTime") -> "CpuTime":
+        return CpuTime(user_s=self.user_s - earlier.user_s, system_s=self.system_s - earlier.system_s)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a process in bytes.
+
+    private_bytes: Private_Clean + Private_Dirty, what would be free again if the process alone ended.
+    anonymous_bytes: Pss_Anon, the part that no file backs: heap, stacks, anonymous maps.
+    """
+
+    rss_bytes: int
+    private_bytes: int
+    anonymous_bytes: int
+
+
+def read_cpu_time(pid: int) -> CpuTime:
+    # The name may contain blanks and parentheses; the last ")" ends it.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return CpuTime(
+        user_s=int(fields[UTIME_FIELD]) / TICKS_PER_SECOND,
+        system_s=int(fields[STIME_FIELD]) / TICKS_PER_SECOND,
+    )
+
+
+def read_core_time_s(core: int) -> float:
+    """Return the seconds that processes and the hypervisor took from one core since boot.
+
+    Interrupts are left out: on the loopback device they are network work of server and generator themselves.
+    """
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name == f"cpu{core}":
+            user, nice, system, _idle, _iowait, _irq, _softirq, steal = map(int, fields[:8])
+            return (user + nice + system + steal) / TICKS_PER_SECOND
+    raise ValueError(f"no core {core}")
+
+
+def read_memory(pid: int) -> Memory:
+    kib = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if rest.endswith(" kB"):
+            kib[name] = int(rest[:-3])
+    return Memory(
+        rss_bytes=kib["Rss"] * 1024,
+        private_bytes=(kib["Private_Clean"] + kib["Private_Dirty"]) * 1024,
+        # Kernels before 5.4 do not split Pss.
+        anonymous_bytes=kib.get("Pss_Anon", kib["Anonymous"]) * 1024,
+    )
+
+
+def read_cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "unknown"

@@ -1,0 +1,65 @@
+# What the C library offers for non-blocking sockets: send, recv, epoll, the monotonic clock. See epoll(7).
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "<sys/types.h>" nogil:
+    ctypedef long ssize_t
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+        SOCK_NONBLOCK
+        SOCK_CLOEXEC
+    ssize_t recv(int fd, void* target, size_t size, int flags)
+    ssize_t send(int fd, const void* source, size_t size, int flags)
+    int accept4(int fd, void* address, void* address_bytes, int flags)
+    int setsockopt(int fd, int level, int option, const void* value, unsigned int value_bytes)
+
+cdef extern from "<netinet/in.h>" nogil:
+    enum:
+        IPPROTO_TCP
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    enum:
+        TCP_NODELAY
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
+cdef extern from "<sys/epoll.h>" nogil:
+    enum:
+        EPOLLIN
+        EPOLLOUT
+        EPOLLERR
+        EPOLLHUP
+        EPOLL_CTL_ADD
+        EPOLL_CTL_MOD
+        EPOLL_CTL_DEL
+        EPOLL_CLOEXEC
+    union epoll_data_t "epoll_data":
+        uint32_t u32
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epoll_fd, int operation, int fd, epoll_event* event)
+    int epoll_wait(int epoll_fd, epoll_event* events, int event_count_max, int timeout_ms)
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec* now)
+
+cdef inline int64_t monotonic_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+# Register (EPOLL_CTL_ADD) or change (EPOLL_CTL_MOD) what is awaited of fd; index comes back with its events.
+cdef inline int watch(int epoll_fd, int operation, int fd, uint32_t index, uint32_t events) noexcept nogil:
+    cdef epoll_event event
+    event.events = events
+    event.data.u32 = index
+    return epoll_ctl(epoll_fd, operation, fd, &event)

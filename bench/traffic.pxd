@@ -1,0 +1,65 @@
+# The C half of the load generator: the state of one load and the loop over it. Design notes: bench/traffic.pyx.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from bench.tally cimport Tally
+
+cdef enum:
+    CONTROL_BYTES = 64             # room for RDY, NOP and CLS behind the FINs
+    ERROR_TEXT_BYTES = 512
+
+cdef enum Role:
+    PUBLISHER
+    CONSUMER
+    IDLER
+
+cdef struct Connection:
+    int fd                         # borrowed from the Python socket
+    Role role
+    uint32_t index                 # in Load.connections, and in its epoll events
+    bint write_armed               # EPOLLOUT is awaited, and EPOLLIN only by publishers
+    bint closing                   # CLS was sent
+    bint finished                  # CLOSE_WAIT was received
+    char* input                    # unparsed bytes are input[input_start:input_end]; owned
+    uint32_t input_start
+    uint32_t input_end
+    uint32_t input_max
+    char* output                   # unsent bytes are output[output_start:output_end]; owned
+    uint32_t output_start
+    uint32_t output_end
+    uint32_t output_max
+    uint32_t outstanding           # commands sent or stamped, but not answered
+
+cdef struct Traffic:
+    int epoll_fd
+    Connection* connections        # owned, with the buffers
+    uint32_t connection_count
+    uint32_t publisher_count
+    uint32_t consumer_count
+    uint32_t finished_count        # consumers that have seen CLOSE_WAIT
+    uint32_t batch                 # messages in a command
+    uint32_t outstanding_max
+    uint32_t command_bytes
+    uint32_t counter_offset        # of the first counter in a command
+    uint32_t counter_stride        # from one counter of a command to the next
+    uint64_t messages              # to be published, or expected, or both
+    uint64_t next_counter
+    uint64_t confirmed
+    uint64_t heartbeats
+    Tally tally
+    int64_t start_ns
+    int64_t published_ns           # the last OK came
+    int64_t consumed_ns            # the last CLOSE_WAIT came
+    int64_t worked_ns              # spent on events, outside of epoll_wait
+    bint spinning                  # poll without sleeping
+    bint drained                   # every expected counter was received and CLS was sent
+    bint failed
+    char error_text[ERROR_TEXT_BYTES]
+
+# Send what is unsent; 1 when all left, 0 when the socket is full, -1 on failure.
+cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil
+
+# Stamp and send as many commands as may be outstanding; the caller saw an empty output buffer. Returns as flush.
+cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil
+
+# Serve events until end_ns; 1 when the load is complete, 0 when the time is over, -1 on failure.
+cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil

@@ -1,0 +1,113 @@
+"""A channel's files and life: opened, recovered, closed, deleted. Its traffic is the compiled half's."""
+
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from pyqd.hot.channel import ChannelCore, cursor_position, start_ledger
+from pyqd.hot.ledger import Ledger
+from pyqd.hot.log import Log
+from pyqd.hot.parked import Parked
+from pyqd.primitives.names import channel_dir, is_ephemeral_str
+
+if TYPE_CHECKING:
+    from pyqd.broker.topic import Topic
+
+LEDGER_FILE = "ledger"
+ATTEMPTS_FILE = "attempts"
+PARKED_LOG = "parked"
+PARKED_LEDGER = "parked.ledger"
+
+_ATTEMPTS_ENTRY = struct.Struct("<BQH")
+
+
+class Channel(ChannelCore):
+    """One channel of a topic.
+
+    Its directory holds the ledger, the parked log with a ledger of its own once something was parked, and after a clean
+    stop the deliveries so far of what was unfinished. An ephemeral channel has no directory.
+    Raises: StorageError, CorruptionError. Source: docs/storage.md, "Channel".
+    """
+
+    name: str
+    topic: "Topic"
+    directory: str | None
+
+    def __init__(self, topic: "Topic", name: str) -> None:
+        self.name = name
+        self.topic = topic
+        self.files = topic.files
+        self.directory = None
+        ephemeral = is_ephemeral_str(name)
+        if topic.directory is not None and not ephemeral:
+            self.directory = os.path.join(topic.directory, channel_dir(name))
+            self.files.make_directory(self.directory)
+        ledger = Ledger(self.files, None if self.directory is None else self.path_of(LEDGER_FILE))
+        fresh = not ledger.started
+        if fresh:
+            # Behind what other channels have been given; the first channel takes over what the topic holds.
+            position = topic.log.locate(topic.end)
+            start_ledger(ledger, position)
+        else:
+            ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
+        for start, end in topic.log.holes:
+            ledger.note_range(start, end)
+        if not fresh:
+            position = cursor_position(ledger, topic)
+        options = topic.broker.options
+        super().__init__(
+            topic,
+            ledger,
+            position,
+            max_msg_timeout_ns=options.max_msg_timeout_ns,
+            memory_count_max=options.mem_queue_size,
+            ephemeral=ephemeral,
+        )
+        if not fresh:
+            self.load()
+
+    def path_of(self, file: str) -> str:
+        """Return the path of one of the channel's files."""
+        assert self.directory is not None, "an ephemeral channel has no files"
+        return os.path.join(self.directory, file)
+
+    def load(self) -> None:
+        """Take up where an earlier run left off."""
+        attempts_of = {}
+        if self.files.exists(self.path_of(ATTEMPTS_FILE)):
+            content = self.files.read(self.path_of(ATTEMPTS_FILE))
+            whole = len(content) // _ATTEMPTS_ENTRY.size * _ATTEMPTS_ENTRY.size
+            attempts_of = {
+                (source, ordinal): attempts for source, ordinal, attempts in _ATTEMPTS_ENTRY.iter_unpack(content[:whole])
+            }
+            self.files.remove(self.path_of(ATTEMPTS_FILE))
+        self.recover(attempts_of)
+        if self.files.exists(self.path_of(PARKED_LEDGER)):
+            self.parked = self.open_parked()
+            self.recover_parked(attempts_of)
+
+    def open_parked(self) -> Parked:
+        """Open the parked log, making it when it is not there."""
+        if self.directory is None:
+            log = self.topic.broker.new_log(None)
+            return Parked(log, Ledger(self.files, None))
+        log = self.topic.broker.new_log(self.path_of(PARKED_LOG))
+        return Parked(log, Ledger(self.files, self.path_of(PARKED_LEDGER)))
+
+    def logs(self) -> list[Log]:
+        """Return the logs that are this channel's own."""
+        return [] if self.parked is None else [self.parked.log]
+
+    def ledgers(self) -> list[Ledger]:
+        """Return the channel's ledgers."""
+        return [self.ledger] if self.parked is None else [self.ledger, self.parked.ledger]
+
+    def close(self) -> None:
+        """Note how often the unfinished messages have been delivered; everything else is in the files already."""
+        if self.directory is not None:
+            entries = [
+                _ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
+                for (source, ordinal), attempts in self.attempts_noted().items()
+            ]
+            if entries:
+                self.files.write(self.path_of(ATTEMPTS_FILE), b"".join(entries))
