@@ -86,7 +86,7 @@ class Broker:
         """
         path = os.path.join(self.root, NODE_FILE)
         boot = self.files.read(BOOT_ID).decode().strip() if self.files.exists(BOOT_ID) else ""
-        node = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
+        node: dict[str, Any] = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
         if self.files.exists(path):
             try:
                 node = json.loads(self.files.read(path))

@@ -79,6 +79,9 @@ class Options:
         "broadcast-http-port", INT, 0, "HTTP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
 
+    topology_region: str = declare("topology-region", STRING, "", "region that clients are told the daemon is in")
+    topology_zone: str = declare("topology-zone", STRING, "", "zone that clients are told the daemon is in")
+
     data_path: str = declare(
         "data-path", STRING, "", "directory of the data, which must exist; empty is the current one"
     )
@@ -105,6 +108,21 @@ class Options:
     )
     max_msg_timeout_ns: int = declare(
         "max-msg-timeout", DURATION, 15 * MINUTE_NS, "longest time a client may have for a message", minimum=1
+    )
+    deflate: bool = declare(
+        "deflate", BOOL, True, "has no effect; compression is answered as not enabled", without_effect=True
+    )
+    snappy: bool = declare(
+        "snappy", BOOL, True, "has no effect; compression is answered as not enabled", without_effect=True
+    )
+    max_deflate_level: int = declare(
+        "max-deflate-level",
+        INT,
+        6,
+        "compression level that clients are told is the highest, 1 to 9",
+        minimum=1,
+        maximum=9,
+        range_text="must be [1,9]",
     )
     max_msg_size: int = declare("max-msg-size", INT, 1024 * 1024, "bytes in one message at most", minimum=1)
     max_req_timeout_ns: int = declare(

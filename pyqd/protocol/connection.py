@@ -56,8 +56,8 @@ class Connection(IoLoop):
         self.user_agent = ""
         self.topology_region = self.topology_zone = ""
         self.connect_ts = int(time.time())
-        self.granted: negotiate.Granted | None = None
-        self.msg_timeout_ns = server.options.msg_timeout_ns
+        self.granted = negotiate.defaults(server.options)
+        self.msg_timeout_ns = self.granted.msg_timeout_ns
         self.io_greenlet = greenlet(self.io_loop, server.hub)
         server.hub.loop.run_callback(self.io_greenlet.switch)
 
@@ -89,7 +89,7 @@ class Connection(IoLoop):
         self.user_agent = identity.user_agent
         self.topology_region = identity.topology_region
         self.topology_zone = identity.topology_zone
-        granted = negotiate.grant(identity, self.server.options)
+        granted = negotiate.grant(identity, self.server.options, self.granted)
         self.granted = granted
         self.sample_rate = granted.sample_rate
         self.msg_timeout_ns = granted.msg_timeout_ns

@@ -18,7 +18,7 @@ MSG_TIMEOUT_NS_MIN: Final = 1_000 * NS_PER_MS
 OUTPUT_BUFFER_BYTES_DEFAULT: Final = 16384
 OUTPUT_BUFFER_BYTES_MIN: Final = 64
 SAMPLE_RATE_MAX: Final = 99
-DEFLATE_LEVEL_MAX: Final = 6
+DEFLATE_LEVEL_DEFAULT: Final = 6
 
 _INT64: Final = range(-(2**63), 2**63)
 _INT32: Final = range(-(2**31), 2**31)
@@ -114,43 +114,57 @@ def _invalid(what: str, value: int) -> ClientError:
     return ClientError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
 
 
-def _heartbeat_ns(value: int, options: Options) -> int:
+def _heartbeat_ns(value: int, options: Options, current: Granted) -> int:
     if value in (0, -1):
-        return HEARTBEAT_NS_DEFAULT if value == 0 else 0
+        return current.heartbeat_ns if value == 0 else 0
     if HEARTBEAT_NS_MIN <= value * NS_PER_MS <= options.max_heartbeat_interval_ns:
         return value * NS_PER_MS
     raise _invalid("heartbeat interval", value)
 
 
-def _buffer_timeout_ns(value: int, options: Options) -> int:
+def _buffer_timeout_ns(value: int, options: Options, current: Granted) -> int:
     if value in (0, -1):
-        return options.output_buffer_timeout_ns if value == 0 else 0
+        return current.output_buffer_timeout_ns if value == 0 else 0
     if options.min_output_buffer_timeout_ns <= value * NS_PER_MS <= options.max_output_buffer_timeout_ns:
         return value * NS_PER_MS
     raise _invalid("output buffer timeout", value)
 
 
-def _buffer_size(value: int, options: Options) -> int:
+def _buffer_size(value: int, options: Options, current: Granted) -> int:
     if value in (0, -1):
-        return OUTPUT_BUFFER_BYTES_DEFAULT if value == 0 else 1
+        return current.output_buffer_size if value == 0 else 1
     if OUTPUT_BUFFER_BYTES_MIN <= value <= options.max_output_buffer_size:
         return value
     raise _invalid("output buffer size", value)
 
 
-def _msg_timeout_ns(value: int, options: Options) -> int:
+def _msg_timeout_ns(value: int, options: Options, current: Granted) -> int:
     if value == 0:
-        return options.msg_timeout_ns
+        return current.msg_timeout_ns
     if MSG_TIMEOUT_NS_MIN <= value * NS_PER_MS <= options.max_msg_timeout_ns:
         return value * NS_PER_MS
     raise _invalid("msg timeout", value)
 
 
-def grant(identity: Identity, options: Options) -> Granted:
-    """Check what the client asks for, in nsqd's order, and return what it gets. Raises: ClientError."""
-    heartbeat_ns = _heartbeat_ns(identity.heartbeat_interval, options)
-    buffer_timeout_ns = _buffer_timeout_ns(identity.output_buffer_timeout, options)
-    buffer_size = _buffer_size(identity.output_buffer_size, options)
+def defaults(options: Options) -> Granted:
+    """Return what a client has before it asks for anything."""
+    return Granted(
+        heartbeat_ns=HEARTBEAT_NS_DEFAULT,
+        output_buffer_timeout_ns=options.output_buffer_timeout_ns,
+        output_buffer_size=OUTPUT_BUFFER_BYTES_DEFAULT,
+        sample_rate=0,
+        msg_timeout_ns=options.msg_timeout_ns,
+    )
+
+
+def grant(identity: Identity, options: Options, current: Granted) -> Granted:
+    """Check what the client asks for, in nsqd's order, and return what it gets; 0 keeps what it has.
+
+    Raises: ClientError.
+    """
+    heartbeat_ns = _heartbeat_ns(identity.heartbeat_interval, options, current)
+    buffer_timeout_ns = _buffer_timeout_ns(identity.output_buffer_timeout, options, current)
+    buffer_size = _buffer_size(identity.output_buffer_size, options, current)
     if identity.output_buffer_size == -1:
         buffer_timeout_ns = 0
     if not 0 <= identity.sample_rate <= SAMPLE_RATE_MAX:
@@ -160,7 +174,7 @@ def grant(identity: Identity, options: Options) -> Granted:
         output_buffer_timeout_ns=buffer_timeout_ns,
         output_buffer_size=buffer_size,
         sample_rate=identity.sample_rate,
-        msg_timeout_ns=_msg_timeout_ns(identity.msg_timeout, options),
+        msg_timeout_ns=_msg_timeout_ns(identity.msg_timeout, options, current),
     )
 
 
@@ -178,14 +192,14 @@ def reply(identity: Identity, granted: Granted, options: Options) -> bytes:
         "msg_timeout": granted.msg_timeout_ns // NS_PER_MS,
         "tls_v1": False,
         "deflate": False,
-        "deflate_level": DEFLATE_LEVEL_MAX,
-        "max_deflate_level": DEFLATE_LEVEL_MAX,
+        "deflate_level": min(DEFLATE_LEVEL_DEFAULT, options.max_deflate_level),
+        "max_deflate_level": options.max_deflate_level,
         "snappy": False,
         "sample_rate": granted.sample_rate,
         "auth_required": False,
         "output_buffer_size": granted.output_buffer_size,
         "output_buffer_timeout": granted.output_buffer_timeout_ns // NS_PER_MS,
-        "topology_region": "",
-        "topology_zone": "",
+        "topology_region": options.topology_region,
+        "topology_zone": options.topology_zone,
     }
     return json.dumps(answer, separators=(",", ":")).encode()

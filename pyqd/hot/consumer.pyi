@@ -1,0 +1,17 @@
+from typing import Any
+
+from typing_extensions import Self
+
+from pyqd.hot.schedule import Scheduled
+
+class Consumer(Scheduled):
+    rdy: int
+    in_flight: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    msg_timeout_ns: int
+    sample_rate: int
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    @property
+    def number(self) -> int: ...

@@ -1,0 +1,4 @@
+from pyqd.hot.consumer import Consumer
+
+class Outbox(Consumer):
+    sent_bytes: int

@@ -1,0 +1,13 @@
+from typing import final
+
+from pyqd.hot.ledger import Ledger
+from pyqd.hot.log import Log
+
+@final
+class Parked:
+    def __init__(self, log: Log, ledger: Ledger) -> None: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    def wait_for_unfinished(self) -> None: ...

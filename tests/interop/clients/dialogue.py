@@ -1,0 +1,81 @@
+"""The lines a client script and its test say to one another.
+
+A script runs one client library as either a producer or a consumer. It reads commands from standard input and writes
+events to standard output, both one JSON object a line, bodies in base64. The test so decides every step, and the
+script's event loop never meets pytest's.
+
+Commands: ``pub``, ``mpub`` (topic, bodies), ``dpub`` (topic, bodies, delay_ms) of a producer; ``fin``, ``touch`` (id),
+``req`` (id, delay_ms), ``cls`` of a consumer; ``close`` of both, the last one: the script then leaves with status 0.
+
+Events: ``connected`` (a producer may publish), ``published``, ``failed`` (error), ``message`` (id, attempts, body),
+``heartbeat``, ``close_wait`` (the daemon agreed to CLS).
+"""
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the test. Delays are in milliseconds."""
+
+    op: str
+    topic: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    delay_ms: int = 0
+    id: str = ""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line every client script takes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--role", choices=["producer", "consumer"], required=True)
+    parser.add_argument("--address", required=True, help="host:port of the daemon's TCP protocol")
+    parser.add_argument("--topic", default="")
+    parser.add_argument("--channel", default="")
+    parser.add_argument("--max-in-flight", type=int, default=1)
+    parser.add_argument("--heartbeat-ms", type=int, default=30_000)
+    parser.add_argument("--msg-timeout-ms", type=int, default=60_000)
+    return parser.parse_args()
+
+
+def read_commands(lines: Iterable[bytes] | None = None) -> Iterator[Command]:
+    """Yield the test's commands until ``close``, which comes last; a closed pipe counts as ``close``."""
+    for line in sys.stdin.buffer if lines is None else lines:
+        fields: dict[str, Any] = json.loads(line)
+        fields["bodies"] = [base64.b64decode(body) for body in fields.get("bodies", [])]
+        command = Command(**fields)
+        yield command
+        if command.op == "close":
+            return
+    yield Command("close")
+
+
+def report(event: str, **fields: object) -> None:
+    """Write one event."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def report_message(message_id: str, attempts: int, body: bytes) -> None:
+    """Write the arrival of one message."""
+    report("message", id=message_id, attempts=attempts, body=base64.b64encode(body).decode())
+
+
+def on_thread(hand_over: Callable[[Command], object]) -> None:
+    """Read commands on a thread of their own, handing each over to the event loop; returns at once.
+
+    The thread ends with ``close``, so that no interpreter shuts down while it still waits in a read.
+    """
+    import threading
+
+    def run() -> None:
+        for command in read_commands():
+            hand_over(command)
+
+    threading.Thread(target=run, name="commands", daemon=True).start()

@@ -1,0 +1,293 @@
+"""Daemons under test: started on free loopback ports, watched, stopped, killed and started again.
+
+A Daemon is one process with one data directory. Its standard output and error go to a file, so that a test can say
+after the fact that nothing crashed. Every wait here has a bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WAIT_S = 10.0
+START_WAIT_S = 20.0
+POLL_S = 0.01
+START_COUNT_MAX = 5
+
+# What no log of a healthy daemon contains; the second row is what Go's runtime and the C library say.
+SIGNS_OF_A_CRASH = (
+    "Traceback (most recent call last)",
+    "AssertionError",
+    "Fatal Python error",
+    "Exception ignored in",
+    "panic:",
+    "fatal error:",
+    "Segmentation fault",
+)
+
+
+class DaemonError(AssertionError):
+    """The daemon did not start, crashed, or did not stop as it should; the text ends with the tail of its log."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A server the suite can run against: how it is called, and the flags it needs to be comparable."""
+
+    name: str
+    argv: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP reply: status, headers with lower-case names, and the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def pyqd() -> Implementation:
+    """Return this repository's daemon, run by the interpreter that runs the tests."""
+    return Implementation("pyqd", (sys.executable, "-m", "pyqd.apps.daemon"))
+
+
+def nsqd(path: str) -> Implementation:
+    """Return the nsqd binary at path.
+
+    Its queue scan looks at 20 random channels every 100 ms. A session of tests makes hundreds, so it is told to look at
+    all of them: otherwise a time-out would take as many seconds as there are hundreds.
+    """
+    return Implementation("nsqd", (path,), ("-queue-scan-selection-count=10000",))
+
+
+def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+    """Poll until condition() is true. Raises: AssertionError naming `what` after wait_s seconds."""
+    deadline_s = time.monotonic() + wait_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {wait_s} s: {what}")
+        time.sleep(POLL_S)
+
+
+def free_port() -> int:
+    """Return a loopback TCP port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Daemon:
+    """One daemon process at a time over one data directory.
+
+    directory: the parent of the data directory; the log lies beside it. Flags are in Go's style, as nsqd takes them.
+    """
+
+    def __init__(self, implementation: Implementation, directory: Path, flags: Sequence[str] = ()) -> None:
+        self.implementation = implementation
+        self.data_path = directory / "data"
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        self.log_path = directory / "log"
+        self.flags = tuple(flags)
+        self.tcp_port = 0
+        self.http_port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_checked_bytes = 0
+
+    @property
+    def tcp_address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.tcp_port)
+
+    @property
+    def http_address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.http_port)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the daemon is not running"
+        return self._process.pid
+
+    def log_text(self) -> str:
+        """Return all the daemon has written so far, over restarts."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def start(self) -> Daemon:
+        """Start the process and wait until /ping answers. Another process may take a port first: then try others."""
+        assert self._process is None, "the daemon is running already"
+        for _ in range(START_COUNT_MAX):
+            if self.tcp_port == 0:
+                self.tcp_port, self.http_port = free_port(), free_port()
+            log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
+            self._spawn()
+            if self._wait_ready():
+                return self
+            said = self.log_path.read_bytes()[log_start_bytes:].decode(errors="replace")
+            self._reap()
+            if "address already in use" not in said.lower():
+                raise self._error("the daemon ended before it was ready")
+            self.tcp_port = 0
+        raise self._error("no free ports")
+
+    def stop(self) -> None:
+        """Send SIGTERM, wait for the end, and assert that it was a clean one."""
+        if self._process is None:
+            return
+        self.assert_healthy()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(START_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise self._error("the daemon did not stop after SIGTERM") from None
+        self._process = None
+        if code != 0:
+            raise self._error(f"the daemon stopped with exit code {code}")
+        self._check_log()
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait for the end; nothing is asserted about it."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
+
+    def restart(self) -> None:
+        """Stop cleanly and start again: same data directory, same ports."""
+        self.stop()
+        self.start()
+
+    def assert_healthy(self) -> None:
+        """Assert that the process is running and that its log has no sign of a crash since the last look."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is not None:
+                self._process = None
+                raise self._error(f"the daemon died with exit code {code}")
+        self._check_log()
+
+    def http(self, method: str, path: str, body: bytes | None = None, **query: str) -> Reply:
+        """Send one HTTP request on its own connection and return the whole reply."""
+        connection = http.client.HTTPConnection(*self.http_address, timeout=WAIT_S)
+        try:
+            connection.request(method, f"{path}?{urlencode(query)}" if query else path, body=body)
+            response = connection.getresponse()
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, headers, response.read())
+        finally:
+            connection.close()
+
+    def topics(self) -> dict[str, dict[str, Any]]:
+        """Return what /stats says of each topic, by name."""
+        reply = self.http("GET", "/stats", format="json")
+        assert reply.status == 200, reply
+        return {topic["topic_name"]: topic for topic in reply.json()["topics"] or []}
+
+    def topic(self, name: str) -> dict[str, Any] | None:
+        """Return what /stats says of one topic, or None when there is none of that name."""
+        return self.topics().get(name)
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any] | None:
+        """Return what /stats says of one channel, or None when there is none of that name."""
+        channels = (self.topic(topic) or {}).get("channels") or []
+        return next((entry for entry in channels if entry["channel_name"] == channel), None)
+
+    def wait_for_topic(self, name: str, **fields: object) -> None:
+        """Wait until the topic exists and /stats shows these values for it."""
+        self._wait_for(lambda: self.topic(name), f"topic {name}", fields)
+
+    def wait_for_channel(self, topic: str, channel: str, **fields: object) -> None:
+        """Wait until the channel exists and /stats shows these values for it."""
+        self._wait_for(lambda: self.channel(topic, channel), f"channel {topic}:{channel}", fields)
+
+    def _wait_for(self, read: Callable[[], dict[str, Any] | None], what: str, fields: Mapping[str, object]) -> None:
+        seen: dict[str, Any] = {}
+
+        def settled() -> bool:
+            stats = read()
+            seen.clear()
+            seen.update({key: stats[key] for key in fields} if stats is not None else {})
+            return stats is not None and seen == dict(fields)
+
+        try:
+            wait_until(settled, what)
+        except AssertionError:
+            raise self._error(f"{what} should come to {dict(fields)}, is at {seen or 'nothing'}") from None
+
+    def _spawn(self) -> None:
+        # Not in the repository: with -m the current directory would come before PYTHONPATH, and with it another build
+        # of the package could not be put under test.
+        python_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([*python_path, str(REPOSITORY)]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
+        arguments = [
+            *self.implementation.argv,
+            f"-tcp-address=127.0.0.1:{self.tcp_port}",
+            f"-http-address=127.0.0.1:{self.http_port}",
+            f"-data-path={self.data_path}",
+            "-broadcast-address=127.0.0.1",
+            *self.implementation.flags,
+            *self.flags,
+        ]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.log_path.parent,
+                env=environment,
+            )
+
+    def _wait_ready(self) -> bool:
+        assert self._process is not None
+        deadline_s = time.monotonic() + START_WAIT_S
+        while self._process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                # The process is looked at again: what answered may be another one that took the port first.
+                if self.http("GET", "/ping").status == 200 and self._process.poll() is None:
+                    return True
+            if time.monotonic() > deadline_s:
+                self.kill()
+                raise self._error(f"the daemon was not ready within {START_WAIT_S} s")
+            time.sleep(POLL_S)
+        return False
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        self._process.wait(START_WAIT_S)
+        self._process = None
+
+    def _check_log(self) -> None:
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_checked_bytes)
+            fresh = log.read()
+        # Only whole lines count as looked at, so that no sign is missed for being half written.
+        self._log_checked_bytes += fresh.rfind(b"\n") + 1
+        text = fresh.decode(errors="replace")
+        for sign in SIGNS_OF_A_CRASH:
+            if sign in text:
+                raise self._error(f"the daemon's log says {sign!r}")
+
+    def _error(self, text: str) -> DaemonError:
+        tail = "\n".join(self.log_text().splitlines()[-40:])
+        return DaemonError(f"{self.implementation.name}: {text}; the end of its log:\n{tail}")

@@ -1,0 +1,57 @@
+"""What the tests of the disk queue and the broker share: a full disk, small options, bodies that tell who they are."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+from pyqd.broker.broker import Broker
+from pyqd.diskqueue.files import Files
+from pyqd.hot.consumer import Consumer
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.durations import MINUTE_NS
+from pyqd.primitives.errors import DiskFull
+from pyqd.primitives.options import Options, build
+
+SEGMENT_BYTES_MIN = 64 << 10
+SEGMENT_HEADER_BYTES = 128
+RECORD_HEADER_BYTES = 48
+
+
+class FullFiles(Files):
+    """A disk with room for so many new files: `room` is how many more, None for no limit."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
+        if self.room is not None:
+            if self.room == 0:
+                raise DiskFull("reserve", path or "memory", errno.ENOSPC, "No space left on device")
+            self.room -= 1
+        return super().new_mapped(path, size_bytes, populate)
+
+
+def body_of(number: int, size_bytes: int = 16) -> bytes:
+    """Return a body of that size, at least 8, that is full of its number."""
+    return (number.to_bytes(8, "little") * (size_bytes // 8 + 1))[:size_bytes]
+
+
+def options_for(path: Path, **flags: Any) -> Options:
+    """Return options with the smallest segments; flags by name, with _ for -."""
+    given = {"max-bytes-per-file": SEGMENT_BYTES_MIN, "data-path": str(path), "node-id": 7}
+    return build({**given, **{name.replace("_", "-"): value for name, value in flags.items()}})
+
+
+def broker_on(path: Path, files: Files | None = None, **flags: Any) -> Broker:
+    """Return a loaded broker without an event loop."""
+    broker = Broker(options_for(path, **flags), files)
+    broker.load()
+    return broker
+
+
+def consumer_on(channel: Any, msg_timeout_ns: int = MINUTE_NS) -> Consumer:
+    """Subscribe a consumer that takes nothing by itself."""
+    consumer = Consumer()
+    consumer.msg_timeout_ns = msg_timeout_ns
+    channel.add_consumer(consumer)
+    return consumer
