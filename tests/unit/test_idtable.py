@@ -81,8 +81,8 @@ def test_memory_returns_when_the_ids_have_gone():
     grown = table.capacity
     for slot, guid in enumerate(ids):
         assert table.take(guid) == slot
-        assert table.capacity <= 1024 or 8 * len(table) >= table.capacity
-    assert (grown, table.capacity) == (262_144, 1024)
+        assert table.capacity <= 16384 or 8 * len(table) >= table.capacity
+    assert (grown, table.capacity) == (262_144, 16384)
     table.check()
 
 
@@ -104,7 +104,7 @@ def test_clear_removes_all_and_returns_memory():
         table.put(guid, guid)
     table.clear()
     assert len(table) == 0
-    assert table.capacity <= 1024
+    assert table.capacity <= 16384
     table.check()
     assert all(table.get(guid) == -1 for guid in range(1, 5000))
     table.put(1, 2)
@@ -163,7 +163,7 @@ def test_a_window_of_ids_that_moves_on_leaves_no_trace():
         if index >= 300:
             assert table.take(ids[index - 300]) == index - 300
     assert len(table) == 300
-    assert table.capacity == 1024
+    assert table.capacity == 16384
     table.check()
 
 

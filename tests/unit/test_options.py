@@ -43,6 +43,11 @@ NSQD_DEFAULTS = {
     "min-output-buffer-timeout": 25 * MS,
     "output-buffer-timeout": 250 * MS,
     "max-channel-consumers": 0,
+    "deflate": True,
+    "snappy": True,
+    "max-deflate-level": 6,
+    "topology-region": "",
+    "topology-zone": "",
 }
 
 
