@@ -28,3 +28,11 @@ cdef class Consumer(Scheduled):
 
     cdef int deliver(self, uint64_t quota) except -1:
         raise AssertionError("this consumer takes nothing")
+
+    def close(self):
+        """Close the client's connection: its channel goes away."""
+        raise NotImplementedError("the connection knows how to close")
+
+    def stats(self):
+        """Return what statistics show of the client, as a dict."""
+        raise NotImplementedError("the connection knows the client")

@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ from pyqd.broker.broker import Broker
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
-from pyqd.primitives.options import Options, parse_args
+from pyqd.primitives.options import Options, parse_args, split_address
 from pyqd.protocol.background import Background
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.turns import Turns
 from pyqd.services.http import HttpServer
+from pyqd.services.identity import Identity, port_of
+from pyqd.services.routes import daemon_routes
 from pyqd.services.syncer import Syncer
 
 THREADS = 4
@@ -37,14 +40,15 @@ class Daemon:
         self.hub: Any = gevent.get_hub()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
-        self.start_time = int(time.time())
+        self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
         self.lock = DirectoryLock(options.data_path or os.curdir)
         self.broker = Broker(options, in_background=Background(self.hub, THREADS).run)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
         self.tcp = TcpServer(self.broker, options, self.hub, self.on_bug)
-        self.syncer = Syncer(self.broker, options)
-        self.http: HttpServer | None = None
+        self.identity.producers = self.tcp.producers
+        self.http = HttpServer(daemon_routes(self.broker, self.identity))
+        self.syncer = Syncer(self.broker)
 
     def on_bug(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, and what it guards must not be written to any more."""
@@ -60,20 +64,16 @@ class Daemon:
     def start(self) -> None:
         """Load what is on disk, then listen."""
         self.broker.load()
-        tcp_address = self.tcp.start(self.options.tcp_address)
+        self.identity.tcp_port = port_of(self.tcp.start(split_address(self.options.tcp_address)))
         if self.options.http_address:
-            self.http = HttpServer(
-                self.broker, self.options, producers=self.tcp.producers, start_time=self.start_time, tcp_address=tcp_address
-            )
-            self.http.start(self.options.http_address)
+            self.identity.http_port = port_of(self.http.start(split_address(self.options.http_address)))
         self.syncer.start()
 
     def stop(self) -> None:
         """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
         self.tcp.stop_listening()
         self.tcp.close_all()
-        if self.http is not None:
-            self.http.stop()
+        self.http.stop()
         gevent.sleep(0)
         logger.info("NSQ: closing topics")
         self.syncer.stop()

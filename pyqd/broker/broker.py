@@ -56,6 +56,7 @@ class Broker:
         self.scheduler = Scheduler()
         self.topic_of: dict[str, Topic] = {}
         self.failed_write: tuple[str, int] | None = None
+        self.failed_sync: str | None = None
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.epoch = 0
         self.discarded_count = 0
@@ -172,13 +173,13 @@ class Broker:
         return True
 
     def health(self) -> str:
-        """Return OK, or NOK with the error of the last failed write until one has succeeded."""
+        """Return OK, or NOK with an error: of the last failed write or sync, until one has succeeded."""
         if self.failed_write is not None:
             error, accepted = self.failed_write
             if self.accepted_count() == accepted:
                 return f"NOK - {error}"
             self.failed_write = None
-        return "OK"
+        return "OK" if self.failed_sync is None else f"NOK - {self.failed_sync}"
 
     def accepted_count(self) -> int:
         """Return how many messages all logs have taken in: whether writing works again shows in it."""
@@ -188,6 +189,15 @@ class Broker:
         """Note that a message could not be accepted."""
         self.failed_write = (str(error), self.accepted_count())
         logger.error("DISKQUEUE: %s", error)
+
+    def note_failed_sync(self, error: StorageError) -> None:
+        """Note that something could not be made durable against power loss; it is tried again."""
+        self.failed_sync = str(error)
+        logger.error("DISKQUEUE: %s", error)
+
+    def note_synced(self) -> None:
+        """Note that a sync has succeeded."""
+        self.failed_sync = None
 
     def close(self) -> None:
         """Leave the data directory as a clean stop leaves it."""

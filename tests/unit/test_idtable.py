@@ -163,7 +163,7 @@ def test_a_window_of_ids_that_moves_on_leaves_no_trace():
         if index >= 300:
             assert table.take(ids[index - 300]) == index - 300
     assert len(table) == 300
-    assert table.capacity == 16384
+    assert table.capacity == 1024
     table.check()
 
 

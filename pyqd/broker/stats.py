@@ -1,0 +1,151 @@
+"""Snapshots of the counters, as plain dictionaries in nsqd's shape and order of keys.
+
+What a client tells of itself is its own business: a channel's consumers have a method `stats()` that returns a
+dictionary in nsqd's shape, with all its `pub_counts`; clients that publish come in as such dictionaries too. Nothing
+here waits; whoever walks thousands of topics does so in pieces, by `topics_shown` and `topic_stats`.
+
+Source: spec of the HTTP API, "GET /stats".
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
+from pyqd.broker.topic import Topic
+from pyqd.primitives.compat import NSQ_VERSION
+
+STATM = "/proc/self/statm"
+
+StatsDict = dict[str, Any]
+
+
+class Selection(NamedTuple):
+    """What of the statistics is asked for. topic, channel: this name only; empty for all."""
+
+    topic: str = ""
+    channel: str = ""
+    include_clients: bool = True
+    include_mem: bool = True
+
+
+ALL = Selection()
+
+
+def topics_shown(broker: Broker, selection: Selection) -> list[Topic] | None:
+    """Return the topics asked for, sorted by name; None where the one asked for does not exist."""
+    if selection.topic:
+        topic = broker.topic_of.get(selection.topic)
+        return None if topic is None else [topic]
+    return [topic for _, topic in sorted(broker.topic_of.items())]
+
+
+def topic_stats(topic: Topic, selection: Selection) -> StatsDict | None:
+    """Return a topic's counters and those of its channels; None where it lacks the channel asked for."""
+    if selection.channel:
+        if selection.channel not in topic.channel_of:
+            return None
+        channels = [topic.channel_of[selection.channel]]
+    else:
+        channels = [channel for _, channel in sorted(topic.channel_of.items())]
+    return {
+        "topic_name": topic.name,
+        "channels": [channel_stats(channel, selection) for channel in channels],
+        "depth": topic.depth,
+        "backend_depth": topic.backend_depth,
+        "message_count": topic.message_count,
+        "message_bytes": topic.message_bytes,
+        "paused": topic.paused,
+        "e2e_processing_latency": no_latency(),
+    }
+
+
+def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
+    """Return a channel's counters and, where asked for, those of its clients."""
+    clients = None
+    if selection.include_clients:
+        clients = [shown_client(consumer.stats(), selection) for consumer in channel.consumers]
+    return {
+        "channel_name": channel.name,
+        "depth": channel.depth,
+        "backend_depth": channel.backend_depth,
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": channel.deferred_count,
+        "message_count": channel.message_count,
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "client_count": len(channel.consumers),
+        "clients": clients,
+        "paused": channel.paused,
+        "e2e_processing_latency": no_latency(),
+    }
+
+
+def no_latency() -> StatsDict:
+    """Return what stands for the end-to-end latency while it is not measured."""
+    return {"count": 0, "percentiles": None}
+
+
+def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
+    """Return a client's dictionary with the one pub_count that nsqd shows: the topic's asked for, else any."""
+    counts = client.get("pub_counts")
+    if counts is None:
+        return client
+    shown = [count for count in counts if selection.topic in ("", count["topic"])][:1]
+    # In its place: the order of keys is part of the shape.
+    items = {**client, "pub_counts": shown}
+    if not shown:
+        del items["pub_counts"]
+    return items
+
+
+def shown_producers(producers: Iterable[StatsDict], selection: Selection) -> list[StatsDict] | None:
+    """Return the clients that have published, in nsqd's form; None where there are none."""
+    return [shown_client(client, selection) for client in producers] or None
+
+
+def memory_stats() -> dict[str, int]:
+    """Return nsqd's keys about memory, with what has a meaning in CPython; the others are 0.
+
+    heap_objects: blocks the interpreter has allocated. heap_in_use_bytes: resident and private to the process, so
+    without the mapped logs. gc_total_runs: collections so far.
+    """
+    with open(STATM, "rb") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return {
+        "heap_objects": sys.getallocatedblocks(),
+        "heap_idle_bytes": 0,
+        "heap_in_use_bytes": (resident - shared) * os.sysconf("SC_PAGESIZE"),
+        "heap_released_bytes": 0,
+        "gc_pause_usec_100": 0,
+        "gc_pause_usec_99": 0,
+        "gc_pause_usec_95": 0,
+        "next_gc_bytes": 0,
+        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
+    }
+
+
+def head_stats(broker: Broker, start_time_s: int) -> StatsDict:
+    """Return what stands before the topics."""
+    return {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
+
+
+def snapshot(
+    broker: Broker,
+    start_time_s: int,
+    producers: Callable[[], Iterable[StatsDict]],
+    selection: Selection = ALL,
+) -> StatsDict:
+    """Return all that is asked for at one moment. start_time_s: Unix. producers: the clients that have published."""
+    topics = topics_shown(broker, selection)
+    found = None if topics is None else [topic_stats(topic, selection) for topic in topics]
+    stats = head_stats(broker, start_time_s)
+    stats["topics"] = None if found is None else [topic for topic in found if topic is not None]
+    if selection.include_mem:
+        stats["memory"] = memory_stats()
+    wanted = selection.include_clients and topics is not None
+    stats["producers"] = shown_producers(producers(), selection) if wanted else None
+    return stats

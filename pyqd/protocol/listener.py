@@ -1,0 +1,124 @@
+"""Listen on an address and hand out what connects.
+
+Connections are accepted in a callback of the loop, several a time, and handed out there: what takes them must not wait.
+Out of descriptors, it leaves them in the system's queue for a moment and tries again.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.options import TcpAddress, UnixAddress
+
+BACKLOG_MAX = 4096
+ACCEPTED_PER_TURN_MAX = 64
+RETRY_S = 0.1
+READ_EVENT = 1
+UNIX_REMOTE = "@"
+
+logger = logging.getLogger(__name__)
+
+Address = TcpAddress | UnixAddress
+
+
+class Listener:
+    """One listening socket. accepted: called with each connection, not blocking, and its remote address as text."""
+
+    def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
+        self._accepted = accepted
+        self._socket: socket.socket | None = None
+        self._path: str | None = None
+        self._watcher: Any = None
+        self._retry: Any = None
+
+    def start(self, address: Address) -> Address:
+        """Listen. Returns: the address with the port it really is. Raises: StartupError."""
+        try:
+            self._socket = listening_socket(address)
+        except OSError as error:
+            family = "unix" if isinstance(address, UnixAddress) else "tcp"
+            reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+            raise StartupError(f"listen ({address}) failed - listen {family} {address}: bind: {reason}") from error
+        loop = gevent.get_hub().loop
+        self._watcher = loop.io(self._socket.fileno(), READ_EVENT)
+        self._retry = loop.timer(RETRY_S)
+        self._watcher.start(self._accept)
+        if isinstance(address, UnixAddress):
+            self._path = os.path.abspath(address.path)
+            return address
+        host, port, *_ = self._socket.getsockname()
+        return TcpAddress(host, port)
+
+    def stop(self) -> None:
+        """Stop listening; what was accepted stays. The file of a unix socket is removed."""
+        if self._socket is None:
+            return
+        self._watcher.stop()
+        self._watcher.close()
+        self._retry.stop()
+        self._retry.close()
+        self._socket.close()
+        self._socket = None
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        for _ in range(ACCEPTED_PER_TURN_MAX):
+            try:
+                connection, remote = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                logger.error("accept failed - %s; trying again in %s s", error.strerror, RETRY_S)
+                self._watcher.stop()
+                self._retry.start(self._watcher.start, self._accept)
+                return
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._accepted(connection, remote_text(remote))
+
+
+def listening_socket(address: Address) -> socket.socket:
+    """Return a socket that listens, not blocking. An empty host is every interface, by IPv4 and IPv6."""
+    if isinstance(address, UnixAddress):
+        listener = socket.socket(socket.AF_UNIX)
+        where: Any = address.path
+    else:
+        every = not address.host
+        family, _, _, _, where = socket.getaddrinfo(
+            ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host,
+            address.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
+    try:
+        listener.bind(where)
+        listener.listen(BACKLOG_MAX)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def remote_text(remote: Any) -> str:
+    """Return a peer's address as logs and statistics show it."""
+    if not isinstance(remote, tuple):
+        return UNIX_REMOTE
+    return str(TcpAddress(remote[0].removeprefix("::ffff:"), remote[1]))

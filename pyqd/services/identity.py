@@ -1,0 +1,32 @@
+"""What the daemon says of itself."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from pyqd.broker.stats import StatsDict
+from pyqd.primitives.options import TcpAddress, UnixAddress
+
+
+def no_producers() -> Iterable[StatsDict]:
+    """Return no clients."""
+    return ()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Identity:
+    """What is known once the daemon listens.
+
+    start_ns: Unix time. tcp_port, http_port: the real ones, -1 for a unix socket, 0 where there is no listener.
+    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
+    """
+
+    hostname: str
+    start_ns: int
+    tcp_port: int = 0
+    http_port: int = 0
+    producers: Callable[[], Iterable[StatsDict]] = no_producers
+
+
+def port_of(address: TcpAddress | UnixAddress) -> int:
+    """Return the port as /info shows it."""
+    return address.port if isinstance(address, TcpAddress) else -1

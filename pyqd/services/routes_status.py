@@ -1,0 +1,134 @@
+"""GET /ping, /info and /stats. Source: spec of the HTTP API, "/ping and /info", "GET /stats"."""
+
+import time
+
+import gevent
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.stats import (
+    Selection,
+    StatsDict,
+    head_stats,
+    memory_stats,
+    shown_producers,
+    topic_stats,
+    topics_shown,
+)
+from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.services.http_messages import JSON, Request, Response, json_response, text_response, to_json
+from pyqd.services.http_query import Query
+from pyqd.services.http_router import Route
+from pyqd.services.identity import Identity
+from pyqd.services.stats_text import stats_text
+
+SECOND_NS = 1_000_000_000
+# Of thousands of topics so many are looked at before other connections get a turn.
+TOPICS_PER_TURN = 64
+
+DEFLATE_LEVEL_MAX = 6
+
+
+class StatusRoutes:
+    """The routes that tell of the daemon."""
+
+    def __init__(self, broker: Broker, identity: Identity) -> None:
+        self.broker = broker
+        self.identity = identity
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/ping", self.ping, versioned=False),
+            Route("GET", "/info", self.info),
+            Route("GET", "/stats", self.stats),
+        ]
+
+    def ping(self, _request: Request) -> Response:
+        """Say whether the last write succeeded."""
+        health = self.broker.health()
+        return text_response(health, 200 if health == "OK" else 500)
+
+    def info(self, _request: Request) -> Response:
+        """Say who and where the daemon is, and what clients may ask for."""
+        options = self.broker.options
+        identity = self.identity
+        return json_response(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": identity.hostname,
+                "http_port": identity.http_port,
+                "tcp_port": identity.tcp_port,
+                "start_time": identity.start_ns // SECOND_NS,
+                "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+                "max_deflate_level": DEFLATE_LEVEL_MAX,
+                "topology_zone": "",
+                "topology_region": "",
+            }
+        )
+
+    def stats(self, request: Request) -> Response:
+        """Return the counters as JSON, or as text for people. Switches: yes."""
+        query = request.query()
+        selection = selection_of(query)
+        topics = self.topics(selection)
+        head = head_stats(self.broker, self.identity.start_ns // SECOND_NS)
+        memory = memory_stats() if selection.include_mem else None
+        producers = None
+        if selection.include_clients and topics is not None:
+            producers = shown_producers(self.identity.producers(), selection)
+        if query.get("format") == "json":
+            return Response(200, stats_json(head, topics, memory, producers), JSON)
+        uptime_ns = time.time_ns() - self.identity.start_ns
+        return text_response(stats_text(head, uptime_ns, topics or [], memory, producers or []))
+
+    def topics(self, selection: Selection) -> list[StatsDict] | None:
+        """Return what the topics say, each at a moment of its own. Switches: yes."""
+        topics = topics_shown(self.broker, selection)
+        if topics is None:
+            return None
+        found = []
+        for index, topic in enumerate(topics, 1):
+            if not topic.exiting:
+                stats = topic_stats(topic, selection)
+                if stats is not None:
+                    found.append(stats)
+            if index % TOPICS_PER_TURN == 0:
+                gevent.sleep(0)
+        return found
+
+
+def selection_of(query: Query) -> Selection:
+    """Return what a query asks for."""
+    return Selection(
+        topic=query.get("topic") or "",
+        channel=query.get("channel") or "",
+        include_clients=query.flag("include_clients"),
+        include_mem=query.flag("include_mem"),
+    )
+
+
+def stats_json(
+    head: StatsDict,
+    topics: list[StatsDict] | None,
+    memory: dict[str, int] | None,
+    producers: list[StatsDict] | None,
+) -> bytes:
+    """Return the JSON of all, made in pieces. Switches: yes."""
+    parts = [to_json(head)[:-1], b',"topics":']
+    if topics is None:
+        parts.append(b"null")
+    else:
+        parts.append(b"[")
+        for start in range(0, len(topics), TOPICS_PER_TURN):
+            if start:
+                gevent.sleep(0)
+                parts.append(b",")
+            parts.append(to_json(topics[start : start + TOPICS_PER_TURN])[1:-1])
+        parts.append(b"]")
+    if memory is not None:
+        parts += [b',"memory":', to_json(memory)]
+    parts += [b',"producers":', to_json(producers), b"}"]
+    return b"".join(parts)

@@ -1,0 +1,90 @@
+"""The counters as a page of text for people. Source: spec of the HTTP API, "Text format"."""
+
+import datetime
+import platform
+import time
+from collections.abc import Iterable
+
+from pyqd.broker.stats import StatsDict
+from pyqd.primitives.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, format_duration
+
+_UNITS = ((SECOND_NS, "s"), (MILLISECOND_NS, "ms"), (MICROSECOND_NS, "us"))
+
+
+def stats_text(
+    head: StatsDict,
+    uptime_ns: int,
+    topics: Iterable[StatsDict],
+    memory: dict[str, int] | None,
+    producers: Iterable[StatsDict],
+) -> str:
+    """Return the page; the arguments are parts of the JSON form."""
+    started = datetime.datetime.fromtimestamp(head["start_time"]).astimezone()
+    moment = started.isoformat(timespec="seconds").replace("+00:00", "Z")
+    lines = [
+        f"nsqd v{head['version']} (built w/python{platform.python_version()})\n",
+        f"start_time {moment}\n",
+        f"uptime {format_duration(uptime_ns)}\n",
+        f"\nHealth: {head['health']}\n",
+    ]
+    if memory is not None:
+        lines.append("\nMemory:\n")
+        lines += [f"   {name:<25}\t{value}\n" for name, value in memory.items()]
+    now_s = int(time.time())
+    topic_lines = [line for topic in topics for line in topic_text(topic, now_s)]
+    lines += ["\nTopics:", *topic_lines] if topic_lines else ["\nTopics: None\n"]
+    producer_lines = [f"   {client_text(client, now_s)}\n" for client in producers]
+    lines += ["\nProducers:\n", *producer_lines] if producer_lines else ["\nProducers: None\n"]
+    return "".join(lines)
+
+
+def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:
+    """Yield the lines of a topic, its channels and their clients."""
+    prefix = "*P " if topic["paused"] else "   "
+    yield (
+        f"\n{prefix}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
+        f"msgs: {topic['message_count']:<8} e2e%: {latency_text(topic)}\n"
+    )
+    for channel in topic["channels"]:
+        prefix = "   *P " if channel["paused"] else "      "
+        yield (
+            f"{prefix}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
+            f"e2e%: {latency_text(channel)}\n"
+        )
+        for client in channel["clients"] or ():
+            yield f"        {client_text(client, now_s)}\n"
+
+
+def client_text(client: StatsDict, now_s: int) -> str:
+    """Return a client in one line: what it published, if it did, else what it consumed."""
+    port = client["remote_address"].rpartition(":")[2]
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    name = f"[{client['version']} {name:<21}]"
+    connected = format_duration(max(0, now_s - client["connect_ts"]) * SECOND_NS)
+    counts = client.get("pub_counts")
+    if counts:
+        total = sum(count["count"] for count in counts)
+        topics = ",".join(f"{count['topic']}={count['count']}" for count in counts)
+        return f"{name} msgs: {total:<8} topics: {topics} connected: {connected}"
+    return (
+        f"{name} state: {client['state']} inflt: {client['in_flight_count']:<4} rdy: {client['ready_count']:<4} "
+        f"fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} msgs: {client['message_count']:<8} "
+        f"connected: {connected}"
+    )
+
+
+def latency_text(stats: StatsDict) -> str:
+    """Return the percentiles of the end-to-end latency."""
+    percentiles = stats["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(short_duration(entry["value"]) for entry in percentiles)
+
+
+def short_duration(duration_ns: float) -> str:
+    """Return a duration with one decimal, in the largest unit that it is more than one of."""
+    for unit_ns, unit in _UNITS:
+        if duration_ns > unit_ns:
+            return f"{duration_ns / unit_ns:.1f}{unit}"
+    return f"{duration_ns:.1f}ns"

@@ -1,0 +1,233 @@
+"""Durability against power loss, in the background.
+
+What is accepted or finished lies in mapped pages and survives the process; that it survives the machine takes msync(2).
+It runs in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been
+appended since the last began. The loop gathers what is dirty, a bounded number of topics for each job, and notes the
+outcome; it never waits for the disk.
+
+What is dirty: a topic's *mark* is a tuple of the numbers that move when its files change. A topic whose mark is that of
+its last sync is passed over; that is all an idle topic costs.
+
+Order in a job: topic's state, logs, ledgers. A ledger's bit may mean "this message now lies in the parked log", so that
+log goes first.
+
+Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
+
+Source: docs/storage.md, "Durability on power loss"; msync(2).
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import gevent
+from gevent.event import Event
+
+from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
+from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.hot.log import Log
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import StorageError
+
+# Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
+DIRTY_TOPICS_PER_JOB = 64
+TOPICS_PER_TURN = 256
+# Between two looks at how much has been appended.
+COUNT_CHECKS_PER_TIMEOUT = 8
+SECOND_NS = 1_000_000_000
+
+logger = logging.getLogger(__name__)
+
+Mark = tuple[Any, ...]
+
+
+class Range(NamedTuple):
+    """Bytes of a mapping, from a page's start."""
+
+    mapping: Mapping
+    start_bytes: int
+    length_bytes: int
+
+
+class SyncedLog(NamedTuple):
+    """What a job makes durable of a log. numbers: of the segments, which may be another's when the job is done."""
+
+    log: Log
+    ranges: list[tuple[Any, int, int]]
+    numbers: list[int]
+    end: int
+
+
+class Job:
+    """Some topics' dirty bytes, gathered on the loop and written in a thread."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[str, Mark]] = []
+        self.directories: list[str] = []
+        self.ranges: list[Range] = []
+        self.logs: list[SyncedLog] = []
+
+    def add(self, topic: Topic, mark: Mark, fresh: bool) -> None:
+        """Gather what of a topic is dirty. fresh: its names may not be durable yet either."""
+        self.marks.append((topic.name, mark))
+        self.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
+        if fresh:
+            assert topic.directory is not None
+            self.directories += [topic.directory, os.path.join(topic.directory, LOG_DIRECTORY)]
+        for log in topic.logs():
+            if log.directory is not None:
+                self.add_log(log)
+        for channel in topic.channel_of.values():
+            if channel.directory is None:
+                continue
+            if fresh:
+                self.directories.append(channel.directory)
+            for ledger in channel.ledgers():
+                mapping, length_bytes = ledger.sync_target()
+                self.ranges.append(Range(mapping, 0, length_bytes))
+
+    def add_log(self, log: Log) -> None:
+        """Gather what of a log is dirty."""
+        ranges, end = log.dirty_ranges()
+        self.ranges += [Range(segment.mapping, start, length) for segment, start, length in ranges]
+        self.logs.append(SyncedLog(log, ranges, [segment.number for segment, _, _ in ranges], end))
+        # A segment that was never synced may be a new file.
+        if log.directory is not None and any(start == 0 for _, start, _ in ranges):
+            self.directories.append(log.directory)
+
+    def run(self, files: Any) -> None:
+        """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        for mapping, start_bytes, length_bytes in self.ranges:
+            files.sync(mapping, start_bytes, length_bytes)
+        for directory in dict.fromkeys(self.directories):
+            if files.exists(directory):
+                files.sync_directory(directory)
+
+    def note(self) -> None:
+        """Tell the logs how far they are on stable storage."""
+        for log, ranges, numbers, end in self.logs:
+            kept = [found for found, number in zip(ranges, numbers, strict=True) if found[0].number == number]
+            log.mark_synced(kept, end)
+
+
+def mark_of(topic: Topic) -> Mark:
+    """Return numbers that are others whenever something of the topic's files has changed."""
+    mark: list[Any] = [topic.mapping, topic.log.end, topic.end, topic.paused]
+    for channel in topic.channel_of.values():
+        if channel.directory is None:
+            continue
+        ledger = channel.ledger
+        mark += (ledger, ledger.cursor, ledger.floor, ledger.ones, channel.paused)
+        parked = channel.parked
+        if parked is not None:
+            mark += (parked.log.end, parked.ledger.cursor, parked.ledger.floor, parked.ledger.ones)
+    return tuple(mark)
+
+
+class Syncer:
+    """Makes the broker's data durable while it runs.
+
+    in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
+    """
+
+    def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
+        self._broker = broker
+        self._in_thread = in_thread or gevent.get_hub().threadpool.apply
+        self._synced: dict[str, Mark] = {}
+        self._wanted = Event()
+        self._appended_count = 0
+        self._greenlet: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        """Sync from now on. What a load has found durable is taken as it is."""
+        for topic in self._broker.topic_of.values():
+            logs = topic.logs()
+            dirty = [log.dirty_ranges() for log in logs]
+            if not any(ranges for ranges, _ in dirty):
+                for log, (_, end) in zip(logs, dirty, strict=True):
+                    log.mark_synced([], end)
+                self._synced[topic.name] = mark_of(topic)
+        self._appended_count = self.appended_count()
+        self._greenlet = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        """Start no more jobs. `sync_all` does what is left."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+            self._greenlet = None
+
+    def note(self) -> None:
+        """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics)."""
+        if self.appended_count() - self._appended_count >= self._broker.options.sync_every:
+            self._wanted.set()
+
+    def appended_count(self) -> int:
+        """Return a number that grows by one with each message appended; it falls when a topic is deleted."""
+        return sum([topic.log.end for topic in self._broker.topic_of.values()])
+
+    def _run(self) -> None:
+        while True:
+            timeout_s = self._broker.options.sync_timeout_ns / SECOND_NS
+            for _ in range(COUNT_CHECKS_PER_TIMEOUT):
+                if self._wanted.wait(timeout_s / COUNT_CHECKS_PER_TIMEOUT):
+                    break
+                self.note()
+            self._wanted.clear()
+            self.sync_dirty()
+
+    def sync_dirty(self) -> bool:
+        """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
+        self._appended_count = self.appended_count()
+        return self._do_all(self._jobs(pause=gevent.sleep), self._in_thread)
+
+    def sync_all(self) -> bool:
+        """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
+        return self._do_all(self._jobs(pause=lambda _seconds: None), run_here)
+
+    def _jobs(self, pause: Callable[[float], None]) -> Iterable[Job]:
+        """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""
+        topic_of = self._broker.topic_of
+        for name in self._synced.keys() - topic_of.keys():
+            del self._synced[name]
+        job = Job()
+        for index, topic in enumerate(list(topic_of.values()), 1):
+            if topic.directory is not None and topic_of.get(topic.name) is topic:
+                mark = mark_of(topic)
+                known = self._synced.get(topic.name)
+                if mark != known:
+                    fresh = known is None or known[0] is not mark[0] or len(known) != len(mark)
+                    if known is None:
+                        job.directories.append(os.path.join(self._broker.root, TOPICS_DIRECTORY))
+                    job.add(topic, mark, fresh)
+            if len(job.marks) == DIRTY_TOPICS_PER_JOB:
+                yield job
+                job = Job()
+            if index % TOPICS_PER_TURN == 0:
+                pause(0)
+        if job.marks:
+            yield job
+
+    def _do_all(self, jobs: Iterable[Job], in_thread: Callable[[Callable[[], None]], None]) -> bool:
+        failed_count = 0
+        for job in jobs:
+            failed_count += not self._do(job, in_thread)
+        if failed_count == 0:
+            self._broker.note_synced()
+        return failed_count == 0
+
+    def _do(self, job: Job, in_thread: Callable[[Callable[[], None]], None]) -> bool:
+        """Run a job and note its outcome; what failed is tried again with the next."""
+        try:
+            in_thread(lambda: job.run(self._broker.files))
+        except StorageError as error:
+            self._broker.note_failed_sync(error)
+            return False
+        job.note()
+        self._synced.update(job.marks)
+        return True
+
+
+def run_here(function: Callable[[], None]) -> None:
+    """Run a function on the spot."""
+    function()
