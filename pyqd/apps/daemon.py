@@ -29,7 +29,7 @@ from pyqd.services.syncer import Syncer
 
 THREADS = 4
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("pyqd.apps.daemon")
 
 
 class Daemon:

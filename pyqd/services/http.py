@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import gevent
 
 from pyqd.primitives.durations import format_duration
+from pyqd.protocol.listener import Address, Listener
 from pyqd.services.http_connection import HttpConnection
 from pyqd.services.http_messages import HttpError, Request, Response, error_response
 from pyqd.services.http_router import Route, Router
-from pyqd.protocol.listener import Address, Listener
 
 SWEEP_S = 1.0
 

@@ -67,7 +67,7 @@ class PublishRoutes:
         try:
             topic.publish_body(request.body, now_ns, due_ns)
         except StorageError as error:
-            raise self.refused(topic, error) from error
+            raise self.refused(error) from error
         return text_response("OK")
 
     def mpub(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class PublishRoutes:
             try:
                 topic.publish_bodies(bodies, wall())
             except StorageError as error:
-                raise self.refused(topic, error) from error
+                raise self.refused(error) from error
         return text_response("OK")
 
     def topic(self, query: Query) -> Topic:
@@ -113,8 +113,8 @@ class PublishRoutes:
             raise HttpError(400, "INVALID_DEFER")
         return defer_ns
 
-    def refused(self, topic: Topic, error: StorageError) -> HttpError:
-        """Note that the topic could not take a message. Returns: what the client is told."""
+    def refused(self, error: StorageError) -> HttpError:
+        """Note that a message could not be accepted. Returns: what the client is told."""
         self.broker.note_failed_write(error)
         return HttpError(503, "EXITING")
 

@@ -16,7 +16,7 @@ Invariants: 1. one job at a time. 2. A mark is noted only when all that it stand
 Source: docs/storage.md, "Durability on power loss"; msync(2).
 """
 
-import logging
+import errno
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ from gevent.event import Event
 
 from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.diskqueue.files import Files
 from pyqd.hot.log import Log
 from pyqd.hot.mapping import Mapping
+from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import StorageError
 
 # Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
@@ -36,8 +38,6 @@ TOPICS_PER_TURN = 256
 # Between two looks at how much has been appended.
 COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
-
-logger = logging.getLogger(__name__)
 
 Mark = tuple[Any, ...]
 
@@ -51,11 +51,10 @@ class Range(NamedTuple):
 
 
 class SyncedLog(NamedTuple):
-    """What a job makes durable of a log. numbers: of the segments, which may be another's when the job is done."""
+    """What a job makes durable of a log, as the log itself has it."""
 
     log: Log
-    ranges: list[tuple[Any, int, int]]
-    numbers: list[int]
+    ranges: list[tuple[Segment, int, int]]
     end: int
 
 
@@ -91,24 +90,27 @@ class Job:
         """Gather what of a log is dirty."""
         ranges, end = log.dirty_ranges()
         self.ranges += [Range(segment.mapping, start, length) for segment, start, length in ranges]
-        self.logs.append(SyncedLog(log, ranges, [segment.number for segment, _, _ in ranges], end))
+        self.logs.append(SyncedLog(log, ranges, end))
         # A segment that was never synced may be a new file.
         if log.directory is not None and any(start == 0 for _, start, _ in ranges):
             self.directories.append(log.directory)
 
-    def run(self, files: Any) -> None:
+    def run(self, files: Files) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
         for mapping, start_bytes, length_bytes in self.ranges:
             files.sync(mapping, start_bytes, length_bytes)
         for directory in dict.fromkeys(self.directories):
-            if files.exists(directory):
+            try:
                 files.sync_directory(directory)
+            except StorageError as error:
+                # Its topic or channel was deleted meanwhile.
+                if error.errno != errno.ENOENT:
+                    raise
 
     def note(self) -> None:
         """Tell the logs how far they are on stable storage."""
-        for log, ranges, numbers, end in self.logs:
-            kept = [found for found, number in zip(ranges, numbers, strict=True) if found[0].number == number]
-            log.mark_synced(kept, end)
+        for log, ranges, end in self.logs:
+            log.mark_synced(ranges, end)
 
 
 def mark_of(topic: Topic) -> Mark:

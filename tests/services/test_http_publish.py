@@ -1,0 +1,189 @@
+"""POST /pub and /mpub: what is accepted, and for which fault the rest is refused."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from pyqd.broker.broker import Broker
+from pyqd.primitives.options import parse_args
+from tests.services.conftest import HttpApp
+
+COUNT = struct.Struct(">i")
+
+
+def refusal(app: HttpApp, target: str, body: bytes = b"x") -> tuple[int, str]:
+    reply = app.post(target, body)
+    return reply.status, reply.json()["message"]
+
+
+def stats_of(app: HttpApp, topic: str) -> tuple[int, int, int]:
+    (stats,) = app.get(f"/stats?format=json&topic={topic}").json()["topics"]
+    return stats["depth"], stats["message_count"], stats["message_bytes"]
+
+
+def has_topic(app: HttpApp, topic: str) -> bool:
+    return app.get(f"/stats?format=json&topic={topic}").json()["topics"] is not None
+
+
+def binary(*bodies: bytes, count: int | None = None) -> bytes:
+    return COUNT.pack(len(bodies) if count is None else count) + b"".join(COUNT.pack(len(x)) + x for x in bodies)
+
+
+def chunked(target: str, body: bytes) -> bytes:
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
+    parts = [body[start : start + 700] for start in range(0, len(body), 700)]
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def test_a_published_body_is_in_the_topic(app: HttpApp) -> None:
+    assert app.post("/pub?topic=one", b"hello").body == b"OK"
+    assert stats_of(app, "one") == (1, 1, 5)
+
+
+def test_a_name_is_unescaped_and_the_first_value_wins(app: HttpApp) -> None:
+    assert app.post("/pub?topic=esc%2Dape%23ephemeral&topic=!", b"hello").body == b"OK"
+    assert has_topic(app, "esc-ape%23ephemeral")
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "status", "code"),
+    [
+        ("/pub?topic=!&x=%z", 1001 * b"x", 413, "MSG_TOO_BIG"),
+        ("/pub?topic=!&x=%z", b"", 400, "MSG_EMPTY"),
+        ("/pub?topic=!&x=%z", b"x", 400, "INVALID_REQUEST"),
+        ("/pub?Topic=a", b"x", 400, "MISSING_ARG_TOPIC"),
+        ("/pub?topic", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=%C3%A9", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=%FF", b"x", 400, "INVALID_TOPIC"),
+        ("/pub?topic=" + 65 * "a", b"x", 400, "INVALID_TOPIC"),
+        ("/mpub?topic=!&x=%z", 3001 * b"x", 413, "BODY_TOO_BIG"),
+        ("/mpub?topic=!&x=%z", b"x", 400, "INVALID_REQUEST"),
+        ("/mpub", b"x", 400, "MISSING_ARG_TOPIC"),
+        ("/mpub?topic=!&binary=true", b"x", 400, "INVALID_TOPIC"),
+    ],
+)
+def test_faults_are_refused_in_order(app: HttpApp, target: str, body: bytes, status: int, code: str) -> None:
+    assert refusal(app, target, body) == (status, code)
+
+
+@pytest.mark.parametrize("defer", ["", "x", "-1", "60001", "1.5", "0x10", "1_0", "%201", "9" * 30, "9" * 300])
+def test_a_bad_delay_is_refused_once_the_topic_is_there(app: HttpApp, defer: str) -> None:
+    topic = f"defer{len(defer)}-{defer.strip('%x').replace('_', '-')[:20]}"
+    assert refusal(app, f"/pub?topic={topic}&defer={defer}") == (400, "INVALID_DEFER")
+    assert stats_of(app, topic) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("defer", ["0", "60000", "%2B5", "-0", "007"])
+def test_a_delay_is_in_milliseconds_up_to_the_longest(app: HttpApp, defer: str) -> None:
+    assert app.post(f"/pub?topic=deferred&defer={defer}", b"x").body == b"OK"
+
+
+def test_a_deferred_message_waits(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path)
+    app.post("/pub?topic=t&defer=50000", b"later")
+    app.post("/pub?topic=t&defer=0", b"now")
+    assert app.stop() == 0
+    broker = Broker(parse_args([f"--data-path={app.data_path}"]))
+    broker.load()
+    channel = broker.topic("t").channel("c")
+    assert (channel.depth + channel.deferred_count, channel.deferred_count) == (2, 1)
+    broker.close()
+
+
+def test_a_chunked_body_is_one_message(app: HttpApp) -> None:
+    assert app.exchange(chunked("/pub?topic=chunks", 1000 * b"x")).endswith(b"\r\n\r\nOK")
+    assert stats_of(app, "chunks") == (1, 1, 1000)
+
+
+def test_a_chunked_body_is_limited_too(app: HttpApp) -> None:
+    assert app.exchange(chunked("/pub?topic=!", 1001 * b"x")).endswith(b'{"message":"MSG_TOO_BIG"}')
+    assert app.exchange(chunked("/mpub?topic=!", 3001 * b"x")).endswith(b'{"message":"INVALID_TOPIC"}')
+    many = b"\n".join([700 * b"x"] * 5)
+    assert app.exchange(chunked("/mpub?topic=chunks2", many)).endswith(b'{"message":"BODY_TOO_BIG"}')
+    long_line_first = 1001 * b"x" + b"\n" + many
+    assert app.exchange(chunked("/mpub?topic=chunks2", long_line_first)).endswith(b'{"message":"MSG_TOO_BIG"}')
+    assert app.exchange(chunked("/mpub?topic=chunks2&binary=1", binary(*[700 * b"x"] * 5))).endswith(
+        b'{"message":"BODY_TOO_BIG"}'
+    )
+    assert stats_of(app, "chunks2") == (0, 0, 0)
+
+
+def test_lines_are_messages_without_empty_ones(app: HttpApp) -> None:
+    assert app.post("/mpub?topic=lines", b"\none\r\n\n\ntwo\nlast").body == b"OK"
+    assert stats_of(app, "lines") == (3, 3, 11)
+
+
+def test_a_body_without_lines_is_fine(app: HttpApp) -> None:
+    assert app.post("/mpub?topic=nolines", b"").body == b"OK"
+    assert app.post("/mpub?topic=nolines", b"\n\n").body == b"OK"
+    assert stats_of(app, "nolines") == (0, 0, 0)
+
+
+def test_a_long_line_refuses_all(app: HttpApp) -> None:
+    assert refusal(app, "/mpub?topic=longline", b"one\n" + 1001 * b"x" + b"\ntwo") == (413, "MSG_TOO_BIG")
+    assert stats_of(app, "longline") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("value", ["true", "1", "", "yes", "TRUE"])
+def test_a_binary_body_has_count_and_sizes(app: HttpApp, value: str) -> None:
+    topic = f"binary{value}"
+    assert app.post(f"/mpub?topic={topic}&binary={value}", binary(b"a", b"b\n\n", 1000 * b"c")).body == b"OK"
+    assert stats_of(app, topic) == (3, 3, 1004)
+    warned = f"WARNING: deprecated value used for /mpub binary param: {value}\n" in app.log_text()
+    assert warned == (value not in ("true", "1"))
+
+
+@pytest.mark.parametrize("value", ["false", "0"])
+def test_binary_turned_off_is_text(app: HttpApp, value: str) -> None:
+    topic = f"text{value}"
+    assert app.post(f"/mpub?topic={topic}&binary={value}", b"a\nb").body == b"OK"
+    assert stats_of(app, topic) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "BAD_BODY"),
+        (b"\x00\x00\x00", "BAD_BODY"),
+        (binary(b"a", count=0), "BAD_BODY"),
+        (binary(b"a", count=-1), "BAD_BODY"),
+        (binary(b"a", count=600), "BAD_BODY"),
+        (binary(b"a", count=599), "BAD_MESSAGE"),
+        (binary(b"a", b""), "BAD_MESSAGE"),
+        (binary(b"a") + b"\x00\x00", "BAD_MESSAGE"),
+        (binary(b"a", 1001 * b"x"), "BAD_MESSAGE"),
+        (binary(b"a", b"abc")[:-1], "BAD_MESSAGE"),
+        (COUNT.pack(1) + COUNT.pack(-5) + b"abcde", "BAD_MESSAGE"),
+    ],
+)
+def test_a_bad_binary_body_refuses_all(app: HttpApp, body: bytes, code: str) -> None:
+    if body == binary(b"a") + b"\x00\x00":
+        body = COUNT.pack(2) + body[4:]
+    assert refusal(app, "/mpub?topic=badbinary&binary=true", body) == (413, code)
+    assert stats_of(app, "badbinary") == (0, 0, 0)
+
+
+def test_what_follows_a_binary_body_is_ignored(app: HttpApp) -> None:
+    assert app.post("/mpub?topic=trailing&binary=true", binary(b"a") + b"whatever").body == b"OK"
+    assert stats_of(app, "trailing") == (1, 1, 1)
+
+
+def test_many_messages_are_not_deferred(app: HttpApp) -> None:
+    assert app.post("/mpub?topic=undeferred&defer=x", b"a\nb").body == b"OK"
+
+
+def test_a_full_disk_is_an_error_and_shows_until_a_write_succeeds(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path, flags=())
+    assert refusal(app, "/pub?topic=full", 100_000 * b"x") == (503, "EXITING")
+    ping = app.get("/ping")
+    assert ping.status == 500
+    assert ping.body.startswith(b"NOK - failed to reserve ")
+    assert app.get("/stats?format=json").json()["health"].startswith("NOK - ")
+    lines = b"\n".join([50_000 * b"x"] * 3)
+    assert refusal(app, "/mpub?topic=full", lines) == (503, "EXITING")
+    assert stats_of(app, "full") == (0, 0, 0)
+    assert app.post("/pub?topic=full", b"small").body == b"OK"
+    assert app.get("/ping").body == b"OK"
+    assert app.stop() == 0

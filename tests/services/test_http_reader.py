@@ -1,0 +1,115 @@
+"""The reader alone: the same requests come out however the bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyqd.services.http_messages import Request, Response
+from pyqd.services.http_reader import DROPPED_BYTES_MAX, RequestReader, State
+from pyqd.services.http_router import Route, Router
+
+LIMIT_BYTES = 10
+STREAM = (
+    b"POST /take?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+    b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    b"\r\nPOST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nTrailer: z\r\n\r\n"
+    b"POST /take HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\n\r\nfar too long"
+    b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nis far\r\n6\r\n too l\r\n0\r\n\r\n"
+    b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+)
+EXPECTED = [
+    ("POST", "/take?a=b", b"hello", False, True),
+    ("GET", "/ping", b"", False, True),
+    ("POST", "/take", b"abcdefg", False, True),
+    ("POST", "/take", b"", True, True),
+    ("POST", "/take", b"is far too", True, True),
+    ("GET", "/ping", b"", False, False),
+]
+
+
+def nothing(_request: Request) -> Response:
+    raise AssertionError("a reader does not answer")
+
+
+def reader() -> RequestReader:
+    routes = [Route("GET", "/ping", nothing), Route("POST", "/take", nothing, lambda: LIMIT_BYTES)]
+    return RequestReader(Router(routes))
+
+
+def seen(requests: list[Request]) -> list[tuple[str, str, bytes, bool, bool]]:
+    return [(r.method, r.target, r.body, r.body_too_big, r.keep_alive) for r in requests]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 64, len(STREAM)])
+def test_requests_do_not_depend_on_how_the_bytes_come(step: int) -> None:
+    taken = reader()
+    for start in range(0, len(STREAM), step):
+        taken.feed(memoryview(STREAM)[start : start + step])
+    assert seen(taken.ready) == EXPECTED
+    assert taken.state == State.IDLE
+
+
+def test_requests_do_not_depend_on_where_the_bytes_are_cut_once() -> None:
+    for cut in range(len(STREAM)):
+        taken = reader()
+        taken.feed(memoryview(STREAM)[:cut])
+        taken.feed(memoryview(STREAM)[cut:])
+        assert seen(taken.ready) == EXPECTED, cut
+
+
+def test_a_body_is_never_held_beyond_the_limit() -> None:
+    taken = reader()
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"))
+    count = 0
+    while taken.state == State.BODY:
+        taken.feed(memoryview(b"400\r\n" + bytes(1024) + b"\r\n"))
+        count += 1
+    assert taken.state == State.CUT_SHORT
+    assert taken.cut is not None
+    assert len(taken.cut.body) == LIMIT_BYTES
+    assert count == DROPPED_BYTES_MAX // 1024 + 1
+
+
+def test_a_long_body_of_tiny_chunks_is_no_overhead() -> None:
+    routes = [Route("POST", "/take", nothing, lambda: 1 << 20)]
+    taken = RequestReader(Router(routes))
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"))
+    for _ in range(100):
+        taken.feed(memoryview(b"1\r\nx\r\n" * 1000))
+    taken.feed(memoryview(b"0\r\n\r\n"))
+    assert [len(request.body) for request in taken.ready] == [100_000]
+
+
+def test_a_short_request_after_a_long_one_is_no_overhead() -> None:
+    routes = [Route("POST", "/take", nothing, lambda: 1 << 20)]
+    taken = RequestReader(Router(routes))
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(999_999)))
+    taken.feed(memoryview(b"xPOST /take HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"))
+    taken.feed(memoryview(b"x"))
+    assert [len(request.body) for request in taken.ready] == [1_000_000, 1]
+
+
+def test_chunk_extensions_have_an_end() -> None:
+    taken = reader()
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;"))
+    for _ in range(20):
+        taken.feed(memoryview(8192 * b"x"))
+    assert (taken.state, taken.failure) == (State.FAILED, 431)
+
+
+def test_empty_lines_between_requests_have_an_end() -> None:
+    taken = reader()
+    for _ in range(20):
+        taken.feed(memoryview(b"\r\n" * 8192))
+    assert (taken.state, taken.failure) == (State.FAILED, 431)
+
+
+def test_leave_to_continue_is_asked_for_until_the_body_comes() -> None:
+    taken = reader()
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"))
+    assert taken.wants_continue
+    taken.feed(memoryview(b"a"))
+    assert (taken.wants_continue, taken.ready) == (False, [])
+    taken.feed(memoryview(b"b"))
+    assert [request.body for request in taken.ready] == [b"ab"]

@@ -1,0 +1,319 @@
+"""What is dirty is written to stable storage, in order, once, and again where it failed."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from pyqd.broker.broker import Broker
+from pyqd.diskqueue.files import Files
+from pyqd.hot.consumer import Consumer
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import StorageError
+from pyqd.primitives.options import parse_args
+from pyqd.services.syncer import Syncer, run_here
+
+
+class RecordingFiles(Files):
+    """A disk that notes what is synced, and may refuse to."""
+
+    def __init__(self) -> None:
+        self.root = ""
+        self.synced: list[str] = []
+        self.failing = False
+        self.on_sync: Callable[[], object] = lambda: None
+
+    def note(self, path: str) -> None:
+        self.on_sync()
+        if self.failing:
+            raise StorageError("sync", path, 5, "Input/output error")
+        # A ledger's mapping keeps the name it had before the rename; a segment's name says nothing.
+        name = path.removeprefix(self.root + "/").removeprefix("topics/").removesuffix(".growing") or "topics/"
+        self.synced.append(re.sub(r"\d+\.seg$", "*.seg", name))
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        assert start_bytes % 4096 == 0
+        assert start_bytes + length_bytes <= mapping.size_bytes
+        if mapping.path is not None:
+            self.note(mapping.path)
+        super().sync(mapping, start_bytes, length_bytes)
+
+    def sync_directory(self, path: str) -> None:
+        self.note(path + "/")
+        super().sync_directory(path)
+
+    def taken(self) -> list[str]:
+        """Return what was synced since the last call."""
+        synced, self.synced = self.synced, []
+        return synced
+
+
+@pytest.fixture
+def files() -> RecordingFiles:
+    return RecordingFiles()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, files: RecordingFiles) -> Iterator[Broker]:
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--sync-timeout=1h", "--sync-every=3"]), files)
+    broker.load()
+    files.root = broker.root
+    yield broker
+    files.failing = False
+    broker.close()
+
+
+@pytest.fixture
+def syncer(broker: Broker) -> Syncer:
+    return Syncer(broker, run_here)
+
+
+def publish(broker: Broker, name: str, body: bytes = b"x", due_ns: int = 0) -> None:
+    broker.topic(name).publish_body(body, time.time_ns(), due_ns)
+
+
+def consumer() -> Consumer:
+    made = Consumer()
+    made.msg_timeout_ns = 60 * 10**9
+    return made
+
+
+def files_of(paths: list[str]) -> list[str]:
+    return [path for path in paths if not path.endswith("/")]
+
+
+def test_a_new_topic_is_synced_with_its_directories(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    broker.topic("t").channel("c")
+    publish(broker, "t")
+    assert syncer.sync_dirty()
+    synced = files.taken()
+    assert files_of(synced) == ["t.topic/state", "t.topic/log/*.seg", "t.topic/c.channel/ledger"]
+    directories = {path for path in synced if path.endswith("/")}
+    assert {"t.topic/", "t.topic/log/", "t.topic/c.channel/", "topics/"} <= directories
+
+
+def test_what_has_not_changed_is_not_synced_again(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    broker.topic("quiet").channel("c")
+    publish(broker, "quiet")
+    publish(broker, "busy")
+    syncer.sync_dirty()
+    files.taken()
+    assert syncer.sync_dirty()
+    assert files.taken() == []
+    publish(broker, "busy")
+    syncer.sync_dirty()
+    assert files_of(files.taken()) == ["busy.topic/state", "busy.topic/log/*.seg"]
+
+
+def test_a_finished_message_syncs_its_ledger(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    channel = broker.topic("t").channel("c")
+    client = consumer()
+    for _ in range(3):
+        publish(broker, "t")
+    guids = [taken[0] for _ in range(3) if (taken := channel.take_message(client))]
+    syncer.sync_dirty()
+    files.taken()
+    for guid in reversed(guids):
+        assert channel.finish_message(client, guid) == 0
+        syncer.sync_dirty()
+        assert "t.topic/c.channel/ledger" in files.taken()
+
+
+def test_a_pause_is_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    syncer.sync_dirty()
+    files.taken()
+    topic.pause(True)
+    syncer.sync_dirty()
+    assert "t.topic/state" in files.taken()
+    channel.pause(True)
+    syncer.sync_dirty()
+    assert "t.topic/c.channel/ledger" in files.taken()
+
+
+def test_a_parked_message_is_synced_before_the_ledger_that_tells_of_it(
+    broker: Broker, files: RecordingFiles, syncer: Syncer
+) -> None:
+    broker.topic("t").channel("c")
+    syncer.sync_dirty()
+    files.taken()
+    publish(broker, "t", due_ns=time.time_ns() + 3600 * 10**9)
+    syncer.sync_dirty()
+    synced = files.taken()
+    parked = synced.index("t.topic/c.channel/parked/*.seg")
+    assert parked < synced.index("t.topic/c.channel/ledger")
+    assert "t.topic/c.channel/parked.ledger" in synced
+    assert "t.topic/c.channel/parked/" in synced
+
+
+def test_what_is_ephemeral_is_not_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    publish(broker, "t#ephemeral")
+    channel = broker.topic("t").channel("c#ephemeral")
+    syncer.sync_dirty()
+    files.taken()
+    channel.pause(True)
+    syncer.sync_dirty()
+    assert files.taken() == []
+
+
+def test_only_new_records_are_synced(broker: Broker, syncer: Syncer) -> None:
+    log = broker.topic("t").log
+    publish(broker, "t", 20_000 * b"x")
+    syncer.sync_dirty()
+    assert log.synced_end == log.end
+    publish(broker, "t")
+    ((_, start, length),), end = log.dirty_ranges()
+    assert (start, end) == (16384, log.end)
+    assert length < 8192
+
+
+def test_a_failure_shows_in_the_health_until_a_sync_succeeds(
+    broker: Broker, files: RecordingFiles, syncer: Syncer
+) -> None:
+    publish(broker, "t")
+    files.failing = True
+    assert not syncer.sync_dirty()
+    log = broker.topic("t").log
+    assert log.synced_end < log.end
+    assert broker.health().startswith("NOK - failed to sync ")
+    publish(broker, "t")
+    assert broker.health().startswith("NOK - failed to sync ")
+    files.failing = False
+    assert syncer.sync_dirty()
+    assert log.synced_end == log.end
+    assert broker.health() == "OK"
+
+
+def test_what_is_appended_during_a_sync_is_dirty_after_it(
+    broker: Broker, files: RecordingFiles, syncer: Syncer
+) -> None:
+    publish(broker, "t")
+    files.on_sync = lambda: publish(broker, "t")
+    syncer.sync_dirty()
+    files.on_sync = lambda: None
+    log = broker.topic("t").log
+    assert log.synced_end == 1
+    files.taken()
+    syncer.sync_dirty()
+    assert "t.topic/log/*.seg" in files.taken()
+    assert log.synced_end == log.end
+
+
+def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: Path, files: RecordingFiles) -> None:
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--max-bytes-per-file=65536"]), files)
+    broker.load()
+    log = broker.topic("t").log
+    log.on_spare_wanted = None
+    publish(broker, "t", 60_000 * b"x")
+    used = log.active
+    publish(broker, "t", 60_000 * b"x")
+    assert log.active is not used
+
+    def use_anew() -> None:
+        files.on_sync = lambda: None
+        log.trim_below(1)
+        publish(broker, "t", 60_000 * b"x")
+
+    files.on_sync = use_anew
+    assert Syncer(broker, run_here).sync_dirty()
+    assert log.active is used
+    ((segment, start, _),), _ = log.dirty_ranges()
+    assert (segment is used, start) == (True, 0)
+    broker.close()
+
+
+def test_a_topic_deleted_during_a_sync_is_let_go(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    broker.topic("t").channel("c")
+    publish(broker, "t")
+
+    def delete() -> None:
+        broker.delete_topic("t")
+
+    files.on_sync = delete
+    assert syncer.sync_dirty()
+    files.on_sync = lambda: None
+    publish(broker, "t")
+    files.taken()
+    assert syncer.sync_dirty()
+    assert "t.topic/state" in files.taken()
+    assert broker.health() == "OK"
+
+
+def test_many_topics_go_in_several_jobs(broker: Broker, files: RecordingFiles) -> None:
+    jobs = []
+
+    def run(job: Callable[[], None]) -> None:
+        jobs.append(job)
+        job()
+
+    syncer = Syncer(broker, run)
+    for number in range(150):
+        publish(broker, f"t{number}")
+    assert syncer.sync_dirty()
+    assert len(jobs) == 3
+    assert len([path for path in files.taken() if path.endswith("/state")]) == 150
+
+
+def test_what_a_load_finds_durable_is_not_synced(tmp_path: Path, files: RecordingFiles) -> None:
+    options = parse_args([f"--data-path={tmp_path}", "--sync-timeout=1h"])
+    broker = Broker(options, files)
+    broker.load()
+    publish(broker, "durable")
+    Syncer(broker, run_here).sync_all()
+    publish(broker, "dirty")
+    broker.close()
+    del broker
+    broker = Broker(options, files)
+    broker.load()
+    syncer = Syncer(broker, run_here)
+    syncer.start()
+    files.root = broker.root
+    files.taken()
+    assert syncer.sync_dirty()
+    assert files_of(files.taken()) == ["dirty.topic/state", "dirty.topic/log/*.seg"]
+    syncer.stop()
+    broker.close()
+
+
+def test_a_sync_begins_by_itself_after_enough_messages(broker: Broker) -> None:
+    synced = Event()
+
+    def run(job: Callable[[], None]) -> None:
+        job()
+        synced.set()
+
+    syncer = Syncer(broker, run)
+    syncer.start()
+    gevent.sleep(0)
+    publish(broker, "t")
+    publish(broker, "t")
+    syncer.note()
+    gevent.sleep(0)
+    assert not synced.is_set()
+    publish(broker, "t")
+    syncer.note()
+    assert synced.wait(10)
+    syncer.stop()
+    gevent.sleep(0)
+    assert broker.topic("t").log.synced_end == 3
+
+
+def test_a_sync_runs_in_a_thread_after_the_timeout(tmp_path: Path, files: RecordingFiles) -> None:
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--sync-timeout=10ms"]), files)
+    broker.load()
+    syncer = Syncer(broker)
+    publish(broker, "t")
+    syncer.start()
+    log = broker.topic("t").log
+    with gevent.Timeout(10):
+        while log.synced_end != log.end:
+            gevent.sleep(0.01)
+    syncer.stop()
+    gevent.sleep(0)
+    assert any(path.endswith("t.topic/state") for path in files.taken())
+    broker.close()
