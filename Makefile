@@ -13,6 +13,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 BUILT := build/release.built
 DEBUG_TREE := build/debug-tree
 DATA ?= data
@@ -39,7 +40,7 @@ run: build ## start the daemon on NSQ's ports, with its data in ./data
 	@mkdir -p $(DATA)
 	exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
 
-test: build ## build, then the whole test suite
+test: build $(TOOLS) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(ARGS)
 
 test-fast: build ## the tests without slow, interop and browser: less than a minute
@@ -88,6 +89,10 @@ clean: ## remove builds and caches; .venv and data stay
 
 $(READY): pyproject.toml scripts/setup.sh
 	scripts/setup.sh
+	@touch $@
+
+$(TOOLS): $(READY)
+	scripts/setup.sh --for-tests
 	@touch $@
 
 $(BUILT): $(READY) $(SOURCES) $(NOT_BUILT)

@@ -80,11 +80,12 @@ cdef class Limits:
     """What the protocol allows: sizes in bytes, times in ns."""
 
     def __init__(self, *, int64_t max_msg_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
-                 int64_t max_req_timeout_ns):
+                 int64_t max_req_timeout_ns, bint sync_each=False):
         self.max_msg_bytes = max_msg_bytes
         self.max_body_bytes = max_body_bytes
         self.max_rdy_count = max_rdy_count
         self.max_req_timeout_ns = max_req_timeout_ns
+        self.sync_each = sync_each
 
 
 cdef object text_of(const Text* text):
@@ -100,6 +101,7 @@ cdef class IoLoop(Pump):
         self.scheduler = scheduler
         self.limits = limits
         self.publish_counts = {}
+        self.unsynced = []
 
     def __dealloc__(self):
         free(self.held)
@@ -134,10 +136,12 @@ cdef class IoLoop(Pump):
         elif received < 0:
             return 0
         self.run_pass(buffer, size_bytes)
+        self.wait_until_synced()
         while self.slow_call is not None and not self.gone:
             self.run_slow()
             if not self.gone and not self.refused and (self.held_bytes != 0 or self.eof):
                 self.run_pass(self.held, self.held_bytes)
+                self.wait_until_synced()
         if self.blocked and not self.gone:
             self.wait_until_drained()
         return 0
@@ -159,6 +163,39 @@ cdef class IoLoop(Pump):
             self.io_draining = True
             self.hub.switch()
         self.io_draining = False
+        return 0
+
+    cdef int wait_until_synced(self) except -1:
+        """Hold the pass's answers back until what it published is on stable storage. Switches: yes.
+
+        All connections that wait share one sync. Where it fails, none of the answers was true: they are dropped, and
+        the client is told so and closed.
+        """
+        if not self.unsynced:
+            return 0
+        topics, self.unsynced = self.unsynced, []
+        self.read_watcher.stop()
+        try:
+            self.wait_durable(topics)
+        except StorageError as error:
+            self.withholding = False
+            self.drop_queued()
+            self.refuse(ClientError("E_PUB_FAILED", f"PUB failed {error}"))
+        self.withholding = False
+        self.blocked = False
+        self.flush_or_block()
+        if self.channel is not None and not self.gone:
+            self.scheduler.request_wake(self.channel)
+        return 0
+
+    cdef int accepted(self, TopicCore topic, uint32_t count) except -1:
+        """Queue the OK of a publish, to leave with the pass, or after the sync that covers it."""
+        self.topic_count += count
+        if self.limits.sync_each and not topic.ephemeral:
+            self.withholding = True
+            if topic not in self.unsynced:
+                self.unsynced.append(topic)
+        self.put_ok()
         return 0
 
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2:
@@ -249,10 +286,9 @@ cdef class IoLoop(Pump):
         return 0
 
     def refuse(self, error):
-        """Answer with an error frame; close if it is fatal."""
+        """Queue an error frame, to leave with the pass; if it is fatal, close then."""
         data = error.frame()
         self.put(FRAME_ERROR, data, <uint32_t> len(data))
-        self.flush_or_block()
         self.log_refusal(error)
         if error.fatal:
             self.refused = True
@@ -366,8 +402,7 @@ cdef class IoLoop(Pump):
             topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
         except StorageError as error:
             self.refuse_write(text_of(&line.name), error)
-        self.topic_count += 1
-        self.put_ok()
+        self.accepted(topic, 1)
         return 4 + size
 
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
@@ -396,24 +431,24 @@ cdef class IoLoop(Pump):
             topic.publish_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
         except StorageError as error:
             self.refuse_write(b"MPUB", error)
-        self.topic_count += self.batch.count
+        self.accepted(topic, self.batch.count)
         memset(&self.batch, 0, sizeof(Batch))
-        self.put_ok()
         return used
 
     cdef int64_t batch_not_ready(self, CommandLine* line, Scan scan, uint64_t size_bytes) except -1:
         """Say what is missing of, or wrong with, an MPUB's body."""
         cdef uint32_t index = self.batch.index
         cdef int32_t size = self.batch.size_bytes
+        cdef int64_t limit
         if scan == SCAN_BAD_COUNT:
             raise ClientError("E_BAD_BODY", f"MPUB invalid message count {size}")
         if scan == SCAN_BAD_SIZE:
             raise ClientError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
         if scan == SCAN_TOO_BIG:
             raise ClientError("E_BAD_MESSAGE", f"MPUB message too big {size} > {self.limits.max_msg_bytes}")
-        if <int64_t> self.batch.offset > INNER_BODIES_MAX * self.limits.max_body_bytes:
-            raise ClientError(
-                "E_BAD_BODY", f"MPUB body too big {self.batch.offset} > {INNER_BODIES_MAX * self.limits.max_body_bytes}")
+        limit = INNER_BODIES_MAX * self.limits.max_body_bytes
+        if <int64_t> self.batch.offset > limit:
+            raise ClientError("E_BAD_BODY", f"MPUB body too big {self.batch.offset} > {limit}")
         if self.batch.count == 0:
             return self.incomplete(line, "E_BAD_BODY", "failed to read message count")
         if size_bytes < self.batch.offset + 4:
@@ -573,6 +608,9 @@ cdef class IoLoop(Pump):
 
     def find_topic(self, name):
         raise NotImplementedError("the connection knows the broker")
+
+    def wait_durable(self, topics):
+        raise NotImplementedError("the connection knows who syncs")
 
     def finished(self):
         raise NotImplementedError("the connection knows what to clean up")

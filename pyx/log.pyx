@@ -367,7 +367,7 @@ cdef class Log:
         self.trim(floor)
 
     def records(self, start=None):
-        """Yield (ordinal, guid, timestamp_ns, due_ns, attempts, body) from an ordinal, or the oldest kept, to the end."""
+        """Yield (ordinal, guid, timestamp_ns, due_ns, attempts, body) from an ordinal, or the oldest, to the end."""
         cdef Position position = self.locate(self.first.first_ordinal if start is None else start)
         cdef Segment segment = position.segment
         cdef uint64_t offset = position.offset

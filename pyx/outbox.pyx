@@ -4,8 +4,8 @@ Frames of one turn are built in a scratch buffer that all connections share, as 
 leave in one send. Only what the socket does not take is copied to a buffer of the connection's own, and given back
 once it is gone. So an idle connection holds no buffer, and a busy loop writes to memory that is in the cache.
 
-Invariants: 1. between turns a connection that owns no buffer has nothing to send (`start == end`). 2. `end <= capacity`.
-No pointer into the scratch is kept over a greenlet switch.
+Invariants: 1. between turns a connection that owns no buffer has nothing to send (`start == end`).
+2. `end <= capacity`. No pointer into the scratch is kept over a greenlet switch.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -45,7 +45,7 @@ cdef class Outbox(Consumer):
     cdef char* room(self, uint64_t size_bytes) except NULL:
         """Return where `size_bytes` more can be written; the caller then adds them to `end`. Raises: MemoryError."""
         if self.capacity - self.end < size_bytes:
-            if not self.owned:
+            if not self.owned and not self.withholding:
                 self.flush()
             if self.capacity - self.end < size_bytes:
                 self.keep(self.end - self.start + size_bytes)
@@ -66,6 +66,7 @@ cdef class Outbox(Consumer):
     cdef int flush(self) except -1:
         """Send what is queued. Returns: 1 when nothing is left, 0 when the socket takes no more for now."""
         cdef ssize_t sent
+        assert not self.withholding
         while self.start < self.end:
             if self.broken:
                 break
@@ -117,6 +118,12 @@ cdef class Outbox(Consumer):
             self.owned = True
         self.start = 0
         self.end = queued
+        return 0
+
+    cdef int drop_queued(self) except -1:
+        """Forget what is queued."""
+        self.start = self.end
+        self.release()
         return 0
 
     cdef int release(self) except -1:

@@ -35,6 +35,7 @@ cdef class Parked:
         ledger.count_ahead()
         ledger.absorb()
         self.wait_for_unfinished()
+        log.trim(ledger.header.floor)
 
     def __dealloc__(self):
         free(self.records)

@@ -54,7 +54,12 @@ cdef class Pump(Outbox):
 
     cdef int flush_or_block(self) except -1:
         """Send what is queued; where the socket is full, leave the rest to the pump greenlet."""
-        if self.start < self.end and not self.flush():
+        if self.withholding:
+            # The IOLoop waits for a sync and flushes after it; until then nothing is delivered either.
+            if not self.owned:
+                self.keep(self.end - self.start)
+            self.blocked = True
+        elif self.start < self.end and not self.flush():
             self.blocked = True
             self.wake_pump()
         return 0
@@ -74,9 +79,9 @@ cdef class Pump(Outbox):
             self.failed(error)
 
     cdef int pump_once(self) except -1:
-        if self.blocked:
+        if self.blocked and not self.withholding:
             self.wait_drained()
-        elif self.heartbeat_wanted:
+        elif self.heartbeat_wanted and not self.withholding:
             self.heartbeat_wanted = False
             self.put(FRAME_RESPONSE, HEARTBEAT, HEARTBEAT_BYTES)
             self.flush_or_block()

@@ -98,7 +98,8 @@ cdef Scan scan_batch(
 ) noexcept nogil:
     """Check what is there of an MPUB's body behind its outer size: `int32 count, {int32 size, body}*`.
 
-    batch: zeros at first; kept by the caller until the command is complete. Returns: ready, need more, or what is wrong.
+    batch: zeros at first; kept by the caller until the command is complete.
+    Returns: ready, need more, or what is wrong.
     """
     cdef int32_t size
     if batch.count == 0:

@@ -1,7 +1,7 @@
 """A topic: messages are accepted into its log, and its channels read from there.
 
-Accepting a message is: an id, one append, and a word to the scheduler that the channels may have a turn. While the topic
-is paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
+Accepting a message is: an id, one append, and a word to the scheduler that the channels may have a turn. While it is
+paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
 
 What must outlive the process beside the log lies in a mapped page, the topic's state: paused or not, counters, the last
 id, where the held messages begin.
@@ -11,8 +11,6 @@ valid, so a start knows how far to look for records that are not parked yet. 3. 
 
 Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
 """
-
-cimport cython
 
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.log cimport Log
@@ -211,12 +209,13 @@ cdef class TopicCore(Feed):
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""
         cdef ChannelCore channel
+        self.trim_wanted = True
+        self.scheduler.request_wake(self)
         if not self.channels:
             return
         if self.state.paused:
             for channel in self.channels:
                 self.end = max(self.end, channel.ledger.header.cursor)
-            self.scheduler.request_wake(self)
         else:
             self.show_held()
         for channel in self.channels:

@@ -4,6 +4,8 @@
 # Needs a Python of at least 3.10 with venv and its headers, a C compiler and make. What is missing is installed with
 # apt-get where that exists and the user is root; elsewhere it is named and the script ends with status 1.
 #
+# With --for-tests it makes sure of the programs that only the tests call, and of nothing else.
+#
 # PYTHON names the interpreter (python3); CC the C compiler (the one that Python was built with).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -59,6 +61,10 @@ lacks() {
 
 find_missing() {
     missing=() packages=() curable=yes
+    if [[ $for_tests == yes ]]; then
+        command -v curl >/dev/null || lacks curl curl
+        return
+    fi
     if ! have_python; then
         # A name that the user chose is not what the distribution would install.
         local brought=()
@@ -117,7 +123,10 @@ install_packages() {
     PYQD_SKIP_EXT=1 "${pip[@]}" install -q --no-build-isolation -e '.[dev]'
 }
 
+for_tests=no
+[[ ${1:-} != --for-tests ]] || for_tests=yes
 install_missing
+[[ $for_tests == no ]] || exit 0
 make_venv
 install_packages
 say "ready"

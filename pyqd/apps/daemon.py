@@ -22,12 +22,14 @@ from pyqd.primitives.options import Options, parse_args, split_address
 from pyqd.protocol.background import Background
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.turns import Turns
+from pyqd.services.group_commit import GroupCommit
 from pyqd.services.http import HttpServer
 from pyqd.services.identity import Identity, port_of
 from pyqd.services.routes import daemon_routes
 from pyqd.services.syncer import Syncer
 
 THREADS = 4
+COMMIT_THREADS = 1
 
 logger = logging.getLogger("pyqd.apps.daemon")
 
@@ -45,9 +47,11 @@ class Daemon:
         self.broker = Broker(options, in_background=Background(self.hub, THREADS).run)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
-        self.tcp = TcpServer(self.broker, options, self.hub, self.on_bug)
+        background = Background(self.hub, COMMIT_THREADS).run
+        self.commit = GroupCommit(self.broker, background, self.hub.loop.run_callback)
+        self.tcp = TcpServer(self.broker, options, self.hub, self.on_bug, self.commit.wait)
         self.identity.producers = self.tcp.producers
-        self.http = HttpServer(daemon_routes(self.broker, self.identity))
+        self.http = HttpServer(daemon_routes(self.broker, self.identity, self.commit.wait))
         self.syncer = Syncer(self.broker)
 
     def on_bug(self, error: BaseException) -> None:

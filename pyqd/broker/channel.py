@@ -78,7 +78,8 @@ class Channel(ChannelCore):
             content = self.files.read(self.path_of(ATTEMPTS_FILE))
             whole = len(content) // _ATTEMPTS_ENTRY.size * _ATTEMPTS_ENTRY.size
             attempts_of = {
-                (source, ordinal): attempts for source, ordinal, attempts in _ATTEMPTS_ENTRY.iter_unpack(content[:whole])
+                (source, ordinal): attempts
+                for source, ordinal, attempts in _ATTEMPTS_ENTRY.iter_unpack(content[:whole])
             }
             self.files.remove(self.path_of(ATTEMPTS_FILE))
         self.recover(attempts_of)

@@ -1,4 +1,7 @@
-"""A topic's files and life: opened, recovered, closed; its channels made and deleted. Its traffic is the compiled half's."""
+"""A topic's files and life: opened, recovered, closed; its channels made and deleted.
+
+Its traffic is the compiled half's.
+"""
 
 import logging
 import os

@@ -11,6 +11,7 @@ cdef class Limits:
     cdef readonly int64_t max_body_bytes
     cdef readonly int64_t max_rdy_count
     cdef readonly int64_t max_req_timeout_ns
+    cdef readonly bint sync_each         # an OK leaves when what it answers for is on stable storage
 
 cdef enum ClientState:
     STATE_INIT = 0
@@ -34,12 +35,15 @@ cdef class IoLoop(Pump):
     cdef uint32_t topic_name_bytes
     cdef uint64_t topic_count            # messages to it that are not in publish_counts yet
     cdef readonly dict publish_counts    # topic name: messages
+    cdef list unsynced                   # topics published to in this pass whose OK waits for a sync
     cdef object slow_call                # (name, params, body) of a command for the Python half
     cdef readonly uint64_t command_count
 
     cdef int serve_once(self) except -1
     cdef int wait_readable(self) except -1
     cdef int wait_until_drained(self) except -1
+    cdef int wait_until_synced(self) except -1
+    cdef int accepted(self, TopicCore topic, uint32_t count) except -1
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1

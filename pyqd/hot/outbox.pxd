@@ -12,6 +12,7 @@ cdef class Outbox(Consumer):
     cdef uint64_t capacity
     cdef bint owned
     cdef bint broken                     # the peer is gone; what is put here is dropped
+    cdef bint withholding                # nothing leaves now: an answer in it is not true yet
     cdef readonly uint64_t sent_bytes
 
     cdef char* room(self, uint64_t size_bytes) except NULL
@@ -21,3 +22,4 @@ cdef class Outbox(Consumer):
     cdef ssize_t send_some(self, const char* data, uint64_t size_bytes) except -2
     cdef int keep(self, uint64_t capacity) except -1
     cdef int release(self) except -1
+    cdef int drop_queued(self) except -1

@@ -145,6 +145,10 @@ class Connection(IoLoop):
         """Tell the broker's health of a message that could not be stored."""
         self.server.broker.note_failed_write(error)
 
+    def wait_durable(self, topics: list[Topic]) -> None:
+        """Wait until the topics' logs are on stable storage. Raises: StorageError. Switches: yes."""
+        self.server.wait_durable(topics)
+
     def log_refusal(self, error: ClientError) -> None:
         """Log what a client is refused."""
         cause = f" - {error.__cause__}" if error.__cause__ is not None else ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
 from pyqd.hot.ioloop import Limits
 from pyqd.primitives.options import Options
 from pyqd.protocol.connection import Connection
@@ -17,19 +18,29 @@ logger = logging.getLogger(__name__)
 class TcpServer:
     """Accepts clients on the hub of the calling thread.
 
-    on_bug: called with an AssertionError from a connection; the daemon ends then.
+    on_bug: called with an AssertionError from a connection; the daemon ends then. wait_durable: waits until the topics
+    are on stable storage; called with --sync-every=1, before an OK leaves.
     """
 
-    def __init__(self, broker: Broker, options: Options, hub: Any, on_bug: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        options: Options,
+        hub: Any,
+        on_bug: Callable[[BaseException], None],
+        wait_durable: Callable[[list[Topic]], None],
+    ) -> None:
         self.broker = broker
         self.options = options
         self.hub = hub
         self.on_bug = on_bug
+        self.wait_durable = wait_durable
         self.limits = Limits(
             max_msg_bytes=options.max_msg_size,
             max_body_bytes=options.max_body_size,
             max_rdy_count=options.max_rdy_count,
             max_req_timeout_ns=options.max_req_timeout_ns,
+            sync_each=options.sync_every == 1,
         )
         self.connections: set[Connection] = set()
         self.publishers: dict[Connection, None] = {}

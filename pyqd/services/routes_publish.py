@@ -8,6 +8,7 @@ Source: spec of the HTTP API, "Publishing".
 import logging
 import re
 import struct
+from collections.abc import Callable
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -32,8 +33,9 @@ logger = logging.getLogger(__name__)
 class PublishRoutes:
     """The routes that accept messages."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None] | None = None) -> None:
         self.broker = broker
+        self.wait_durable = wait_durable
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -66,6 +68,7 @@ class PublishRoutes:
             due_ns = now_ns + defer_ns if defer_ns else 0
         try:
             topic.publish_body(request.body, now_ns, due_ns)
+            self.make_durable(topic)
         except StorageError as error:
             raise self.refused(error) from error
         return text_response("OK")
@@ -84,9 +87,15 @@ class PublishRoutes:
         if bodies:
             try:
                 topic.publish_bodies(bodies, wall())
+                self.make_durable(topic)
             except StorageError as error:
                 raise self.refused(error) from error
         return text_response("OK")
+
+    def make_durable(self, topic: Topic) -> None:
+        """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
+        if self.wait_durable is not None and self.broker.options.sync_every == 1 and not topic.ephemeral:
+            self.wait_durable([topic])
 
     def topic(self, query: Query) -> Topic:
         """Return the topic asked for, made if it is missing."""

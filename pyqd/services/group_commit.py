@@ -1,0 +1,111 @@
+"""With --sync-every=1: a publisher's OK waits for the sync that covers it, and all that wait share one.
+
+A publish comes, its record is in the log's mapping at once; then its connection waits here. The first to come starts a
+round, at the end of the loop's pass, so that everyone of the same pass is in it. While a round's sync runs in a thread,
+those who come gather for the next one. So the cost is per sync and not per message, and grows with nobody's number.
+
+What a round writes: the logs of its topics, and the parked logs of their channels, as a deferred message is promised by
+its record there. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
+
+Source: docs/reliability.md; the idea is as old as group commit in databases (DeWitt et al., 1984).
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gevent.event import AsyncResult
+
+from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
+from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.primitives.errors import StorageError
+from pyqd.services.syncer import Job, Range
+
+
+class Round:
+    """Those who wait for one sync."""
+
+    def __init__(self) -> None:
+        self.topics: dict[Topic, None] = {}
+        self.outcome: AsyncResult[StorageError | None] = AsyncResult()
+
+
+class GroupCommit:
+    """Makes topics durable for whoever waits, one sync at a time.
+
+    in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
+    the end of the loop's pass.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        in_background: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None],
+        soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._broker = broker
+        self._in_background = in_background
+        self._soon = soon
+        self._gathering: Round | None = None
+        self._running = False
+        self._named: dict[Topic, None] = {}
+
+    def wait(self, topics: Iterable[Topic]) -> None:
+        """Return when all that the topics have accepted is on stable storage. Raises: StorageError. Switches: yes."""
+        if self._gathering is None:
+            self._gathering = Round()
+            if not self._running:
+                self._running = True
+                self._soon(self._start)
+        self._gathering.topics.update(dict.fromkeys(topics))
+        error = self._gathering.outcome.get()
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        gathered = self._gathering
+        assert gathered is not None, "a round without anyone in it"
+        self._gathering = None
+        topics = list(gathered.topics)
+        job = self._job(topics)
+
+        def done(_result: Any, error: BaseException | None) -> None:
+            if error is None:
+                job.note()
+                self._named.update(dict.fromkeys(topics))
+                self._broker.note_synced()
+            self._finish(gathered, error)
+
+        self._in_background(lambda: job.run(self._broker.files), done)
+
+    def _finish(self, finished: Round, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, StorageError):
+            self._running = False
+            finished.outcome.set_exception(error)
+            raise error
+        if isinstance(error, StorageError):
+            self._broker.note_failed_sync(error)
+        finished.outcome.set(error)
+        if self._gathering is None:
+            self._running = False
+        else:
+            self._soon(self._start)
+
+    def _job(self, topics: list[Topic]) -> Job:
+        job = Job()
+        for gone in [topic for topic in self._named if topic.exiting]:
+            del self._named[gone]
+        for topic in topics:
+            if topic.exiting or topic.directory is None:
+                continue
+            job.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
+            if topic not in self._named:
+                job.directories += [
+                    os.path.join(self._broker.root, TOPICS_DIRECTORY),
+                    topic.directory,
+                    os.path.join(topic.directory, LOG_DIRECTORY),
+                ]
+            for log in topic.logs():
+                if log.directory is not None:
+                    job.add_log(log)
+        return job
