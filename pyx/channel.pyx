@@ -342,7 +342,8 @@ cdef class ChannelCore(Scheduled):
             wait_ns = (<Parked> self.parked).dues.peek_due() - wall_ns()
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> LOOK_AGAIN_NS_MAX))
         if due != INT64_MAX:
-            self.feed.scheduler.set_timer(self, due)
+            # Not at once: what DUE_PER_TURN left over waits until the loop has seen to others.
+            self.feed.scheduler.set_timer(self, max(due, now_ns + 1))
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:

@@ -107,7 +107,8 @@ cdef class Segment:
         if header.magic != MAGIC:
             raise CorruptionError(path, 0, "not a pyqd segment")
         if header.version != SEGMENT_VERSION:
-            raise CorruptionError(path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
+            raise CorruptionError(
+                path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
         if header.checksum != header_checksum(header, header.number):
             raise CorruptionError(path, 12, "the segment header's checksum is wrong")
         self.number = header.number

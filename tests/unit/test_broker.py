@@ -1,0 +1,162 @@
+"""Tests of pyqd.broker.broker."""
+
+import json
+import os
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.clock import wall
+from pyqd.primitives.errors import DiskFull, StartupError
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+
+
+def test_a_new_data_directory_has_no_topics(tmp_path):
+    broker = broker_on(tmp_path)
+    assert broker.topic_of == {}
+    assert broker.health() == "OK"
+
+
+def test_topics_and_channels_are_made_once_and_found_again(tmp_path):
+    broker = broker_on(tmp_path)
+    names = ["t", ".", "..", "a.topic", "T" * 64, "x#ephemeral"]
+    for name in names:
+        topic = broker.topic(name)
+        assert broker.topic(name) is broker.topic_named(name.encode()) is topic
+        assert topic.channel("..") is topic.channel("..")
+        topic.channel("c#ephemeral")
+    broker.close()
+    broker = broker_on(tmp_path)
+    assert sorted(broker.topic_of) == sorted(names[:-1])
+    assert {tuple(topic.channel_of) for topic in broker.topic_of.values()} == {("..",)}
+
+
+def test_a_directory_that_is_no_topic_is_left_alone(tmp_path, caplog):
+    broker_on(tmp_path)
+    (tmp_path / "topics" / "lost+found").mkdir()
+    assert broker_on(tmp_path).topic_of == {}
+    assert "skipping lost+found" in caplog.text
+    assert (tmp_path / "topics" / "lost+found").exists()
+
+
+def test_a_deleted_topic_is_gone_at_once_and_after_a_restart(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    topic.publish_body(b"x", wall())
+    assert broker.delete_topic("t")
+    assert not broker.delete_topic("t")
+    assert topic.exiting
+    assert channel.exiting
+    assert os.listdir(tmp_path / "topics") == []
+    assert broker.topic("t").depth == 0
+    assert list(broker_on(tmp_path).topic_of) == ["t"]
+    assert not (tmp_path / "discarded").exists()
+
+
+def test_a_broker_that_was_not_closed_is_known_by_its_node_file(tmp_path):
+    broker = broker_on(tmp_path)
+    node = tmp_path / "node.json"
+    assert json.loads(node.read_text())["clean"] is False
+    broker.close()
+    assert json.loads(node.read_text())["clean"] is True
+
+
+@pytest.mark.parametrize(("clean", "boot", "epoch"), [(False, "other", 1), (True, "other", 0), (False, None, 0)])
+def test_an_epoch_begins_after_a_power_failure_only(tmp_path, clean, boot, epoch):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    topic.publish_body(body_of(0), wall())
+    node = json.loads((tmp_path / "node.json").read_text())
+    node["clean"] = clean
+    node["boot"] = boot or node["boot"]
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    broker = broker_on(tmp_path)
+    assert broker.epoch == epoch
+    channel = broker.topic("t").channel("c")
+    assert channel.depth == 1
+    broker.topic("t").publish_body(body_of(1), wall())
+    consumer = consumer_on(channel)
+    assert [channel.take_message(consumer)[3] for _ in range(2)] == [body_of(0), body_of(1)]
+    assert broker.topic("t").log.epoch == epoch
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 2}'])
+def test_a_node_file_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / "node.json").write_text(content)
+    with pytest.raises(StartupError, match=r"node\.json"):
+        broker_on(tmp_path)
+
+
+def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp_path):
+    broker = broker_on(tmp_path, FullFiles())
+    topic = broker.topic("t")
+    topic.log.on_spare_wanted = None
+    topic.publish_body(b"x" * 60_000, wall())
+    broker.files.room = 0
+    with pytest.raises(DiskFull) as caught:
+        topic.publish_body(b"x" * 60_000, wall())
+    broker.note_failed_write(caught.value)
+    assert broker.health().startswith("NOK - failed to reserve ")
+    broker.topic_of["t"].publish_body(b"x", wall())
+    assert broker.health() == "OK"
+
+
+@pytest.mark.parametrize("room", range(8))
+def test_a_topic_that_could_not_be_made_is_made_later(tmp_path, room):
+    files = FullFiles()
+    broker = broker_on(tmp_path, files)
+    files.room = room
+    try:
+        broker.topic("t").channel("c")
+    except DiskFull:
+        assert room < 3
+    files.room = None
+    topic = broker.topic("t")
+    topic.publish_body(b"x", wall())
+    assert topic.channel("c").depth == 1
+    topic.check()
+    assert broker_on(tmp_path).topic("t").channel("c").depth == 1
+
+
+def test_jobs_in_the_background_may_come_late_or_never(tmp_path):
+    jobs = []
+    broker = broker_on(tmp_path)
+    broker.in_background = lambda job, done: jobs.append((job, done))
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for cycle in range(20):
+        for number in range(100):
+            topic.publish_body(body_of(1000 * cycle + number, 1000), wall())
+        for number in range(100):
+            guid, _, _, body = channel.take_message(consumer)
+            assert body == body_of(1000 * cycle + number, 1000)
+            channel.finish_message(consumer, guid)
+            broker.scheduler.run_wakes()
+        if cycle % 3 == 2:
+            while jobs:
+                job, done = jobs.pop()
+                done(job(), None)
+    assert jobs
+    broker = broker_on(tmp_path)
+    broker.topic("t").check()
+    assert broker.topic("t").channel("c").depth == 0
+
+
+def test_a_job_that_fails_is_no_more_than_a_warning(tmp_path, caplog):
+    files = FullFiles()
+    broker = broker_on(tmp_path, files)
+    topic = broker.topic("t")
+    files.room = 0
+    topic.publish_body(b"x" * 40_000, wall())
+    assert "preparing a segment ahead failed" in caplog.text
+    files.room = None
+    topic.publish_body(b"x" * 40_000, wall())
+    assert topic.depth == 2
+
+
+def test_a_directory_that_does_not_exist_cannot_be_served(tmp_path):
+    with pytest.raises(StartupError, match="failed to load topics"):
+        broker_on(tmp_path / "none", Files())

@@ -1,0 +1,415 @@
+"""Tests of pyqd.hot.channel and pyqd.broker.channel."""
+
+import itertools
+import os
+import struct
+
+import pytest
+
+from pyqd.hot.clock import mono, wall
+from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
+from pyqd.primitives.errors import DiskFull
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+
+DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
+RING_BITS_MIN = 8 * 4096
+
+
+@pytest.fixture(params=["t", "t#ephemeral"])
+def topic(tmp_path, request):
+    topic = broker_on(tmp_path).topic(request.param)
+    topic.channel("c")
+    return topic
+
+
+@pytest.fixture
+def kept(tmp_path):
+    topic = broker_on(tmp_path, FullFiles()).topic("t")
+    topic.channel("c")
+    return topic
+
+
+def counts(channel):
+    channel.feed.check()
+    return channel.depth, channel.in_flight_count, channel.deferred_count
+
+
+def publish(topic, count, size_bytes=16, start=0):
+    for number in range(start, start + count):
+        topic.publish_body(body_of(number, size_bytes), wall())
+
+
+def take_all(channel, consumer):
+    taken = []
+    while (message := channel.take_message(consumer)) is not None:
+        taken.append(message)
+    return taken
+
+
+def number_of(message):
+    return struct.unpack_from("<Q", message[3])[0]
+
+
+def test_messages_come_in_order_each_once_with_one_attempt(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 100)
+    assert counts(channel) == (100, 0, 0)
+    taken = take_all(channel, consumer)
+    assert [number_of(message) for message in taken] == list(range(100))
+    assert {attempts for _, attempts, _, _ in taken} == {1}
+    assert len({guid for guid, *_ in taken}) == 100
+    assert counts(channel) == (0, 100, 0)
+    assert (consumer.in_flight, consumer.message_count) == (100, 100)
+
+
+def test_every_channel_gets_every_message(topic):
+    channels = [topic.channel(name) for name in ("c", "d", "e")]
+    publish(topic, 10)
+    for channel in channels:
+        assert [number_of(message) for message in take_all(channel, consumer_on(channel))] == list(range(10))
+
+
+@pytest.mark.parametrize("size_bytes", [16, 500, 30_000])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_messages_finished_in_any_order_let_their_segments_go(topic, size_bytes, backwards):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for cycle in range(4):
+        publish(topic, 150, size_bytes, 1000 * cycle)
+        taken = take_all(channel, consumer)
+        assert [number_of(message) for message in taken] == list(range(1000 * cycle, 1000 * cycle + 150))
+        for guid, *_ in reversed(taken) if backwards else taken:
+            assert channel.finish_message(consumer, guid) == DONE
+        topic.broker.scheduler.run_wakes()
+        assert counts(channel) == (0, 0, 0)
+        assert topic.log.first is topic.log.active
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("size_bytes", [500, 30_000])
+def test_a_channel_at_the_end_of_a_segment_reads_on_after_that_segment_was_recycled(topic, ahead, others, size_bytes):
+    if not ahead:
+        # Without spares made ahead the segment that was given up is the very next one.
+        topic.log.on_spare_wanted = None
+    channels = [topic.channel("c"), *[topic.channel("d") for _ in range(others)]]
+    consumers = [consumer_on(channel) for channel in channels]
+    publish(topic, 300, size_bytes)
+    for number in range(300):
+        for channel, consumer in zip(channels, consumers, strict=True):
+            message = channel.take_message(consumer)
+            assert message[3] == body_of(number, size_bytes)
+            assert channel.finish_message(consumer, message[0]) == DONE
+            # Every segment is given up as soon as its last message is finished, before the next one is taken.
+            topic.broker.scheduler.run_wakes()
+        publish(topic, 1, size_bytes, 300 + number)
+    assert topic.log.size_bytes() < (300 + 200) * (size_bytes + 60) + (1 << 18)
+
+
+def test_answers_tell_what_is_not_in_flight_and_what_is_anothers(topic):
+    channel = topic.channel("c")
+    owner, other = consumer_on(channel), consumer_on(channel)
+    publish(topic, 1)
+    guid, *_ = channel.take_message(owner)
+    for call in (channel.finish_message, channel.touch_message):
+        assert call(other, guid) == NOT_OWNER
+        assert call(owner, guid + 1) == NOT_IN_FLIGHT
+    for delay_ns in (0, SECOND_NS):
+        assert channel.requeue_message(other, guid, delay_ns) == NOT_OWNER
+        assert channel.requeue_message(owner, guid + 1, delay_ns) == NOT_IN_FLIGHT
+    assert channel.touch_message(owner, guid) == DONE
+    assert channel.finish_message(owner, guid) == DONE
+    assert channel.finish_message(owner, guid) == NOT_IN_FLIGHT
+    assert (owner.in_flight, owner.finish_count, other.in_flight) == (0, 1, 0)
+    assert counts(channel) == (0, 0, 0)
+
+
+def test_a_requeued_message_comes_again_with_one_attempt_more(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 1)
+    first = channel.take_message(consumer)
+    for attempts in range(1, 5):
+        assert channel.requeue_message(consumer, first[0], 0) == DONE
+        assert counts(channel) == (1, 0, 0)
+        assert channel.take_message(consumer) == (first[0], attempts + 1, *first[2:])
+    assert (channel.requeue_count, consumer.requeue_count, consumer.in_flight) == (4, 4, 1)
+
+
+def test_fresh_and_requeued_messages_alternate(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 8)
+    for guid, *_ in [channel.take_message(consumer) for _ in range(4)]:
+        channel.requeue_message(consumer, guid, 0)
+    numbers = [number_of(message) for message in take_all(channel, consumer)]
+    assert sorted(numbers) == list(range(8))
+    assert [number for number in numbers if number < 4] == [0, 1, 2, 3]
+    assert [number for number in numbers if number >= 4] == [4, 5, 6, 7]
+    assert all((one < 4) != (other < 4) for one, other in itertools.pairwise(numbers))
+
+
+def test_what_is_held_too_long_is_taken_back(topic):
+    channel = topic.channel("c")
+    slow, fast = consumer_on(channel, 2 * MINUTE_NS), consumer_on(channel, MINUTE_NS)
+    publish(topic, 2)
+    slow_guid, *_ = channel.take_message(slow)
+    fast_guid, *_ = channel.take_message(fast)
+    scheduler, now_ns = topic.broker.scheduler, mono()
+    scheduler.run_timers(now_ns + 59 * SECOND_NS)
+    assert counts(channel) == (0, 2, 0)
+    scheduler.run_timers(now_ns + MINUTE_NS)
+    assert counts(channel) == (1, 1, 0)
+    assert (fast.in_flight, slow.in_flight, channel.timeout_count) == (0, 1, 1)
+    assert channel.finish_message(fast, fast_guid) == NOT_IN_FLIGHT
+    assert channel.take_message(slow)[:2] == (fast_guid, 2)
+    assert channel.finish_message(fast, fast_guid) == NOT_OWNER
+    assert channel.finish_message(slow, fast_guid) == DONE
+    assert channel.finish_message(slow, slow_guid) == DONE
+
+
+def test_touch_puts_the_timeout_off_up_to_a_limit(tmp_path):
+    topic = broker_on(tmp_path, max_msg_timeout=90 * SECOND_NS).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel, MINUTE_NS)
+    publish(topic, 1)
+    start = mono()
+    guid, *_ = channel.take_message(consumer)
+    consumer.msg_timeout_ns = HOUR_NS
+    assert channel.touch_message(consumer, guid) == DONE
+    topic.broker.scheduler.run_timers(start + 89 * SECOND_NS)
+    assert counts(channel) == (0, 1, 0)
+    topic.broker.scheduler.run_timers(mono() + 90 * SECOND_NS)
+    assert counts(channel) == (1, 0, 0)
+
+
+def test_the_timeout_of_a_consumer_that_left_finds_nobody(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 1)
+    guid, *_ = channel.take_message(consumer)
+    channel.remove_consumer(consumer)
+    channel.remove_consumer(consumer)
+    assert counts(channel) == (0, 1, 0)
+    topic.broker.scheduler.run_timers(mono() + HOUR_NS)
+    assert counts(channel) == (1, 0, 0)
+    assert channel.take_message(consumer_on(channel))[:2] == (guid, 2)
+
+
+def test_emptying_while_in_flight_drops_everything_and_frees_the_consumers(topic):
+    channel, other = topic.channel("c"), topic.channel("d")
+    consumer = consumer_on(channel)
+    publish(topic, 300, 500)
+    taken = [channel.take_message(consumer) for _ in range(200)]
+    channel.requeue_message(consumer, taken[3][0], 0)
+    channel.requeue_message(consumer, taken[4][0], HOUR_NS)
+    channel.finish_message(consumer, taken[150][0])
+    topic.publish_body(b"deferred", wall(), wall() + HOUR_NS)
+    channel.empty()
+    assert counts(channel) == (0, 0, 0)
+    assert (consumer.in_flight, channel.message_count, channel.requeue_count) == (0, 301, 2)
+    assert counts(other) == (300, 0, 1)
+    for message in taken:
+        assert channel.finish_message(consumer, message[0]) == NOT_IN_FLIGHT
+    publish(topic, 300, 500, 1000)
+    topic.broker.scheduler.run_wakes()
+    assert [number_of(message) for message in take_all(channel, consumer)] == list(range(1000, 1300))
+    assert len(take_all(other, consumer_on(other))) == 600
+
+
+def test_pausing_a_channel_is_remembered_and_messages_still_arrive(kept, tmp_path):
+    kept.channel("c").pause(True)
+    publish(kept, 3)
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    assert channel.paused
+    assert counts(channel) == (3, 0, 0)
+    channel.pause(False)
+    assert not broker_on(tmp_path).topic("t").channel("c").paused
+
+
+def test_sampled_out_messages_are_finished(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    consumer.sample_rate = 49
+    publish(topic, 2000)
+    taken = take_all(channel, consumer)
+    assert 800 < len(taken) < 1200
+    for message in taken:
+        channel.finish_message(consumer, message[0])
+    assert counts(channel) == (0, 0, 0)
+    assert channel.ledger.floor == topic.log.end
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_restart_brings_back_what_was_not_finished_with_its_attempts(kept, tmp_path, closed):
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    publish(kept, 400, 500)
+    taken = [channel.take_message(consumer) for _ in range(300)]
+    for message in taken[::3]:
+        channel.finish_message(consumer, message[0])
+    channel.requeue_message(consumer, taken[1][0], 0)
+    assert channel.take_message(consumer)[:2] == (taken[1][0], 2)
+    before = counts(channel)
+    if closed:
+        kept.broker.close()
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    assert counts(channel) == (before[0] + before[1], 0, 0)
+    found = {number_of(message): message[1] for message in take_all(channel, consumer_on(channel))}
+    expected = {number: 2 if number < 300 else 1 for number in set(range(400)) - set(range(0, 300, 3))}
+    if closed:
+        expected[1] = 3
+    assert found == expected
+    assert channel.requeue_count == 1
+
+
+def test_attempts_noted_by_a_clean_stop_are_used_once(kept, tmp_path):
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    publish(kept, 1)
+    for _ in range(7):
+        guid, *_ = channel.take_message(consumer)
+        channel.requeue_message(consumer, guid, 0)
+    kept.broker.close()
+    channel = broker_on(tmp_path).topic("t").channel("c")
+    assert not os.path.exists(channel.path_of("attempts"))
+    assert channel.take_message(consumer_on(channel))[:2] == (guid, 8)
+    channel = broker_on(tmp_path).topic("t").channel("c")
+    assert channel.take_message(consumer_on(channel))[:2] == (guid, 2)
+
+
+def test_a_full_disk_leaves_a_message_in_flight_where_it_cannot_be_parked(kept):
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    publish(kept, 1)
+    guid, *_ = channel.take_message(consumer)
+    kept.files.room = 0
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            channel.requeue_message(consumer, guid, HOUR_NS)
+        assert counts(channel) == (0, 1, 0)
+        assert consumer.in_flight == 1
+    kept.files.room = None
+    assert channel.requeue_message(consumer, guid, HOUR_NS) == DONE
+    assert counts(channel) == (0, 0, 1)
+
+
+def test_a_full_disk_leaves_a_message_in_flight_where_finishing_needs_room(kept, tmp_path):
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    kept.publish_bodies([b"x"] * (RING_BITS_MIN + 1), wall())
+    for _ in range(RING_BITS_MIN):
+        guid, *_ = channel.take_message(consumer)
+    last, *_ = channel.take_message(consumer)
+    kept.files.room = 0
+    assert channel.finish_message(consumer, guid) == DONE
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            channel.finish_message(consumer, last)
+        with pytest.raises(DiskFull):
+            channel.requeue_message(consumer, last, 1)
+        assert counts(channel) == (0, RING_BITS_MIN, 0)
+        assert consumer.in_flight == RING_BITS_MIN
+    assert channel.requeue_message(consumer, last, 0) == DONE
+    assert channel.take_message(consumer)[:2] == (last, 2)
+    kept.files.room = None
+    assert channel.finish_message(consumer, last) == DONE
+    assert counts(channel) == (0, RING_BITS_MIN - 1, 0)
+    channel = broker_on(tmp_path).topic("t").channel("c")
+    assert counts(channel) == (RING_BITS_MIN - 1, 0, 0)
+
+
+def test_a_missing_segment_costs_its_messages_and_no_others(kept, tmp_path):
+    channel = kept.channel("c")
+    kept.channel("read")
+    publish(kept, 300, 500)
+    consumer = consumer_on(channel)
+    taken = [channel.take_message(consumer) for _ in range(10)]
+    gone = kept.log.first.next
+    first, end = gone.first_ordinal, gone.first_ordinal + gone.count
+    reader = kept.channel("read")
+    consumer = consumer_on(reader)
+    for _ in range(first + 3):
+        reader.take_message(consumer)
+    os.unlink(gone.mapping.path)
+    topic = broker_on(tmp_path).topic("t")
+    left = [number for number in range(300) if not first <= number < end]
+    for name in ("c", "read"):
+        channel = topic.channel(name)
+        assert counts(channel) == (len(left), 0, 0)
+        consumer = consumer_on(channel)
+        found = take_all(channel, consumer)
+        assert sorted(number_of(message) for message in found) == left
+        for message in found:
+            channel.finish_message(consumer, message[0])
+        assert counts(channel) == (0, 0, 0)
+    assert len(taken) == 10
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
+
+
+def test_the_first_channel_of_a_topic_with_a_hole_reads_over_it(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    publish(topic, 300, 500)
+    gone = topic.log.first.next
+    first, end = gone.first_ordinal, gone.first_ordinal + gone.count
+    os.unlink(gone.mapping.path)
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    left = [number for number in range(300) if not first <= number < end]
+    assert [number_of(message) for message in take_all(channel, consumer_on(channel))] == left
+
+
+@pytest.mark.parametrize("size_bytes", [100, 100_000])
+def test_empty_segments_in_the_log_are_passed(tmp_path, size_bytes):
+    """An epoch that begins without a message leaves one, and so does a first message larger than a segment."""
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    publish(topic, 2, size_bytes)
+    for _ in range(3):
+        node = tmp_path / "node.json"
+        node.write_text(node.read_text().replace(f'"boot": "{broker.node["boot"]}"', '"boot": "another"'))
+        broker = broker_on(tmp_path)
+    assert broker.epoch == 3
+    topic = broker.topic("t")
+    publish(topic, 2, size_bytes, 2)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for number in range(4):
+        message = channel.take_message(consumer)
+        assert number_of(message) == number
+        channel.finish_message(consumer, message[0])
+        broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
+    topic.check()
+
+
+def test_an_ephemeral_channel_keeps_no_more_than_the_memory_queue_and_counts_all(tmp_path):
+    topic = broker_on(tmp_path, mem_queue_size=3).topic("t")
+    channel, other = topic.channel("c#ephemeral"), topic.channel("d")
+    publish(topic, 10)
+    topic.broker.scheduler.run_wakes()
+    assert (channel.depth, channel.backend_depth, channel.message_count) == (3, 0, 10)
+    assert (other.depth, other.backend_depth, other.message_count) == (10, 7, 10)
+    consumer = consumer_on(channel)
+    taken = take_all(channel, consumer)
+    assert [number_of(message) for message in taken] == [0, 1, 2]
+    for message in taken:
+        assert channel.finish_message(consumer, message[0]) == DONE
+    assert channel.ledger.floor == topic.log.end
+    publish(topic, 2, start=10)
+    topic.broker.scheduler.run_wakes()
+    assert channel.depth == 2
+    topic.check()
+
+
+def test_an_ephemeral_channel_is_gone_after_a_restart(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c#ephemeral")
+    topic.channel("d")
+    topic.broker.close()
+    assert list(broker_on(tmp_path).topic("t").channel_of) == ["d"]

@@ -1,0 +1,140 @@
+"""Tests of pyqd.diskqueue.files."""
+
+import errno
+import os
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import StorageError
+
+
+@pytest.fixture
+def files():
+    return Files()
+
+
+@pytest.mark.parametrize("populate", [False, True])
+def test_a_new_mapping_is_zeros_and_shares_its_file(files, tmp_path, populate):
+    path = str(tmp_path / "new")
+    mapping = files.new_mapped(path, 3 * 4096, populate)
+    assert (mapping.size_bytes, mapping.path) == (3 * 4096, path)
+    assert bytes(mapping.view()) == bytes(3 * 4096)
+    mapping.view()[4097] = 9
+    assert (tmp_path / "new").read_bytes()[4097] == 9
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.stat(path).st_blocks * 512 >= 3 * 4096
+    assert os.listdir(tmp_path) == ["new"]
+
+
+@pytest.mark.parametrize("populate", [False, True])
+def test_anonymous_memory_has_no_path(files, populate):
+    mapping = files.new_mapped(None, 8192, populate)
+    assert mapping.path is None
+    assert bytes(mapping.view()) == bytes(8192)
+    files.sync(mapping, 0, 8192)
+
+
+def test_an_existing_file_is_mapped_whole_and_shared(files, tmp_path):
+    (tmp_path / "old").write_bytes(b"a" * 5000)
+    mapping = files.open_mapped(str(tmp_path / "old"))
+    assert bytes(mapping.view()) == b"a" * 5000
+    mapping.view()[0] = ord("b")
+    assert (tmp_path / "old").read_bytes()[0] == ord("b")
+
+
+def test_a_mapping_outlives_the_removal_of_its_file_and_a_view_outlives_the_mapping(files, tmp_path):
+    mapping = files.new_mapped(str(tmp_path / "new"), 4096, True)
+    view = mapping.view()
+    files.remove(str(tmp_path / "new"))
+    del mapping
+    view[:5] = b"alive"
+    assert bytes(view[:5]) == b"alive"
+
+
+def test_a_mapping_begins_on_a_page_and_is_made_once(files):
+    for address in (0, 4097):
+        with pytest.raises(ValueError, match="starts on a page"):
+            Mapping(address, 4096)
+    mapping = files.new_mapped(None, 4096, False)
+    with pytest.raises(ValueError, match="holds a mapping already"):
+        mapping.__init__(mapping.address, 4096)
+
+
+def test_replacing_a_name_keeps_the_former_mapping(files, tmp_path):
+    path = str(tmp_path / "file")
+    former = files.new_mapped(path, 4096, True)
+    former.view()[0] = 1
+    other = files.new_mapped(path, 4096, True)
+    assert (former.view()[0], other.view()[0]) == (1, 0)
+
+
+def test_a_failed_reservation_leaves_no_file(files, tmp_path):
+    with pytest.raises(StorageError) as caught:
+        files.new_mapped(str(tmp_path / "huge"), 1 << 62, False)
+    assert caught.value.operation == "reserve"
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_half_made_is_in_nobodys_way(files, tmp_path):
+    (tmp_path / "file.making").write_bytes(b"x")
+    mapping = files.new_mapped(str(tmp_path / "file"), 4096, False)
+    assert bytes(mapping.view()) == bytes(4096)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_sync_writes_a_range_out(files, tmp_path):
+    mapping = files.new_mapped(str(tmp_path / "new"), 8192, True)
+    files.sync(mapping, 4096, 4096)
+    files.sync(mapping, 0, 0)
+    with pytest.raises(StorageError) as caught:
+        files.sync(mapping, 1, 10)
+    assert (caught.value.operation, caught.value.errno) == ("sync", errno.EINVAL)
+    files.sync_directory(str(tmp_path))
+
+
+def test_a_small_file_is_replaced_whole(files, tmp_path):
+    path = str(tmp_path / "small")
+    files.write(path, b"one")
+    files.write(path, b"two")
+    assert files.read(path) == b"two"
+    assert os.listdir(tmp_path) == ["small"]
+
+
+def test_removing_what_is_gone_is_fine(files, tmp_path):
+    files.remove(str(tmp_path / "none"))
+    files.remove_tree(str(tmp_path / "none"))
+    files.make_directory(str(tmp_path / "made"))
+    files.make_directory(str(tmp_path / "made"))
+    files.write(str(tmp_path / "made" / "file"), b"x")
+    assert files.list_directory(str(tmp_path / "made")) == ["file"]
+    files.rename(str(tmp_path / "made" / "file"), str(tmp_path / "made" / "other"))
+    assert files.exists(str(tmp_path / "made" / "other"))
+    files.remove_tree(str(tmp_path / "made"))
+    assert not files.exists(str(tmp_path / "made"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        ("create", lambda files, path: files.new_mapped(path + "/no/file", 4096, False)),
+        ("create", lambda files, path: files.make_directory(path + "/no/directory")),
+        ("open", lambda files, path: files.open_mapped(path + "/none")),
+        ("map", lambda files, path: files.open_mapped(path + "/empty")),
+        ("list", lambda files, path: files.list_directory(path + "/none")),
+        ("read", lambda files, path: files.read(path + "/none")),
+        ("write", lambda files, path: files.write(path + "/no/file", b"")),
+        ("rename", lambda files, path: files.rename(path + "/none", path + "/other")),
+        ("remove", lambda files, path: files.remove(path + "/directory")),
+        ("remove", lambda files, path: files.remove_tree(path + "/empty")),
+        ("sync", lambda files, path: files.sync_directory(path + "/none")),
+    ],
+)
+def test_what_the_system_refuses_is_a_storage_error_that_names_the_operation(files, tmp_path, operation, call):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(StorageError) as caught:
+        call(files, str(tmp_path))
+    assert caught.value.operation == operation
+    assert str(tmp_path) in str(caught.value)

@@ -1,0 +1,422 @@
+"""Tests of pyqd.hot.log."""
+
+import os
+import shutil
+import struct
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.log import Log
+from pyqd.hot.record import span_bytes
+from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError
+from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FullFiles, body_of
+
+SEGMENT_BYTES = 64 << 10
+
+
+def new_log(directory=None, files=None, epoch=0):
+    return Log(files or Files(), None if directory is None else str(directory), SEGMENT_BYTES, epoch)
+
+
+def contents(log, start=None):
+    return [(ordinal, body) for ordinal, _, _, _, _, body in log.records(start)]
+
+
+def fill(log, count, size_bytes=16):
+    for _ in range(count):
+        log.append_message(log.end + 1, body_of(log.end, size_bytes))
+
+
+def expected(start, end, size_bytes=16):
+    return [(ordinal, body_of(ordinal, size_bytes)) for ordinal in range(start, end)]
+
+
+def overwrite(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_was_appended_is_read_back_with_all_its_fields(tmp_path, kept):
+    log = new_log(tmp_path if kept else None)
+    assert log.append_message(11, b"a", 1, 2, 3) == 0
+    assert log.append_message(12, b"b" * 1000, 4, 5, 65535) == 1
+    assert list(log.records()) == [(0, 11, 1, 2, 3, b"a"), (1, 12, 4, 5, 65535, b"b" * 1000)]
+    log.check()
+
+
+def test_an_empty_body_is_refused():
+    log = new_log()
+    with pytest.raises(ValueError, match="at least one byte"):
+        log.append_message(1, b"")
+    with pytest.raises(ValueError, match="at least one byte"):
+        log.append_batch([(1, b"x"), (2, b"")])
+    assert log.end == 0
+
+
+@pytest.mark.parametrize("spare", [0, 8, 56])
+def test_a_segment_is_filled_to_its_last_byte_before_the_next_one(spare):
+    log = new_log()
+    room = SEGMENT_BYTES - SEGMENT_HEADER_BYTES - RECORD_HEADER_BYTES - spare
+    log.append_message(1, b"x" * room)
+    assert log.active.capacity_bytes - log.active.tail == spare
+    log.append_message(2, b"y" * 8)
+    assert (log.first is log.active) == (spare == 56)
+    assert contents(log) == [(0, b"x" * room), (1, b"y" * 8)]
+    log.check()
+
+
+def test_a_body_larger_than_a_segment_gets_one_of_its_size(tmp_path):
+    log = new_log(tmp_path)
+    body = os.urandom(300_000)
+    fill(log, 1)
+    log.append_message(9, body)
+    fill(log, 1)
+    assert contents(log) == [(0, body_of(0)), (1, body), (2, body_of(2))]
+    assert contents(new_log(tmp_path)) == contents(log)
+
+
+def test_a_large_first_body_leaves_an_empty_segment_that_readers_pass(tmp_path):
+    log = new_log(tmp_path)
+    log.append_message(9, b"z" * 100_000)
+    assert log.first is not log.active
+    assert contents(log) == [(0, b"z" * 100_000)]
+    assert contents(new_log(tmp_path)) == contents(log)
+
+
+def test_a_batch_lies_in_one_segment(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 1, 60_000)
+    log.append_batch([(guid, bytes([guid]) * 3000) for guid in range(1, 4)])
+    assert (log.active.first_ordinal, log.active.count) == (1, 3)
+    assert [body for _, body in contents(log, 1)] == [bytes([guid]) * 3000 for guid in range(1, 4)]
+    assert contents(new_log(tmp_path)) == contents(log)
+
+
+def test_segments_double_up_to_the_limit():
+    log = Log(Files(), None, 1 << 18)
+    sizes: set[int] = set()
+    while len(sizes) < 3:
+        fill(log, 1, 10_000)
+        sizes.add(log.active.capacity_bytes)
+    fill(log, 100, 10_000)
+    assert sizes == {1 << 16, 1 << 17, 1 << 18}
+    assert log.active.capacity_bytes == 1 << 18
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 500])
+def test_a_reopened_log_has_the_same_records_and_goes_on(tmp_path, count):
+    log = new_log(tmp_path)
+    fill(log, count, 500)
+    log = new_log(tmp_path)
+    assert contents(log) == expected(0, count, 500)
+    fill(log, 200, 500)
+    assert contents(new_log(tmp_path)) == expected(0, count + 200, 500)
+
+
+def test_trimming_gives_up_whole_segments_below_the_floor_only(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 500, 500)
+    boundary = log.first.next.first_ordinal
+    log.trim_below(boundary - 1)
+    assert log.first.first_ordinal == 0
+    log.trim_below(boundary)
+    assert log.first.first_ordinal == boundary
+    log.trim_below(log.end + 10)
+    assert log.first is log.active
+    assert contents(log) == expected(log.active.first_ordinal, 500, 500)
+    log.check()
+    assert contents(new_log(tmp_path)) == contents(log)
+
+
+def test_a_trimmed_segment_is_recycled_once_and_the_others_are_removed(tmp_path):
+    log = new_log(tmp_path)
+    dropped = []
+    log.on_dropped = lambda _log, segment: dropped.append(segment)
+    fill(log, 500, 500)
+    log.trim_below(log.end)
+    assert len(log.spares) == 1
+    assert len(dropped) >= 2
+    count = len(list(tmp_path.iterdir()))
+    fill(log, 110, 500)
+    assert len(log.spares) == 0
+    assert len(list(tmp_path.iterdir())) == count
+
+
+@pytest.mark.parametrize("size_bytes", [16, 500, 900])
+def test_stale_records_of_a_recycled_segment_never_come_back(tmp_path, size_bytes):
+    log = new_log(tmp_path)
+    for _ in range(6):
+        fill(log, 150, size_bytes)
+        log.trim_below(log.end)
+        for count in range(3):
+            log = new_log(tmp_path)
+            assert contents(log) == expected(log.first.first_ordinal, log.end, size_bytes)
+            fill(log, count, size_bytes)
+
+
+def test_a_spare_is_asked_for_once_per_segment_and_then_used():
+    log = new_log()
+    asked = []
+    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    fill(log, 1, 40_000)
+    assert asked == [1 << 16]
+    fill(log, 1, 20_000)
+    assert len(asked) == 1
+    spare = log.new_segment(asked[0])
+    log.offer_spare(spare)
+    fill(log, 1, 20_000)
+    assert log.active is spare
+    assert len(asked) == 2
+    log.offer_spare(None)
+    fill(log, 4, 20_000)
+    assert len(asked) == 3
+
+
+def test_file_names_are_not_given_again_after_the_directory_was_removed(tmp_path):
+    directory = tmp_path / "log"
+    names: set[str] = set()
+    for _ in range(5):
+        log = new_log(directory)
+        fill(log, 5, 30_000)
+        found = set(os.listdir(directory))
+        assert not names & found
+        names |= found
+        shutil.rmtree(directory)
+
+
+def test_a_full_disk_refuses_an_append_and_changes_nothing(tmp_path):
+    files = FullFiles()
+    log = new_log(tmp_path, files)
+    fill(log, 2, 30_000)
+    files.room = 0
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            fill(log, 1, 30_000)
+        with pytest.raises(DiskFull):
+            log.append_batch([(1, b"x" * 10_000)])
+        assert contents(log) == expected(0, 2, 30_000)
+        log.check()
+    log.append_message(77, body_of(2, 8))
+    files.room = None
+    fill(log, 3, 30_000)
+    assert len(contents(log)) == 6
+    assert contents(new_log(tmp_path)) == contents(log)
+
+
+def test_no_file_is_left_where_the_disk_was_full(tmp_path):
+    class NoRoom(Files):
+        def rename(self, source, target):
+            raise StorageError("rename", source, 28, "no room")
+
+    with pytest.raises(StorageError):
+        NoRoom().new_mapped(str(tmp_path / "new"), 4096, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def small_log(directory):
+    """Make a log of five records of different sizes; return its bodies and where each record begins, and the end."""
+    log = new_log(directory)
+    bodies = [bytes([65 + index]) * size for index, size in enumerate((1, 8, 20, 3, 15))]
+    offsets = [SEGMENT_HEADER_BYTES]
+    for index, body in enumerate(bodies):
+        log.append_message(index + 1, body)
+        offsets.append(offsets[-1] + span_bytes(len(body)))
+    assert offsets[-1] == log.active.tail
+    return bodies, offsets
+
+
+def whole_before(offsets, cut):
+    return sum(end <= cut for end in offsets[1:])
+
+
+def recovered(directory, bodies, least):
+    """Open a damaged log: it holds the first of the bodies, at least so many, and can be written to."""
+    log = new_log(directory)
+    found = [body for _, body in contents(log)]
+    assert found == bodies[: len(found)]
+    assert len(found) >= least
+    log.append_message(99, b"fresh")
+    log.append_message(100, b"another")
+    log.check()
+    again = new_log(directory)
+    assert [body for _, body in contents(again)] == [*found, b"fresh", b"another"]
+    return found
+
+
+@pytest.mark.parametrize("filler", [b"\x00", b"\xff", b"A"])
+def test_a_tail_that_is_lost_from_any_byte_on_leaves_the_records_before_it(tmp_path, filler):
+    bodies, offsets = small_log(tmp_path / "origin")
+    for cut in range(SEGMENT_HEADER_BYTES, offsets[-1] + 1):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "origin", copy)
+        (path,) = copy.iterdir()
+        overwrite(path, cut, filler * (offsets[-1] - cut))
+        # The lost bytes may have been what the filler is.
+        assert len(recovered(copy, bodies, whole_before(offsets, cut))) <= whole_before(offsets, cut) + 1
+        shutil.rmtree(copy)
+
+
+def test_a_file_cut_at_any_byte_leaves_the_records_before_it(tmp_path):
+    bodies, offsets = small_log(tmp_path / "origin")
+    for cut in range(SEGMENT_HEADER_BYTES + 1, offsets[-1] + 1):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "origin", copy)
+        (path,) = copy.iterdir()
+        os.truncate(path, cut)
+        # Zeros at the end of a body are padding and may be lost without harm to the record only when they are there.
+        found = recovered(copy, bodies, whole_before(offsets, cut))
+        assert len(found) == whole_before(offsets, cut)
+        shutil.rmtree(copy)
+
+
+def test_one_wrong_bit_anywhere_never_gives_a_wrong_body(tmp_path):
+    bodies, offsets = small_log(tmp_path / "origin")
+    (origin,) = (tmp_path / "origin").iterdir()
+    content = origin.read_bytes()
+    for at in range(SEGMENT_HEADER_BYTES, offsets[-1]):
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        (copy / origin.name).write_bytes(content)
+        overwrite(copy / origin.name, at, bytes([content[at] ^ 1 << at % 8]))
+        recovered(copy, bodies, whole_before(offsets, at))
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("refill", [8, 16, 24, 200])
+def test_nothing_of_a_torn_batch_comes_back_when_the_log_goes_on(tmp_path, refill):
+    log = new_log(tmp_path)
+    fill(log, 2)
+    at = log.active.tail
+    path = log.active.mapping.path
+    log.append_batch([(guid, bytes([guid]) * 16) for guid in range(50, 60)])
+    # A kill before the commit: all of the batch is there but the word that makes its first record valid.
+    overwrite(path, at, bytes(8))
+    log = new_log(tmp_path)
+    assert contents(log) == expected(0, 2)
+    log.append_message(3, b"r" * refill)
+    log = new_log(tmp_path)
+    assert contents(log) == [*expected(0, 2), (2, b"r" * refill)]
+
+
+def test_a_record_forged_inside_a_former_body_is_not_taken_for_one(tmp_path):
+    donor = new_log()
+    fill(donor, 200)
+    record = bytes(donor.active.mapping.view())[SEGMENT_HEADER_BYTES:]
+    log = new_log(tmp_path)
+    span = span_bytes(16)
+    for ordinal in range(3):
+        log.append_message(ordinal + 1, record[span * (ordinal + 1) : span * (ordinal + 100)])
+        path, tail = log.active.mapping.path, log.active.tail
+    overwrite(path, SEGMENT_HEADER_BYTES, bytes(8))
+    log = new_log(tmp_path)
+    assert log.end == 0
+    assert tail > SEGMENT_HEADER_BYTES
+    for ordinal in range(20):
+        log.append_message(ordinal + 1, b"q" * 16)
+        log = new_log(tmp_path)
+        assert contents(log) == [(each, b"q" * 16) for each in range(ordinal + 1)]
+
+
+def test_a_later_epoch_begins_a_new_segment_and_keeps_ordinals_dense(tmp_path):
+    for epoch in range(4):
+        fill(new_log(tmp_path, epoch=epoch), epoch % 2)
+    log = new_log(tmp_path, epoch=3)
+    fill(log, 2)
+    assert contents(log) == expected(0, 4)
+    assert log.epoch == 3
+    path = log.active.mapping.path
+    with open(path, "rb") as file:
+        (seq,) = struct.unpack_from("<Q", file.read(1000), SEGMENT_HEADER_BYTES + 8)
+    assert seq == 3 << 48 | log.active.first_ordinal
+    assert new_log(tmp_path).epoch == 3
+
+
+def test_a_missing_segment_is_a_hole_and_the_rest_is_read(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 300, 500)
+    gone = log.first.next
+    span = (gone.first_ordinal, gone.first_ordinal + gone.count)
+    os.unlink(gone.mapping.path)
+    log = new_log(tmp_path)
+    assert log.holes == [span]
+    assert contents(log) == expected(0, span[0], 500) + expected(span[1], 300, 500)
+    assert log.locate(span[0]).ordinal in (span[0], span[1])
+    assert log.locate(span[0] + 1).ordinal == span[1]
+
+
+def test_two_segments_with_the_same_records_are_refused(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 1)
+    shutil.copy(log.active.mapping.path, tmp_path / "5.seg")
+    with pytest.raises(CorruptionError, match="same records"):
+        new_log(tmp_path)
+
+
+def test_a_kill_between_sealing_and_the_next_segment_is_harmless(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 3)
+    # sealed_count and sealed_bytes, as a roll stores them.
+    overwrite(log.active.mapping.path, 40, struct.pack("<QQ", 3, log.active.tail))
+    log = new_log(tmp_path)
+    fill(log, 2)
+    assert contents(new_log(tmp_path)) == expected(0, 5)
+
+
+def test_positions_lead_to_their_records():
+    log = new_log()
+    fill(log, 400, 500)
+    for ordinal in (0, 1, 129, 130, 131, 399):
+        position = log.locate(ordinal)
+        assert position.ordinal == ordinal
+        assert contents(log, ordinal)[0] == (ordinal, body_of(ordinal, 500))
+        noted = log.position_at(position.segment.number, position.offset, ordinal)
+        assert (noted.segment, noted.offset, noted.ordinal) == (position.segment, position.offset, ordinal)
+        here = position.segment.number
+        for number, offset in [(1, 0), (here, position.offset + 8), (9, position.offset), (2, 1 << 40), (here, 1)]:
+            noted = log.position_at(number, offset, ordinal)
+            assert (noted.segment, noted.offset, noted.ordinal) == (position.segment, position.offset, ordinal)
+    end = log.end_position()
+    for position in (log.locate(400), log.locate(10_000), log.position_at(1, 2, 400)):
+        assert (position.segment, position.offset, position.ordinal) == (end.segment, end.offset, 400)
+
+
+def test_what_is_dirty_is_what_was_appended_since_the_last_sync(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 200, 500)
+    ranges, end = log.dirty_ranges()
+    assert end == 200
+    assert [(start, start + length) for _, start, length in ranges] == [(0, log.first.tail), (0, log.active.tail)]
+    log.mark_synced(ranges, end)
+    assert log.synced_end == 200
+    assert log.dirty_ranges() == ([], 200)
+    before = log.active.tail
+    fill(log, 1, 500)
+    ((segment, start, length),), end = log.dirty_ranges()
+    assert segment is log.active
+    assert start % 4096 == 0
+    assert start <= before
+    assert start + length == log.active.tail
+
+
+def test_a_segment_recycled_during_a_sync_is_dirty_again(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 130, 500)
+    ranges, end = log.dirty_ranges()
+    former = log.first
+    log.trim_below(log.end)
+    fill(log, 130, 500)
+    log.trim_below(log.end - 1)
+    while log.active is not former:
+        fill(log, 1, 500)
+        log.trim_below(log.end - 1)
+    log.mark_synced(ranges, end)
+    assert former in [segment for segment, _, _ in log.dirty_ranges()[0]]
+
+
+def test_the_size_counts_segments_and_spares():
+    log = new_log()
+    log.offer_spare(log.new_segment(1 << 17))
+    assert log.size_bytes() == (1 << 16) + (1 << 17)

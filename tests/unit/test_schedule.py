@@ -1,0 +1,120 @@
+"""Tests of pyqd.hot.schedule, through the channels and topics that ask for turns."""
+
+import pytest
+
+from pyqd.hot.clock import mono, wall
+from pyqd.hot.schedule import Scheduled, Scheduler
+from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
+from tests.support.storage import broker_on, consumer_on
+
+
+@pytest.fixture
+def broker(tmp_path):
+    broker = broker_on(tmp_path)
+    broker.topic("t").channel("c")
+    broker.scheduler.run_wakes()
+    return broker
+
+
+def test_nobody_asked_means_no_turn_and_no_time():
+    scheduler = Scheduler()
+    assert scheduler.run_wakes() == 0
+    assert scheduler.run_timers(2**62) is None
+
+
+def test_asking_for_a_turn_many_times_is_asking_once(broker):
+    asked = []
+    broker.scheduler.on_wake_wanted = lambda: asked.append(1)
+    for _ in range(10):
+        broker.topic("t").publish_body(b"x", wall())
+    assert asked == [1]
+    assert broker.scheduler.run_wakes() == 1
+    assert broker.scheduler.run_wakes() == 0
+    broker.topic("t").publish_body(b"x", wall())
+    assert asked == [1, 1]
+
+
+def test_only_an_earlier_time_is_told(broker):
+    told: list[int] = []
+    broker.scheduler.on_timer_wanted = told.append
+    topic = broker.topic("t")
+    channels = [topic.channel(name) for name in ("c", "d", "e")]
+    topic.publish_body(b"x", wall())
+    starts = []
+    for channel, timeout_ns in zip(channels, (3 * MINUTE_NS, MINUTE_NS, 2 * MINUTE_NS), strict=True):
+        starts.append(mono())
+        channel.take_message(consumer_on(channel, timeout_ns))
+    assert len(told) == 2
+    for due_ns, start, timeout_ns in zip(told, starts, (3 * MINUTE_NS, MINUTE_NS), strict=False):
+        assert start <= due_ns - timeout_ns <= mono()
+
+
+def test_each_run_tells_when_the_next_is_due(broker):
+    topic = broker.topic("t")
+    channels = [topic.channel(name) for name in ("c", "d")]
+    topic.publish_body(b"x", wall())
+    for channel, timeout_ns in zip(channels, (MINUTE_NS, 2 * MINUTE_NS), strict=True):
+        channel.take_message(consumer_on(channel, timeout_ns))
+    now_ns = mono()
+    first_ns = broker.scheduler.run_timers(now_ns)
+    assert now_ns < first_ns <= now_ns + MINUTE_NS
+    second_ns = broker.scheduler.run_timers(first_ns)
+    assert first_ns < second_ns <= now_ns + 2 * MINUTE_NS
+    assert [channel.timeout_count for channel in channels] == [1, 0]
+    assert broker.scheduler.run_timers(second_ns) is None
+    assert [channel.timeout_count for channel in channels] == [1, 1]
+
+
+def test_a_time_asked_for_after_all_have_passed_is_told_again(broker):
+    told: list[int] = []
+    broker.scheduler.on_timer_wanted = told.append
+    channel = broker.topic("t").channel("c")
+    consumer = consumer_on(channel, SECOND_NS)
+    for count in range(1, 4):
+        broker.topic("t").publish_body(b"x", wall())
+        assert channel.take_message(consumer) is not None
+        assert len(told) == count
+        assert broker.scheduler.run_timers(mono() + MINUTE_NS) is None
+
+
+def test_many_timers_come_in_order_and_their_slots_are_used_again(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t#ephemeral")
+    channels = [topic.channel(f"c{index}") for index in range(200)]
+    for _ in range(2):
+        topic.publish_body(b"x", wall())
+        start = mono()
+        for index, channel in enumerate(channels):
+            channel.take_message(consumer_on(channel, (1 + index * 37 % 200) * MINUTE_NS))
+        for minutes in (0, 1, 50, 199, 200):
+            broker.scheduler.run_timers(start + minutes * MINUTE_NS + SECOND_NS)
+            assert sum(channel.in_flight_count for channel in channels) == 200 - minutes
+        for channel in channels:
+            channel.empty()
+
+
+def test_what_a_turn_raises_goes_to_whoever_listens_and_the_others_still_come(tmp_path):
+    broker = broker_on(tmp_path)
+    for name in ("a", "b"):
+        topic = broker.topic(name)
+        # This consumer cannot deliver: it is no connection.
+        consumer_on(topic.channel("c")).rdy = 1
+        topic.publish_body(b"x", wall())
+    errors: list[Exception] = []
+    broker.scheduler.on_error = errors.append
+    broker.scheduler.run_wakes()
+    assert [str(error) for error in errors] == ["this consumer takes nothing"] * len(errors)
+    assert len(errors) >= 2
+
+
+def test_an_error_nobody_listens_for_is_raised():
+    with pytest.raises(KeyError):
+        Scheduler().report(KeyError("x"))
+
+
+def test_slots_of_timers_are_given_back():
+    scheduler, item = Scheduler(), Scheduled()
+    slots = [scheduler.take_slot(item) for _ in range(100)]
+    assert slots == list(range(100))
+    scheduler.release_slot(42, item)
+    assert scheduler.take_slot(item) == 42

@@ -1,0 +1,65 @@
+"""Tests of pyqd.hot.segment."""
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.log import Log
+from pyqd.hot.segment import Segment
+from pyqd.primitives.errors import CorruptionError
+
+
+def only_file(directory):
+    (path,) = directory.glob("*.seg")
+    return path
+
+
+def test_a_new_segment_is_a_spare_without_records():
+    segment = Segment(Files().new_mapped(None, 1 << 16, False))
+    assert (segment.number, segment.count, segment.tail, segment.next) == (0, 0, 128, None)
+    assert segment.capacity_bytes == 1 << 16
+
+
+def test_a_mapping_without_room_for_a_header_is_no_segment(tmp_path):
+    (tmp_path / "short").write_bytes(bytes(128))
+    with pytest.raises(CorruptionError, match="shorter than a segment's header"):
+        Segment(Files().open_mapped(str(tmp_path / "short")))
+
+
+@pytest.mark.parametrize(
+    ("offset", "detail"),
+    [(0, "not a pyqd segment"), (8, "format version"), (12, "checksum"), (16, "checksum"), (24, "checksum")],
+)
+def test_a_damaged_header_is_refused(tmp_path, offset, detail):
+    log = Log(Files(), str(tmp_path), 1 << 16)
+    log.append_message(1, b"body")
+    path = only_file(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x40
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError, match=detail):
+        Log(Files(), str(tmp_path), 1 << 16)
+
+
+def test_a_sealed_segment_that_was_cut_is_refused(tmp_path):
+    log = Log(Files(), str(tmp_path), 1 << 16)
+    for guid in range(1, 4):
+        log.append_message(guid, bytes([guid]) * 30_000)
+    first = log.first.mapping.path
+    assert first is not None
+    assert log.first is not log.active
+    with open(first, "r+b") as file:
+        file.truncate(40_000)
+    with pytest.raises(CorruptionError, match="sealed end"):
+        Log(Files(), str(tmp_path), 1 << 16)
+
+
+def test_a_spare_left_by_an_earlier_run_is_used_again(tmp_path):
+    log = Log(Files(), str(tmp_path), 1 << 16)
+    log.offer_spare(log.new_segment(1 << 16))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 2
+    log = Log(Files(), str(tmp_path), 1 << 16)
+    assert len(log.spares) == 1
+    for guid in range(1, 4):
+        log.append_message(guid, b"x" * 30_000)
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -1,0 +1,300 @@
+"""Tests of pyqd.hot.topic and pyqd.broker.topic."""
+
+import struct
+
+import pytest
+
+from pyqd.hot.clock import mono, wall
+from pyqd.primitives.durations import HOUR_NS
+from pyqd.primitives.errors import CorruptionError, DiskFull, StartupError, StorageError
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+
+
+@pytest.fixture
+def topic(tmp_path):
+    return broker_on(tmp_path, FullFiles()).topic("t")
+
+
+def publish(topic, count, size_bytes=16, start=0):
+    for number in range(start, start + count):
+        topic.publish_body(body_of(number, size_bytes), wall())
+
+
+def numbers(channel):
+    consumer = consumer_on(channel)
+    found = []
+    while (message := channel.take_message(consumer)) is not None:
+        found.append(struct.unpack_from("<Q", message[3])[0])
+        channel.finish_message(consumer, message[0])
+    channel.feed.check()
+    return found
+
+
+def again(topic, tmp_path, closed):
+    if closed:
+        topic.broker.close()
+    return broker_on(tmp_path).topic("t")
+
+
+def test_the_first_channel_gets_what_the_topic_held_and_later_ones_only_what_is_new(topic):
+    publish(topic, 5)
+    assert topic.depth == 5
+    first = topic.channel("first")
+    assert (topic.depth, first.depth, first.message_count) == (0, 5, 5)
+    second = topic.channel("second")
+    publish(topic, 2, start=5)
+    assert (first.message_count, second.message_count) == (7, 2)
+    assert numbers(first) == list(range(7))
+    assert numbers(second) == [5, 6]
+
+
+def test_a_topic_counts_messages_and_bytes_over_restarts(topic, tmp_path):
+    publish(topic, 3, 100)
+    topic.publish_bodies([b"x" * 10, b"y" * 7], wall())
+    assert (topic.message_count, topic.message_bytes) == (5, 317)
+    topic = again(topic, tmp_path, False)
+    assert (topic.message_count, topic.message_bytes, topic.depth) == (5, 317, 5)
+
+
+def test_ids_grow_over_restarts(topic, tmp_path):
+    last = 0
+    for _ in range(3):
+        publish(topic, 3)
+        topic.publish_bodies([b"x"] * 3, wall())
+        assert topic.guids.last_id > last
+        last = topic.guids.last_id
+        topic = again(topic, tmp_path, False)
+    topic.publish_body(b"x", 0)
+    assert topic.guids.last_id > last
+
+
+def test_empty_messages_are_refused(topic):
+    with pytest.raises(ValueError, match="at least one byte"):
+        topic.publish_body(b"", wall())
+    with pytest.raises(ValueError, match="at least one byte"):
+        topic.publish_bodies([b"x", b""], wall())
+    assert (topic.depth, topic.message_count) == (0, 0)
+
+
+def test_a_batch_is_published_in_order(topic):
+    channel = topic.channel("c")
+    for start in range(0, 3000, 1000):
+        topic.publish_bodies([body_of(number, 100) for number in range(start, start + 1000)], wall())
+    assert numbers(channel) == list(range(3000))
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_paused_topic_holds_what_is_published_also_over_a_restart(topic, tmp_path, closed):
+    channel = topic.channel("c")
+    publish(topic, 2)
+    topic.pause(True)
+    publish(topic, 3, start=2)
+    topic.publish_body(body_of(77), wall(), wall() + HOUR_NS)
+    topic.publish_body(body_of(5), wall(), 17)
+    assert (topic.depth, channel.depth, channel.deferred_count) == (5, 2, 0)
+    topic = again(topic, tmp_path, closed)
+    channel = topic.channel("c")
+    assert topic.paused
+    assert (topic.depth, channel.depth, channel.deferred_count) == (5, 2, 0)
+    late = topic.channel("late")
+    topic.pause(False)
+    assert (topic.depth, channel.depth, channel.deferred_count) == (0, 5, 2)
+    assert (late.depth, late.deferred_count) == (3, 2)
+    topic.broker.scheduler.run_timers(mono())
+    assert (channel.depth, channel.deferred_count) == (6, 1)
+    assert sorted(numbers(channel)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_a_topic_without_channels_holds_outlives_a_restart_with_its_delays(topic, tmp_path, closed):
+    publish(topic, 200, 500)
+    topic.publish_body(body_of(500), wall(), wall() + HOUR_NS)
+    topic = again(topic, tmp_path, closed)
+    assert topic.depth == 201
+    channel = topic.channel("c")
+    assert (channel.depth, channel.deferred_count) == (200, 1)
+    assert numbers(channel) == list(range(200))
+
+
+def test_emptying_a_topic_drops_what_no_channel_was_given(topic):
+    channel = topic.channel("c")
+    publish(topic, 2)
+    topic.pause(True)
+    publish(topic, 300, 500, 100)
+    topic.publish_body(body_of(77), wall(), wall() + HOUR_NS)
+    topic.empty()
+    assert (topic.depth, channel.depth, channel.message_count) == (0, 2, 2)
+    topic.pause(False)
+    publish(topic, 2, start=10)
+    assert (channel.depth, channel.deferred_count, channel.message_count) == (4, 0, 4)
+    assert numbers(channel) == [0, 1, 10, 11]
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
+
+
+def test_emptying_a_topic_without_channels_gives_its_space_back(topic, tmp_path):
+    publish(topic, 300, 500)
+    topic.empty()
+    topic.broker.scheduler.run_wakes()
+    assert topic.depth == 0
+    assert topic.log.first is topic.log.active
+    publish(topic, 1, start=9)
+    assert numbers(again(topic, tmp_path, False).channel("c")) == [9]
+
+
+def test_the_log_shrinks_when_its_slowest_channel_is_deleted(topic):
+    fast = topic.channel("fast")
+    topic.channel("slow")
+    publish(topic, 500, 500)
+    assert len(numbers(fast)) == 500
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first.first_ordinal == 0
+    assert topic.delete_channel("slow")
+    assert not topic.delete_channel("slow")
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
+    publish(topic, 500, 500)
+    assert numbers(fast) == list(range(500))
+
+
+def test_a_deleted_channel_that_is_made_again_starts_afresh(topic, tmp_path):
+    channel = topic.channel("c")
+    publish(topic, 3)
+    topic.publish_body(b"deferred", wall(), wall() + HOUR_NS)
+    channel.pause(True)
+    topic.delete_channel("c")
+    publish(topic, 2, start=3)
+    assert topic.depth == 2
+    channel = topic.channel("c")
+    assert (channel.depth, channel.deferred_count, channel.paused) == (2, 0, False)
+    topic = again(topic, tmp_path, False)
+    assert numbers(topic.channel("c")) == [3, 4]
+
+
+def test_an_ephemeral_topic_keeps_no_more_than_the_memory_queue_and_counts_all(tmp_path):
+    topic = broker_on(tmp_path, mem_queue_size=3).topic("t#ephemeral")
+    publish(topic, 10)
+    assert (topic.depth, topic.backend_depth, topic.message_count) == (3, 0, 10)
+    topic.publish_bodies([b"x" * 8] * 5, wall())
+    assert (topic.depth, topic.message_count, topic.message_bytes) == (3, 15, 200)
+    channel = topic.channel("c")
+    assert (topic.depth, channel.depth) == (0, 3)
+    assert numbers(channel) == [0, 1, 2]
+
+
+def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t#ephemeral")
+    topic.channel("c")
+    topic.channel("d")
+    topic.delete_channel("c")
+    assert "t#ephemeral" in broker.topic_of
+    topic.delete_channel("d")
+    assert broker.topic_of == {}
+
+
+def test_what_is_beyond_the_memory_queue_counts_as_backend_depth(tmp_path):
+    topic = broker_on(tmp_path, mem_queue_size=4).topic("t")
+    publish(topic, 10)
+    assert (topic.depth, topic.backend_depth) == (10, 6)
+    channel = topic.channel("c")
+    assert (topic.backend_depth, channel.depth, channel.backend_depth) == (0, 10, 6)
+
+
+@pytest.mark.parametrize("due", [0, 1])
+def test_a_full_disk_refuses_a_message_and_accepts_the_next_when_there_is_room(topic, tmp_path, due):
+    channels = [topic.channel(name) for name in ("c", "d")]
+    topic.log.on_spare_wanted = None
+    publish(topic, 2, 30_000)
+    topic.files.room = 0
+    due_ns = due and wall() + HOUR_NS
+
+    def counts():
+        topic.check()
+        return [(topic.depth, topic.message_count, topic.message_bytes, topic.log.end)] + [
+            (channel.depth, channel.deferred_count, channel.message_count) for channel in channels
+        ]
+
+    before = counts()
+    for room in (0, 1, 2, 3):
+        with pytest.raises(DiskFull):
+            topic.publish_body(b"x" * 30_000, wall(), due_ns)
+        assert counts() == before
+        with pytest.raises(DiskFull):
+            topic.publish_bodies([b"x" * 20_000] * 10, wall())
+        assert counts() == before
+        topic.files.room = room if due else 0
+    topic.files.room = None
+    topic.publish_body(body_of(2, 30_000), wall(), due_ns)
+    for channel in channels:
+        assert (channel.depth, channel.deferred_count) == (2, 1) if due else (3, 0)
+    topic = again(topic, tmp_path, False)
+    topic.check()
+    for name in ("c", "d"):
+        assert numbers(topic.channel(name)) == ([0, 1] if due else [0, 1, 2])
+
+
+def test_a_deferred_message_that_cannot_be_parked_at_the_cursor_is_delivered_early(topic):
+    publish(topic, 1)
+    topic.publish_body(body_of(1), wall(), wall() + HOUR_NS)
+    publish(topic, 1, start=2)
+
+    class NoParking(FullFiles):
+        def make_directory(self, path):
+            if path.endswith("parked"):
+                raise StorageError("create", path, 28, "No space left on device")
+            super().make_directory(path)
+
+    topic.broker.files = topic.files = NoParking()
+    with pytest.raises(StorageError):
+        topic.channel("c")
+    assert numbers(topic.channel("c")) == [0, 1, 2]
+
+
+def test_a_state_that_is_none_is_refused(topic, tmp_path):
+    path = tmp_path / "topics" / "t.topic" / "state"
+    content = path.read_bytes()
+    for offset, detail in ((0, "not the state"), (8, "format version")):
+        path.write_bytes(content[:offset] + b"\x77" + content[offset + 1 :])
+        with pytest.raises(StartupError, match=detail) as caught:
+            broker_on(tmp_path)
+        assert isinstance(caught.value.__cause__, CorruptionError)
+
+
+def test_a_state_that_was_made_and_not_filled_in_is_a_new_topic(topic, tmp_path):
+    path = tmp_path / "topics" / "t.topic" / "state"
+    path.write_bytes(bytes(4096))
+    topic = broker_on(tmp_path).topic("t")
+    assert (topic.depth, topic.message_count) == (0, 0)
+    publish(topic, 1)
+    assert topic.depth == 1
+
+
+def test_a_topic_made_again_in_the_same_turn_is_not_harmed_by_what_the_former_left_to_do(topic, tmp_path):
+    broker = topic.broker
+    topic.channel("c")
+    publish(topic, 500, 500)
+    topic.publish_body(b"deferred", wall(), wall() + HOUR_NS)
+    former = {path.name for path in (tmp_path / "topics" / "t.topic" / "log").iterdir()}
+    assert broker.delete_topic("t")
+    topic = broker.topic("t")
+    topic.channel("c")
+    publish(topic, 500, 500)
+    topic.publish_body(b"deferred", wall(), wall() + HOUR_NS)
+    broker.scheduler.run_wakes()
+    assert not former & {path.name for path in (tmp_path / "topics" / "t.topic" / "log").iterdir()}
+    topic = again(topic, tmp_path, False)
+    channel = topic.channel("c")
+    assert (channel.depth, channel.deferred_count) == (500, 1)
+    assert numbers(channel) == list(range(500))
+
+
+@pytest.mark.parametrize("channels", [(), ("c",), ("c", "d")])
+def test_what_a_kill_left_untrimmed_goes_at_the_next_start(topic, tmp_path, channels):
+    publish(topic, 300, 500)
+    for name in channels:
+        topic.channel(name).empty()
+    topic.empty()
+    topic = again(topic, tmp_path, False)
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first is topic.log.active
