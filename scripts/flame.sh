@@ -32,7 +32,6 @@ pid=\$\$
 (
     # py-spy wants to find Python in the process, not this shell any more.
     while [[ \$(cat /proc/\$pid/comm) == "\${0##*/}" || \$(readlink /proc/\$pid/exe) == *bash ]]; do sleep 0.02; done
-    sleep 0.2
     exec "$BIN/py-spy" record --native --rate 250 --pid \$pid --output "$PWD/${OUTPUT#"$PWD"/}"
 ) >"$work/py-spy.log" 2>&1 &
 echo \$! >"$work/py-spy.pid"

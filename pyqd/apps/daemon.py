@@ -20,6 +20,7 @@ from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
 from pyqd.primitives.options import Options, parse_args, split_address
 from pyqd.protocol.background import Background
+from pyqd.protocol.listener import Address
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.turns import Turns
 from pyqd.services.group_commit import GroupCommit
@@ -68,9 +69,9 @@ class Daemon:
     def start(self) -> None:
         """Load what is on disk, then listen."""
         self.broker.load()
-        self.identity.tcp_port = port_of(self.tcp.start(split_address(self.options.tcp_address)))
+        self.identity.tcp_port = port_of(self.tcp.start(address_of(self.options.tcp_address)))
         if self.options.http_address:
-            self.identity.http_port = port_of(self.http.start(split_address(self.options.http_address)))
+            self.identity.http_port = port_of(self.http.start(address_of(self.options.http_address)))
         self.syncer.start()
 
     def stop(self) -> None:
@@ -90,6 +91,14 @@ class Daemon:
         logger.info("NSQ: bye")
 
 
+def address_of(text: str) -> Address:
+    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
+
+
 def run(options: Options) -> int:
     """Run the daemon until a signal. Returns: the exit code."""
     daemon = Daemon(options)
@@ -107,7 +116,11 @@ def run(options: Options) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: spec of broker semantics, exit codes."""
-    options = parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parse_args(sys.argv[1:] if argv is None else argv)
+    except StartupError as error:
+        print_fatal(str(error))
+        return 1
     if not __debug__:
         print_fatal("python -O removes the assertions that guard the data; start pyqd without it")
         return 1

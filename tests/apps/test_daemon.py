@@ -1,0 +1,180 @@
+"""The daemon's command line, its start, its stop, and what a clean stop leaves for the next start."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.nsq import Client, Message
+from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
+
+WAIT_S = 20.0
+
+
+def run(*flags: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run the daemon to its end."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])}
+    return subprocess.run(
+        [sys.executable, "-m", "pyqd.apps.daemon", *flags],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def daemon(tmp_path: Path):
+    started = Daemon(pyqd(), tmp_path, ["-msg-timeout=2s"])
+    started.start()
+    yield started
+    started.stop()
+
+
+def connect(daemon: Daemon) -> Client:
+    return Client(daemon.tcp_address)
+
+
+def test_the_version_goes_to_standard_output(tmp_path: Path) -> None:
+    result = run("--version", directory=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("pyqd v")
+
+
+def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None:
+    result = run("-no-such-flag", directory=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("flag provided but not defined: -no-such-flag\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["-node-id=1024"], "failed to instantiate pyqd - --node-id must be [0,1024)"),
+        (["-data-path=missing"], "failed to lock data-path: open missing: no such file or directory"),
+        (["-data-path=file"], "failed to lock data-path: open file: not a directory"),
+        (["-tcp-address=127.0.0.1:70000"], "listen (127.0.0.1:70000) failed"),
+    ],
+)
+def test_what_prevents_a_start_is_one_fatal_line_and_exit_code_1(tmp_path: Path, flags: list[str], text: str) -> None:
+    (tmp_path / "file").touch()
+    result = run(*flags, "-http-address=", directory=tmp_path)
+    assert result.returncode == 1
+    fatal = [line for line in result.stderr.splitlines() if "FATAL" in line]
+    assert len(fatal) == 1
+    assert text in fatal[0]
+    assert "Traceback" not in result.stderr
+
+
+def test_a_second_daemon_on_the_same_data_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    result = run(f"-data-path={daemon.data_path}", "-http-address=", directory=tmp_path)
+    assert result.returncode == 1
+    assert "cannot flock directory" in result.stderr
+    assert "possibly in use by another instance" in result.stderr
+
+
+def test_a_taken_port_is_named(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    address = f"127.0.0.1:{daemon.tcp_port}"
+    result = run(f"-tcp-address={address}", "-data-path=other", "-http-address=", directory=tmp_path)
+    assert result.returncode == 1
+    assert f"listen ({address}) failed - listen tcp {address}: bind: address already in use" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
+    port = free_port()
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyqd.apps.daemon", f"-tcp-address=127.0.0.1:{port}", "-http-address="],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: b"TCP: listening" in (tmp_path / "log").read_bytes(), "the daemon listens", WAIT_S)
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO: NSQ: bye")
+
+
+def test_it_serves_unix_sockets_and_removes_them(tmp_path: Path) -> None:
+    tcp_path, http_path = tmp_path / "tcp.sock", tmp_path / "http.sock"
+    flags = [f"-tcp-address={tcp_path}", f"-http-address={http_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyqd.apps.daemon", *flags],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(http_path.exists, "the daemon listens", WAIT_S)
+        web = http.client.HTTPConnection("localhost", timeout=WAIT_S)
+        web.sock = socket.socket(socket.AF_UNIX)
+        web.sock.connect(str(http_path))
+        web.request("POST", "/pub?topic=t", b"over unix")
+        assert web.getresponse().read() == b"OK"
+        web.close()
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(WAIT_S)
+            raw.connect(str(tcp_path))
+            raw.sendall(b"  V2SUB t c\nRDY 1\n")
+            received = b""
+            while b"over unix" not in received:
+                received += raw.recv(4096)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not tcp_path.exists()
+    assert not http_path.exists()
+
+
+def held(daemon: Daemon, topic: str, channel: str) -> tuple[int, int, int]:
+    """Return depth with what is in flight, deferred, and message_count of a channel."""
+    stats = daemon.channel(topic, channel)
+    assert stats is not None
+    return stats["depth"] + stats["in_flight_count"], stats["deferred_count"], stats["message_count"]
+
+
+def test_a_clean_stop_keeps_depths_attempts_and_due_times(daemon: Daemon) -> None:
+    with connect(daemon) as client:
+        client.sub("kept", "c")
+        for index in range(5):
+            client.pub("kept", b"%d" % index)
+        client.rdy(2)
+        first, second = client.read_messages(2)
+        client.rdy(0)
+        client.fin(first)
+        client.dpub("kept", 3000, b"later")
+        due_s = time.time() + 3.0
+        client.expect_alive()
+    before = held(daemon, "kept", "c")
+    assert before == (4, 1, 6)
+    daemon.stop()
+    daemon.start()
+    assert held(daemon, "kept", "c") == before
+    received: dict[bytes, Message] = {}
+    with connect(daemon) as client:
+        client.sub("kept", "c", rdy_count=10)
+        while len(received) < 5:
+            message = client.read_message()
+            received[message.body] = message
+            client.fin(message)
+            if message.body == b"later":
+                assert time.time() >= due_s - 0.005
+    assert set(received) == {b"1", b"2", b"3", b"4", b"later"}
+    assert received[second.body].attempts == second.attempts + 1
+    assert received[b"4"].attempts == 1
