@@ -53,8 +53,8 @@ debug: $(READY) ## debug build in build/debug-tree: invariants and indexes check
 test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
 	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(ARGS)
 
-bench: build ## benchmarks with real sizes; ARGS="compare --nsqd=PATH" sets an nsqd beside
-	$(BIN)/python -m bench $(or $(ARGS),run)
+bench: build ## benchmarks with real sizes; NSQD=path/to/nsqd sets an nsqd beside, in turn
+	$(BIN)/python -m bench $(ARGS)
 
 flame: build ## flame graph of the daemon under load: bench/results/flame.svg
 	scripts/flame.sh $(ARGS)

@@ -243,6 +243,10 @@ cdef class TopicCore(Feed):
     def message_bytes(self) -> int:
         return self.state.message_bytes
 
+    @property
+    def deferred_below(self) -> int:
+        return self.state.deferred_below
+
     def check(self):
         """Assert the invariants that relate topic, log and channels."""
         assert self.state.held_from <= self.log.end and self.end <= self.log.end

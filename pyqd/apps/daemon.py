@@ -15,6 +15,7 @@ from gevent.event import Event
 
 from pyqd import __version__
 from pyqd.broker.broker import Broker
+from pyqd.broker.importer import import_on_start
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
@@ -68,6 +69,7 @@ class Daemon:
 
     def start(self) -> None:
         """Load what is on disk, then listen."""
+        import_on_start(self.broker.files, self.broker.root, self.options)
         self.broker.load()
         self.identity.tcp_port = port_of(self.tcp.start(address_of(self.options.tcp_address)))
         if self.options.http_address:

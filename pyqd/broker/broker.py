@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Broker:
         self.failed_sync: str | None = None
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.epoch = 0
+        self.node_name = ""
         self.discarded_count = 0
 
     def load(self) -> None:
@@ -99,6 +101,8 @@ class Broker:
             if not node["clean"] and node["boot"] != boot:
                 node["epoch"] += 1
         self.epoch = node["epoch"]
+        # Readers by position know the log by this name, wherever the directory is served from.
+        self.node_name = node.setdefault("node", uuid.uuid4().hex)
         self.node = {**node, "boot": boot, "clean": False}
         self.files.write(path, json.dumps(self.node).encode())
 

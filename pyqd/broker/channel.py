@@ -18,7 +18,7 @@ ATTEMPTS_FILE = "attempts"
 PARKED_LOG = "parked"
 PARKED_LEDGER = "parked.ledger"
 
-_ATTEMPTS_ENTRY = struct.Struct("<BQH")
+ATTEMPTS_ENTRY = struct.Struct("<BQH")
 
 
 class Channel(ChannelCore):
@@ -76,10 +76,10 @@ class Channel(ChannelCore):
         attempts_of = {}
         if self.files.exists(self.path_of(ATTEMPTS_FILE)):
             content = self.files.read(self.path_of(ATTEMPTS_FILE))
-            whole = len(content) // _ATTEMPTS_ENTRY.size * _ATTEMPTS_ENTRY.size
+            whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
             attempts_of = {
                 (source, ordinal): attempts
-                for source, ordinal, attempts in _ATTEMPTS_ENTRY.iter_unpack(content[:whole])
+                for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
             }
             self.files.remove(self.path_of(ATTEMPTS_FILE))
         self.recover(attempts_of)
@@ -107,7 +107,7 @@ class Channel(ChannelCore):
         """Note how often the unfinished messages have been delivered; everything else is in the files already."""
         if self.directory is not None:
             entries = [
-                _ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
+                ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
                 for (source, ordinal), attempts in self.attempts_noted().items()
             ]
             if entries:

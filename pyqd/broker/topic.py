@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyqd.broker.channel import Channel
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
+from pyqd.hot.logreader import LogReader
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
@@ -54,6 +55,7 @@ class Topic(TopicCore):
             memory_count_max=broker.options.mem_queue_size,
             ephemeral=is_ephemeral_str(name),
         )
+        self.reader = LogReader(log)
 
     def load_channels(self) -> None:
         """Open the channels that an earlier run left."""

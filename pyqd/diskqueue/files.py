@@ -153,6 +153,32 @@ class Files:
         except OSError as error:
             raise storage_error("read", path, error) from error
 
+    def size_of(self, path: str) -> int:
+        """Return the bytes of a file."""
+        try:
+            return os.stat(path).st_size
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+    def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
+        """Return the bytes of a file from an offset on; fewer than asked for where it ends."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return os.pread(file.fileno(), length_bytes, start_bytes)
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+
+    def append(self, path: str, content: bytes) -> None:
+        """Write at the end of a file, made if missing, and sync it."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(fd)
+        except OSError as error:
+            raise storage_error("write", path, error) from error
+
     def write(self, path: str, content: bytes) -> None:
         """Replace a small file's content, whole or not at all: written beside it, synced, renamed over it."""
         beside = path + ".new"

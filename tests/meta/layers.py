@@ -16,8 +16,8 @@ LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "
 HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable"),
     "wire": ("frames", "scanner"),
-    "diskqueue": ("ledger", "log", "mapping", "record", "segment"),
-    "broker": ("channel", "consumer", "feed", "parked", "schedule", "slots", "topic"),
+    "diskqueue": ("ledger", "log", "logreader", "mapping", "record", "segment"),
+    "broker": ("channel", "consumer", "feed", "parked", "replay", "schedule", "slots", "topic"),
     "protocol": ("ioloop", "outbox", "pump"),
 }
 LAYER_OF_HOT = {module: layer for layer, modules in HOT_MODULES.items() for module in modules}

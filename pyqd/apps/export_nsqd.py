@@ -1,0 +1,44 @@
+"""`pyqd export`: write what a stopped pyqd holds as a data directory of Go's nsqd."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from pyqd.broker.exporter import Exporter
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.primitives.errors import StartupError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export and print the report. Returns: the exit code: 1 when nothing was exported."""
+    parser = argparse.ArgumentParser(
+        prog="pyqd export", description="Write what a stopped pyqd holds as a data directory of nsqd."
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default=os.curdir,
+        metavar="DATA_DIR",
+        help="data directory of pyqd (default: this one)",
+    )
+    parser.add_argument("directory", metavar="DIR", help="where to write: an empty directory, or none yet")
+    given = parser.parse_args(argv)
+    source, target = os.path.abspath(given.source), os.path.abspath(given.directory)
+    try:
+        lock = DirectoryLock(source)
+        try:
+            report = Exporter(Files(), source, target, time.time_ns()).run()
+        finally:
+            lock.release()
+    except StartupError as error:
+        print(f"pyqd export: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(report.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""`pyqd import`: take over the data directory of a stopped nsqd, or say what that would do."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from pyqd.broker.importer import Importer
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.options import build
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Import and print the report. Returns: the exit code: 1 when nothing was imported."""
+    parser = argparse.ArgumentParser(
+        prog="pyqd import", description="Take over the data directory of a stopped nsqd; its files are kept."
+    )
+    parser.add_argument("--dry-run", action="store_true", help="read everything, print the report, change nothing")
+    parser.add_argument("directory", metavar="DIR", help="data directory of nsqd, which becomes pyqd's")
+    given = parser.parse_args(argv)
+    root = os.path.abspath(given.directory)
+    options = build({})
+    importer = Importer(
+        Files(), root, node_id=options.node_id, segment_bytes_max=options.max_bytes_per_file, now=time.time_ns
+    )
+    try:
+        lock = DirectoryLock(root)
+        try:
+            report = importer.run(given.dry_run)
+            leftovers = importer.leftovers()
+        finally:
+            lock.release()
+    except StartupError as error:
+        print(f"pyqd import: {error}", file=sys.stderr)
+        return 1
+    if report is None:
+        reason = "it is pyqd's already" if leftovers else "there is nothing of nsqd in it"
+        print(f"pyqd import: nothing to import in {root}: {reason}", file=sys.stderr)
+        return 1
+    sys.stdout.write(report.text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

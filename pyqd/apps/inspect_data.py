@@ -1,0 +1,37 @@
+"""`pyqd inspect`: list the queues of a data directory. Opens files for reading alone and takes no lock."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from pyqd.broker.inspection import Inspection
+from pyqd.broker.survey import Survey
+from pyqd.diskqueue.files import Files
+from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table. Returns: the exit code: 1 when something is damaged or cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="pyqd inspect", description="List the queues of a data directory of pyqd, also of a running one."
+    )
+    parser.add_argument("--verify", action="store_true", help="check the checksum of every record")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("directory", metavar="DIR", help="data directory of pyqd")
+    given = parser.parse_args(argv)
+    try:
+        inspection = Inspection(Survey(Files(), os.path.abspath(given.directory)), given.verify)
+    except (StartupError, StorageError, CorruptionError) as error:
+        print(f"pyqd inspect: {error}", file=sys.stderr)
+        return 1
+    if given.json:
+        print(json.dumps(inspection.as_dict(), indent=2))
+    else:
+        print("\n".join(inspection.lines()))
+    return 1 if inspection.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

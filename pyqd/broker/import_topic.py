@@ -1,0 +1,289 @@
+"""One topic of nsqd as one log and a ledger for each channel.
+
+In nsqd every channel has a queue with copies of its own; here a channel is a set of records of the topic's log. So the
+queues are merged into one log, oldest head first, and a channel's ledger has every record that is not its own marked as
+finished:
+
+    log       | e1 | e2 | e3 | e4 | e5 |   | h1 | h2        h: the topic's own queue, held from there on
+    email     |      x    x         x  |                    x: its own; cursor before the first, the others finished
+    archive   | x    x         x       |
+
+Which queues hold a message is found by its id, so it is stored once, in whatever order the queues have it. A message
+that has been delivered already goes to the parked log of its channel, due at once: there alone a record's deliveries so
+far are kept for one channel, and over a kill. The file `attempts` tells the first start that it was handed out.
+
+What cannot be taken over as it stands: a message without body (nsqd accepts none) is left out, and so is the second
+copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of another message,
+gets a new id.
+
+Invariants: 1. two records of one channel never have the same id. 2. a message of a queue is stored or counted as left
+out.
+"""
+
+import heapq
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+
+from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.layout import FROM_PARKED, TopicState, pack_topic_state
+from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.interchange import NsqdMessage
+from pyqd.diskqueue.layout import mark_paused
+from pyqd.hot.channel import start_ledger
+from pyqd.hot.guid import from_hex
+from pyqd.hot.idtable import Table
+from pyqd.hot.ledger import Ledger
+from pyqd.hot.log import Log
+from pyqd.primitives.names import channel_dir
+
+# Ids beyond, of the year 2049, are no ids: new ones are greater than all that were found, and need room.
+GUID_MAX = 2**62
+# Runs of other channels' records from this length on are marked as one: marking a range costs a pass over the ring.
+LONG_RUN = 4096
+
+Merged = tuple[int, "ChannelImport", NsqdMessage]
+
+
+class Tally:
+    """Counts what a log would hold, for a dry run."""
+
+    def __init__(self) -> None:
+        self.end = 0
+
+    def append_message(self, *_message: object) -> int:
+        """Count a message. Returns: its ordinal."""
+        self.end += 1
+        return self.end - 1
+
+
+class QueueCounts:
+    """What became of the messages of one queue."""
+
+    def __init__(self) -> None:
+        self.message_count = 0
+        self.body_bytes = 0
+        self.attempted_count = 0
+        self.empty_count = 0
+        self.duplicate_count = 0
+        self.new_id_count = 0
+
+
+class ChannelImport:
+    """A channel while its topic is imported.
+
+    own: a byte for each record of the topic's log, 1 where it is this channel's.
+    parked_prints: for each id in its parked log, what tells a copy of the message from another with its id.
+    """
+
+    def __init__(self, name: str, paused: bool, messages: Iterator[NsqdMessage]) -> None:
+        self.name = name
+        self.paused = paused
+        self.messages = messages
+        self.counts = QueueCounts()
+        self.own = bytearray()
+        self.parked: Log | Tally | None = None
+        self.parked_prints: dict[int, int] = {}
+
+    def owns(self, ordinal: int) -> bool:
+        """Tell whether a record of the topic's log is this channel's."""
+        return ordinal < len(self.own) and self.own[ordinal] == 1
+
+    def take(self, ordinal: int) -> None:
+        """Make a record of the topic's log this channel's."""
+        if ordinal >= len(self.own):
+            self.own.extend(bytes(ordinal + 1 - len(self.own)))
+        self.own[ordinal] = 1
+
+
+class TopicImport:
+    """One topic while it is imported.
+
+    directory: of the topic, in the tree that is being made; None for a dry run. held: messages of its own queue.
+    open_log: makes a log in a directory. fresh_guid: makes an id that is in no use. Raises: StorageError.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str | None,
+        channels: Sequence[ChannelImport],
+        held: Iterator[NsqdMessage],
+        open_log: Callable[[str], Log],
+        fresh_guid: Callable[[], int],
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.channels = channels
+        self.held = held
+        self.open_log = open_log
+        self.fresh_guid = fresh_guid
+        self.counts = QueueCounts()
+        self.stored_count = 0
+        self.stored_bytes = 0
+        self.last_guid = 0
+        self.logs: list[Log] = []
+        self.ledgers: list[Ledger] = []
+        self.log: Log | Tally = Tally()
+        self.held_from = 0
+        # Ordinal of the first message with an id, and what tells its copies from others; by id and by ordinal.
+        self._ordinals = Table()
+        self._prints = array("I")
+
+    def run(self, paused: bool) -> None:
+        """Read all queues and, unless it is a dry run, write the topic's directory."""
+        if self.directory is not None:
+            self.files.make_directory(self.directory)
+            self.log = self._open_log(LOG_DIRECTORY)
+        for channel in self.channels:
+            if self.directory is not None:
+                self.files.make_directory(self._path(channel_dir(channel.name)))
+        for _, channel, message in self._merged():
+            self._import_queued(channel, message)
+        self.held_from = self.log.end
+        for message in self.held:
+            self._import_held(message)
+        if isinstance(self.log, Log):
+            for channel in self.channels:
+                self._write_channel(channel, self.log)
+            state = TopicState(paused, self.held_from, 0, self.last_guid, 0, 0)
+            self.files.write(self._path(STATE_FILE), pack_topic_state(state))
+
+    def _path(self, *parts: str) -> str:
+        assert self.directory is not None, "a dry run writes nothing"
+        return os.path.join(self.directory, *parts)
+
+    def _open_log(self, *parts: str) -> Log:
+        log = self.open_log(self._path(*parts))
+        self.logs.append(log)
+        return log
+
+    def _merged(self) -> Iterator[Merged]:
+        """Yield the messages of all channels' queues, each queue in its order, of their heads the oldest first."""
+
+        def stream(channel: ChannelImport) -> Iterator[Merged]:
+            for message in channel.messages:
+                yield message.timestamp_ns, channel, message
+
+        return heapq.merge(*map(stream, self.channels), key=itemgetter(0))
+
+    def _import_queued(self, channel: ChannelImport, message: NsqdMessage) -> None:
+        counts = channel.counts
+        if not message.body:
+            counts.empty_count += 1
+            return
+        guid = usable_guid(message.id)
+        fingerprint = fingerprint_of(message)
+        ordinal = self._ordinals.get(guid) if guid else -1
+        parked = channel.parked_prints.get(guid)
+        foreign = ordinal >= 0 and self._prints[ordinal] != fingerprint
+        if not guid or foreign or (parked is not None and parked != fingerprint):
+            counts.new_id_count += 1
+            guid, ordinal, parked = self._new_guid(), -1, None
+        if parked is not None or (ordinal >= 0 and channel.owns(ordinal)):
+            counts.duplicate_count += 1
+            return
+        counts.message_count += 1
+        counts.body_bytes += len(message.body)
+        self.last_guid = max(self.last_guid, guid)
+        if message.attempts:
+            self._park(channel, guid, message, fingerprint)
+        else:
+            channel.take(ordinal if ordinal >= 0 else self._store(guid, message, fingerprint))
+
+    def _import_held(self, message: NsqdMessage) -> None:
+        if not message.body:
+            self.counts.empty_count += 1
+            return
+        guid = usable_guid(message.id)
+        fingerprint = fingerprint_of(message)
+        ordinal = self._ordinals.get(guid) if guid else -1
+        if ordinal >= self.held_from and self._prints[ordinal] == fingerprint:
+            self.counts.duplicate_count += 1
+            return
+        # A channel that has the message already gets it once more with the held ones; never two of one id.
+        if not guid or ordinal >= 0 or any(guid in channel.parked_prints for channel in self.channels):
+            self.counts.new_id_count += 1
+            guid = self._new_guid()
+        self.counts.message_count += 1
+        self.counts.body_bytes += len(message.body)
+        self.last_guid = max(self.last_guid, guid)
+        self._store(guid, message, fingerprint)
+
+    def _new_guid(self) -> int:
+        """Return an id that no message of the topic has."""
+        while True:
+            guid = self.fresh_guid()
+            if self._ordinals.get(guid) < 0 and not any(guid in channel.parked_prints for channel in self.channels):
+                return guid
+
+    def _store(self, guid: int, message: NsqdMessage, fingerprint: int) -> int:
+        ordinal = self.log.append_message(guid, message.body, message.timestamp_ns)
+        self._ordinals.put(guid, ordinal)
+        self._prints.append(fingerprint)
+        self._note_stored(message)
+        return ordinal
+
+    def _park(self, channel: ChannelImport, guid: int, message: NsqdMessage, fingerprint: int) -> None:
+        if channel.parked is None:
+            dry = self.directory is None
+            channel.parked = Tally() if dry else self._open_log(channel_dir(channel.name), PARKED_LOG)
+        channel.parked.append_message(guid, message.body, message.timestamp_ns, 0, message.attempts)
+        channel.parked_prints[guid] = fingerprint
+        channel.counts.attempted_count += 1
+        self._note_stored(message)
+
+    def _note_stored(self, message: NsqdMessage) -> None:
+        self.stored_count += 1
+        self.stored_bytes += len(message.body)
+
+    def _write_channel(self, channel: ChannelImport, log: Log) -> None:
+        """Write a channel's ledgers and, for what was delivered before, the note that it was."""
+        directory = channel_dir(channel.name)
+        ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
+        self.ledgers.append(ledger)
+        start_ledger(ledger, log.locate(self.held_from))
+        mark_own(ledger, channel.own, self.held_from)
+        mark_paused(ledger, channel.paused)
+        if isinstance(channel.parked, Log):
+            self.ledgers.append(Ledger(self.files, self._path(directory, PARKED_LEDGER)))
+            noted = [
+                ATTEMPTS_ENTRY.pack(FROM_PARKED, ordinal, attempts)
+                for ordinal, _, _, _, attempts, _ in channel.parked.records()
+            ]
+            self.files.write(self._path(directory, ATTEMPTS_FILE), b"".join(noted))
+
+
+def usable_guid(message_id: bytes) -> int:
+    """Return the number that an id on the wire stands for; 0 when it is none."""
+    try:
+        guid = from_hex(message_id)
+    except ValueError:
+        return 0
+    return guid if guid <= GUID_MAX else 0
+
+
+def fingerprint_of(message: NsqdMessage) -> int:
+    """Return a number that copies of a message share, and hardly any two messages with the same id."""
+    return zlib.crc32(message.body, message.timestamp_ns & 0xFFFFFFFF)
+
+
+def mark_own(ledger: Ledger, own: bytearray, end: int) -> None:
+    """Make a ledger that was just started stand before its first own record, with all others below `end` finished."""
+    first = own.find(1)
+    if first < 0:
+        return
+    ledger.start_at(first)
+    at = first + 1
+    while at < end:
+        run_end = own.find(1, at)
+        run_end = end if run_end < 0 else run_end
+        if run_end - at >= LONG_RUN:
+            ledger.note_range(at, run_end)
+        else:
+            for ordinal in range(at, run_end):
+                ledger.note_finished(ordinal)
+        at = run_end + 1

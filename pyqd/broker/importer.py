@@ -1,0 +1,281 @@
+"""Taking over a data directory of Go's nsqd: all of it or nothing, whenever the process is killed.
+
+    importing/topics/...          the topics as pyqd keeps them, made and synced first
+    importing/plan.json           which files are nsqd's and where they go, and the report
+    importing/node.json           written last: from here on the import is carried through, before it is undone
+    topics/, node.json            renamed out of there; with node.json the directory is pyqd's
+    imported-from-nsqd/           then nsqd's files are moved here, with the report
+
+A start that finds `importing` without a node.json in it removes it and begins anew; nsqd's files have not been touched
+then. One that finds it with a node.json, or finds that moved already, carries on with what is left of the renames.
+
+nsqd's files are moved and not left where they are: an nsqd that is started there by mistake would deliver everything
+once more. They are not removed: moving them back into an empty directory undoes the import, for nsqd as it was.
+Rejected: hard links as a copy (nsqd appends to its files), reading nsqd's files in place (two formats in the hot path).
+
+Source: docs/interchange.md.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from pyqd.broker.broker import BOOT_ID, NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
+from pyqd.broker.import_report import ImportReport, QueueReport
+from pyqd.broker.import_topic import ChannelImport, TopicImport
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.interchange import (
+    METADATA_FILE,
+    NsqdChannel,
+    NsqdMessage,
+    NsqdMetadata,
+    NsqdTopic,
+    parse_metadata,
+    queue_name,
+    split_queue,
+)
+from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
+from pyqd.hot.guid import GuidFactory
+from pyqd.hot.log import Log
+from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
+from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str, topic_dir
+from pyqd.primitives.options import Options
+
+IMPORTING_DIRECTORY = "importing"
+IMPORTED_DIRECTORY = "imported-from-nsqd"
+PLAN_FILE = "plan.json"
+REPORT_FILE = "report.txt"
+
+logger = logging.getLogger(__name__)
+
+
+class Importer:
+    """The import of one data directory, whose lock the caller holds.
+
+    node_id: for ids that have to be made. segment_bytes_max: as the broker's. now: the wall clock, Unix ns.
+    """
+
+    def __init__(
+        self, files: Files, root: str, *, node_id: int, segment_bytes_max: int, now: Callable[[], int]
+    ) -> None:
+        self.files = files
+        self.root = root
+        self.segment_bytes_max = segment_bytes_max
+        self.now = now
+        self.guids = GuidFactory(node_id)
+        self.importing = os.path.join(root, IMPORTING_DIRECTORY)
+
+    def run(self, dry_run: bool = False) -> ImportReport | None:
+        """Import what is there, or carry an import through that was broken off.
+
+        dry_run: read everything, change nothing. Returns: the report; None when there is nothing to import, as the
+        directory is pyqd's already, or holds nothing of nsqd. Raises: StartupError, with nothing imported.
+        """
+        try:
+            if not dry_run:
+                self.resume()
+            if self._exists(NODE_FILE):
+                return None
+            directory = NsqdDirectory(self.files, self.root)
+            if not directory.originals:
+                return None
+            if self._exists(TOPICS_DIRECTORY) and not self._is_committed():
+                raise StartupError(f"failed to import nsqd's data - {self.root} has topics of pyqd already")
+            return self._import(directory, dry_run)
+        except (StorageError, CorruptionError) as error:
+            raise StartupError(f"failed to import nsqd's data - {error}") from error
+
+    def resume(self) -> None:
+        """Carry through, or take back, what an import that was killed has left. Raises: StorageError."""
+        if not self.files.exists(self.importing):
+            return
+        if self._is_committed():
+            self._carry_through()
+        else:
+            self.files.remove_tree(self.importing)
+
+    def leftovers(self) -> list[str]:
+        """Return the files of nsqd in a directory that is pyqd's already: they are not imported."""
+        return NsqdDirectory(self.files, self.root).originals if self._exists(NODE_FILE) else []
+
+    def _exists(self, name: str) -> bool:
+        return self.files.exists(os.path.join(self.root, name))
+
+    def _is_committed(self) -> bool:
+        """Tell whether the import is to be carried through: its tree is complete, or in place."""
+        if self.files.exists(os.path.join(self.importing, NODE_FILE)):
+            return True
+        return self._exists(NODE_FILE) and not self.files.exists(os.path.join(self.importing, TOPICS_DIRECTORY))
+
+    def _import(self, directory: NsqdDirectory, dry_run: bool) -> ImportReport:
+        report = ImportReport(self.root, dry_run)
+        metadata = self._read_metadata(directory)
+        report.nsqd_version = metadata.version
+        report.note_files(directory.bad)
+        topics = known_topics(metadata, directory, report.note)
+        try:
+            if not dry_run:
+                self.files.make_directory(self.importing)
+                self.files.make_directory(os.path.join(self.importing, TOPICS_DIRECTORY))
+            for topic in topics:
+                self._import_topic(directory, topic, report, dry_run)
+            if not dry_run:
+                self._commit(directory.originals, report)
+        except (StorageError, CorruptionError):
+            if not dry_run and not self._is_committed():
+                self.files.remove_tree(self.importing)
+            raise
+        if not dry_run:
+            self._carry_through()
+        return report
+
+    def _read_metadata(self, directory: NsqdDirectory) -> NsqdMetadata:
+        path = directory.path_of(METADATA_FILE)
+        if not self.files.exists(path):
+            return NsqdMetadata("", ())
+        try:
+            return parse_metadata(self.files.read(path))
+        except ValueError as error:
+            raise StartupError(
+                f"failed to import nsqd's data - failed to parse metadata in {path} - {error}"
+            ) from error
+
+    def _import_topic(self, directory: NsqdDirectory, topic: NsqdTopic, report: ImportReport, dry_run: bool) -> None:
+        def queue(channel: str | None) -> Iterator[NsqdMessage]:
+            name = queue_name(topic.name, channel)
+            return NsqdQueue(directory, name, partial(report.note, name)).messages()
+
+        channels = [ChannelImport(channel.name, channel.paused, queue(channel.name)) for channel in topic.channels]
+        path = None if dry_run else os.path.join(self.importing, TOPICS_DIRECTORY, topic_dir(topic.name))
+        made = TopicImport(self.files, path, channels, queue(None), self._open_log, lambda: self.guids.next(self.now()))
+        made.run(topic.paused)
+        self._settle(made)
+        report.stored_count += made.stored_count
+        report.stored_bytes += made.stored_bytes
+        report.add(QueueReport(topic.name, None, topic.paused, made.counts))
+        for channel in channels:
+            report.add(QueueReport(topic.name, channel.name, channel.paused, channel.counts))
+        logger.info("IMPORT: topic %s has been read", topic.name)
+
+    def _open_log(self, directory: str) -> Log:
+        log = Log(self.files, directory, self.segment_bytes_max)
+        # Without a spare at hand a log makes small segments, so that its loop is not held: here there is none.
+        log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes, False))
+        return log
+
+    def _settle(self, topic: TopicImport) -> None:
+        """Make a topic's logs and ledgers durable, and give up the segments that were made ahead."""
+        for log in topic.logs:
+            for spare in log.spares:
+                assert spare.mapping.path is not None
+                self.files.remove(spare.mapping.path)
+            ranges, _ = log.dirty_ranges()
+            for segment, start, length in ranges:
+                self.files.sync(segment.mapping, start, length)
+        for ledger in topic.ledgers:
+            mapping, length_bytes = ledger.sync_target()
+            self.files.sync(mapping, 0, length_bytes)
+
+    def _commit(self, originals: list[str], report: ImportReport) -> None:
+        """Write down what is left to do, and with the node file that it is to be done."""
+        for path, _, _ in os.walk(self.importing):
+            self.files.sync_directory(path)
+        target = IMPORTED_DIRECTORY
+        suffix = 1
+        while self._exists(target):
+            suffix += 1
+            target = f"{IMPORTED_DIRECTORY}-{suffix}"
+        report.moved_to = target
+        plan = {"originals": originals, "target": target, "report": report.text()}
+        self.files.write(os.path.join(self.importing, PLAN_FILE), json.dumps(plan).encode())
+        boot = self.files.read(BOOT_ID).decode().strip() if self.files.exists(BOOT_ID) else ""
+        node = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
+        self.files.write(os.path.join(self.importing, NODE_FILE), json.dumps(node).encode())
+        self.files.sync_directory(self.importing)
+
+    def _carry_through(self) -> None:
+        """Do the renames of a committed import that have not been done yet."""
+        for name in (TOPICS_DIRECTORY, NODE_FILE):
+            source = os.path.join(self.importing, name)
+            if self.files.exists(source):
+                self.files.rename(source, os.path.join(self.root, name))
+                self.files.sync_directory(self.root)
+        plan = self._read_plan()
+        if plan is not None:
+            target = os.path.join(self.root, plan["target"])
+            self.files.make_directory(target)
+            for name in plan["originals"]:
+                if self._exists(name):
+                    self.files.rename(os.path.join(self.root, name), os.path.join(target, name))
+            self.files.write(os.path.join(target, REPORT_FILE), plan["report"].encode())
+            self.files.sync_directory(target)
+            self.files.sync_directory(self.root)
+        self.files.remove_tree(self.importing)
+
+    def _read_plan(self) -> dict[str, Any] | None:
+        """Return the plan; None when all of it has been done and `importing` is being removed."""
+        path = os.path.join(self.importing, PLAN_FILE)
+        plan: dict[str, Any] | None = json.loads(self.files.read(path)) if self.files.exists(path) else None
+        return plan
+
+
+def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callable[[str, str], None]) -> list[NsqdTopic]:
+    """Return the topics to import: those in nsqd.dat, and those that only have a queue, in the order of their names.
+
+    nsqd would find such a queue again as soon as somebody asks for its topic and channel. Left out, with a note: names
+    that are none, and ephemeral ones, which pyqd keeps in memory alone.
+    """
+    channels_of: dict[str, dict[str, bool]] = {}
+    paused_of: dict[str, bool] = {}
+
+    def usable(kind: str, name: str, where: str) -> bool:
+        if not is_valid_name_str(name):
+            note(where, f"skipping creation of invalid {kind} {name!r}")
+            return False
+        if is_ephemeral_str(name):
+            note(where, f"{kind} {name} is ephemeral: left out")
+            return False
+        return True
+
+    for topic in metadata.topics:
+        if usable("topic", topic.name, METADATA_FILE):
+            paused_of[topic.name] = topic.paused
+            channels = channels_of.setdefault(topic.name, {})
+            channels.update(
+                (channel.name, channel.paused)
+                for channel in topic.channels
+                if usable("channel", channel.name, METADATA_FILE)
+            )
+    for queue in directory.segments:
+        name, channel = split_queue(queue)
+        known = name in channels_of and (channel is None or channel in channels_of[name])
+        if known or not usable("topic", name, queue) or (channel is not None and not usable("channel", channel, queue)):
+            continue
+        if next(NsqdQueue(directory, queue, lambda _text: None).messages(), None) is None:
+            note(queue, "not in nsqd.dat, and empty: left out")
+            continue
+        note(queue, "not in nsqd.dat, and has messages: imported")
+        channels_of.setdefault(name, {})
+        if channel is not None:
+            channels_of[name][channel] = False
+    return [
+        NsqdTopic(name, paused_of.get(name, False), tuple(NsqdChannel(*item) for item in sorted(channels.items())))
+        for name, channels in sorted(channels_of.items())
+    ]
+
+
+def import_on_start(files: Files, root: str, options: Options) -> None:
+    """Take over nsqd's data on the first start on a directory, and log the report. Raises: StartupError."""
+    importer = Importer(
+        files, root, node_id=options.node_id, segment_bytes_max=options.max_bytes_per_file, now=time.time_ns
+    )
+    report = importer.run()
+    if report is not None:
+        for line in report.lines():
+            logger.log(logging.WARNING if line.startswith("note: ") else logging.INFO, "IMPORT: %s", line)
+    elif leftovers := importer.leftovers():
+        logger.warning("IMPORT: %s is pyqd's already, so %d files of nsqd in it are left alone", root, len(leftovers))

@@ -1,0 +1,124 @@
+"""The queues of a data directory as rows of a table: one for each topic, and one for each of its channels."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pyqd.broker.layout import FROM_PARKED
+from pyqd.broker.survey import StoredChannel, StoredTopic, Survey
+
+HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
+NUMBER_COLUMNS = frozenset(("records", "bytes", "floor", "cursor", "depth", "parked"))
+
+
+class QueueRow(NamedTuple):
+    """One queue, as a start would find it.
+
+    records: of a topic what its log holds, of a channel what is not finished. bytes: of its files. floor, cursor: of a
+    topic the oldest record kept and the first that is held. next_due_ns: Unix; 0 when nothing is parked.
+    """
+
+    topic: str
+    channel: str | None
+    paused: bool
+    records: int
+    bytes: int
+    floor: int
+    cursor: int
+    depth: int
+    parked: int
+    next_due_ns: int
+    health: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as text, by HEADINGS."""
+        due = "-"
+        if self.next_due_ns:
+            moment = datetime.datetime.fromtimestamp(self.next_due_ns // 10**9, datetime.timezone.utc)
+            due = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+        numbers = [str(number) for number in self[3:9]]
+        health = self.health + (", paused" if self.paused else "")
+        return (self.topic, "-" if self.channel is None else self.channel, *numbers, due, health)
+
+
+class Inspection:
+    """All rows of a survey, and what is wrong. verify: check every record's checksum too."""
+
+    def __init__(self, survey: Survey, verify: bool) -> None:
+        self.node = survey.node
+        self.rows: list[QueueRow] = []
+        self.problems: list[str] = [f"{name}: {reason}" for name, reason in survey.all_unreadable()]
+        for topic in survey.topics:
+            problems = topic.problems + (topic.verify() if verify else [])
+            self.problems += [f"topic {topic.name}: {problem}" for problem in problems]
+            self.rows.append(topic_row(topic, "damaged" if problems or topic.unreadable else "ok"))
+            self.rows += [channel_row(channel) for channel in topic.channels]
+        for name, _ in survey.unreadable:
+            self.rows.append(QueueRow(name, None, False, 0, 0, 0, 0, 0, 0, 0, "unreadable"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for a program."""
+        return {
+            "format": self.node["format"],
+            "epoch": self.node.get("epoch", 0),
+            "clean": self.node.get("clean", False),
+            "queues": [row._asdict() for row in self.rows],
+            "problems": self.problems,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the table and what is wrong, line by line."""
+        state = "stopped cleanly" if self.node.get("clean") else "running, or not stopped cleanly"
+        head = f"format {self.node['format']}, epoch {self.node.get('epoch', 0)}, {state}"
+        return [head, *table(HEADINGS, [row.cells() for row in self.rows]), *map("problem: {}".format, self.problems)]
+
+
+def topic_row(topic: StoredTopic, health: str) -> QueueRow:
+    """Return the row of a topic."""
+    log = topic.log
+    return QueueRow(
+        topic.name,
+        None,
+        topic.paused,
+        log.count,
+        log.file_bytes,
+        log.first,
+        topic.shown_end,
+        topic.held_count,
+        0,
+        0,
+        health,
+    )
+
+
+def channel_row(channel: StoredChannel) -> QueueRow:
+    """Return the row of a channel. Cost: reads its parked log."""
+    unfinished = channel.ledger.unfinished_count(channel.topic.shown_end)
+    dues = [queued.record.due_ns for queued in channel.parked() if queued.deferred]
+    handed_out = sum(source == FROM_PARKED for source, _ in channel.attempts_of)
+    return QueueRow(
+        channel.topic.name,
+        channel.name,
+        channel.paused,
+        unfinished + handed_out + len(dues),
+        channel.file_bytes,
+        channel.ledger.floor,
+        channel.ledger.cursor,
+        unfinished + handed_out,
+        len(dues),
+        min(dues, default=0),
+        "ok",
+    )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines in which columns are aligned, numbers to the right."""
+    widths = [max(len(row[index]) for row in (headings, *rows)) for index in range(len(headings))]
+    lines = []
+    for row in (headings, *rows):
+        cells = [
+            cell.rjust(width) if heading in NUMBER_COLUMNS else cell.ljust(width)
+            for heading, cell, width in zip(headings, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

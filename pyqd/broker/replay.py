@@ -1,0 +1,242 @@
+"""Reading a topic again: by position, by time, by moving a channel.
+
+A position is a record's sequence number. What is shown is what is kept and, with --sync-every=1, on stable storage: so
+no reader has seen what a power failure then takes away.
+
+Finding a place may mean to walk a segment, which is done in parts: `pause` is called between them and lets others have
+their turn. Afterwards the topic may be gone, and what was found may be trimmed; so the last step is always one without
+a pause.
+
+Source: docs/storage.md, "Reading by position".
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pyqd.broker.channel import Channel
+from pyqd.broker.topic import Topic
+from pyqd.hot.replay import seek, seek_effect, seek_target
+from pyqd.primitives.errors import StorageError
+from pyqd.primitives.moments import parse_moment
+
+FORMAT: Final = 1
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+POSITION_MAX: Final = 2**64 - 1
+# What one turn of the loop copies.
+BYTES_PER_TURN: Final = 1 << 20
+
+Pause = Callable[[], None]
+
+logger = logging.getLogger(__name__)
+
+
+class TopicGone(Exception):  # noqa: N818 (a condition, named as such by its users)
+    """The topic was deleted meanwhile."""
+
+
+class PositionGone(Exception):  # noqa: N818
+    """The record is not kept any more. earliest: the position of the first that is."""
+
+    def __init__(self, earliest: int) -> None:
+        super().__init__(earliest)
+        self.earliest = earliest
+
+
+class PositionBeyondEnd(Exception):  # noqa: N818
+    """No record has or had that position. next: the one that the next record gets."""
+
+    def __init__(self, next_position: int) -> None:
+        super().__init__(next_position)
+        self.next = next_position
+
+
+class Place(NamedTuple):
+    """Where to go in a log: one of these; none: the end."""
+
+    earliest: bool = False
+    position: int | None = None
+    time_ns: int | None = None
+
+
+class Range(NamedTuple):
+    """Records read. first, next: positions; next is where to go on. end: one behind the newest that can be read."""
+
+    first: int
+    next: int
+    end: int
+    records: int
+    data: bytes
+
+
+def parse_place(text: str, now_ns: int) -> Place:
+    """Return the place that `earliest`, `latest`, a position or a moment stands for. Raises: ValueError."""
+    if text == EARLIEST:
+        return Place(earliest=True)
+    if text == LATEST:
+        return Place()
+    if text.isascii() and text.isdigit():
+        return Place(position=parse_position(text))
+    return Place(time_ns=parse_moment(text, now_ns))
+
+
+def parse_position(text: str) -> int:
+    """Return a position, written as a decimal. Raises: ValueError."""
+    # Python limits and HTTP does not the digits of a number.
+    if not (text.isascii() and text.isdigit() and len(text) <= 20) or int(text) > POSITION_MAX:
+        raise ValueError(f"not a position: {text!r}")
+    return int(text)
+
+
+def readable_end(topic: Topic) -> int:
+    """Return the ordinal behind the last record that readers are shown."""
+    log = topic.log
+    if topic.broker.options.sync_every == 1 and not topic.ephemeral:
+        return max(log.first.first_ordinal, min(log.synced_end, log.end))
+    return log.end
+
+
+def find(topic: Topic, place: Place, pause: Pause) -> int:
+    """Return the ordinal of a place; the last look at it was without a pause.
+
+    Raises: PositionGone, PositionBeyondEnd, TopicGone. A time before what is kept is where that begins.
+    """
+    reader = topic.reader
+    time_ns = place.time_ns
+    if time_ns is not None:
+        prepared(topic, lambda: reader.prepare_time(time_ns), pause)
+        return reader.ordinal_at(time_ns)
+    if place.position is not None:
+        check_position(topic, place.position)
+        return reader.ordinal_of(place.position)
+    return topic.log.first.first_ordinal if place.earliest else topic.log.end
+
+
+def check_position(topic: Topic, position: int) -> None:
+    """Refuse a position that is not kept any more, or was never given out. Raises: PositionGone, PositionBeyondEnd."""
+    reader = topic.reader
+    earliest = reader.position_of(topic.log.first.first_ordinal)
+    if position < earliest:
+        raise PositionGone(earliest)
+    if position > reader.position_of(topic.log.end):
+        raise PositionBeyondEnd(reader.position_of(readable_end(topic)))
+
+
+def prepared(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
+    """Walk a segment in parts until what is looked for can be found at once. Raises: TopicGone."""
+    while not prepare():
+        pause()
+        if topic.exiting:
+            raise TopicGone
+
+
+def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> Range:
+    """Read records from a place on, to before the position `stop`: whole ones, and one at least where there is one.
+
+    bytes_max: of records. Raises: as `find`. What is trimmed while this pauses ends the answer; it is right as it is,
+    and the next request is told of the gap.
+    """
+    reader, log = topic.reader, topic.log
+    prepared(topic, lambda: reader.prepare(find(topic, place, pause)), pause)
+    ordinal = find(topic, place, no_pause)
+    first = max(place.position or 0, reader.position_of(ordinal))
+    parts: list[bytes] = []
+    following, count, left = first, 0, bytes_max
+    while True:
+        until = min(readable_end(topic), reader.ordinal_of(stop))
+        data, found, behind = reader.read_raw(ordinal, until, min(left, BYTES_PER_TURN))
+        if parts and len(data) > left:
+            break
+        parts.append(data)
+        count += found
+        left -= len(data)
+        ordinal, following = behind, max(first, reader.position_of(behind))
+        if left <= 0 or ordinal >= until:
+            break
+        pause()
+        if topic.exiting:
+            raise TopicGone
+        if log.first.first_ordinal > ordinal:
+            break
+    end = max(following, reader.position_of(readable_end(topic)))
+    return Range(first, following, end, count, parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]:
+    """Return what can be read, and where a place is. Raises: as `find`."""
+    reader, log = topic.reader, topic.log
+    prepared(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
+    at = None if place is None else reader.position_of(min(find(topic, place, pause), readable_end(topic)))
+    first, end = log.first.first_ordinal, readable_end(topic)
+    rows = [row for row in reader.segments() if row[1]]
+    shown = {
+        "topic": topic.name,
+        "node": topic.broker.node_name,
+        "format": FORMAT,
+        "earliest": reader.position_of(first),
+        "next": reader.position_of(end),
+        "earliest_timestamp": reader.timestamp_of(first) if first < end else None,
+        "newest_timestamp": reader.timestamp_of(end - 1) if first < end else None,
+        "records": sum(row[1] for row in rows) - (log.end - end),
+        "bytes": sum(row[2] for row in rows),
+        "segments": [
+            {"first": first_seq, "records": count, "bytes": size, "created": created_ns, "first_timestamp": timestamp}
+            for first_seq, count, size, created_ns, timestamp in rows
+        ],
+        "channels": [
+            {
+                "channel": name,
+                "floor": reader.position_of(channel.ledger.floor),
+                "next": reader.position_of(channel.ledger.cursor),
+            }
+            for name, channel in sorted(topic.channel_of.items())
+        ],
+    }
+    if place is not None:
+        shown["at"] = at
+    return shown
+
+
+def preview(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
+    """Return what a seek would do, and change nothing. Raises: as `find`."""
+    return effect(topic, channel, seek_target(channel, find(topic, place, pause)))
+
+
+def effect(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
+    """Return in positions and counts what going to an ordinal means for a channel."""
+    position_of = topic.reader.position_of
+    return {
+        "topic": topic.name,
+        "channel": channel.name,
+        "from": position_of(channel.ledger.cursor),
+        "to": position_of(target),
+        **seek_effect(channel, target),
+    }
+
+
+def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
+    """Move a channel: all from the place on is delivered once more, all before it is finished.
+
+    Returns: what that meant, as `preview`. Raises: as `find`, StorageError.
+    """
+    target = seek_target(channel, find(topic, place, pause))
+    if topic.exiting or channel.exiting:
+        raise TopicGone
+    done = effect(topic, channel, target)
+    seek(channel, target)
+    logger.info("TOPIC(%s): channel %s goes to position %d", topic.name, channel.name, done["to"])
+    park_again(topic, channel)
+    return done
+
+
+def park_again(topic: Topic, channel: Channel) -> None:
+    """Park the channel's deferred messages. What there is no room for is parked when the cursor comes to it."""
+    try:
+        channel.park_deferred(min(topic.end, topic.deferred_below))
+    except StorageError as error:
+        logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", topic.name, error)
+
+
+def no_pause() -> None:
+    """Go on at once."""

@@ -1,0 +1,171 @@
+"""What a data directory of pyqd holds, read without changing a byte: topics, channels, and what is queued in them.
+
+It says what a start on the directory would find, `Broker.load` in words: how far channels may read, what of them is
+finished, what waits for redelivery and how often it was delivered. Beside a running daemon it is a best effort, as
+files are read one after the other. Source: docs/storage.md.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
+from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
+from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.stored import StoredLedger, StoredLog, StoredRecord
+from pyqd.primitives.errors import CorruptionError, StartupError
+from pyqd.primitives.names import channel_of_dir, topic_of_dir
+
+
+class Queued(NamedTuple):
+    """A message of a channel: its record, how often it was delivered, and whether it waits for its due time."""
+
+    record: StoredRecord
+    attempts: int
+    deferred: bool
+
+
+class StoredChannel:
+    """One channel of a topic. Raises: CorruptionError, StorageError."""
+
+    def __init__(self, files: Files, directory: str, name: str, topic: "StoredTopic") -> None:
+        self.name = name
+        self.topic = topic
+        self.ledger = StoredLedger(files, os.path.join(directory, LEDGER_FILE), topic.log.extent)
+        self.paused = self.ledger.paused
+        self.file_bytes = self.ledger.file_bytes
+        self.parked_log: StoredLog | None = None
+        self.parked_ledger: StoredLedger | None = None
+        self.attempts_of: dict[tuple[int, int], int] = {}
+        parked_ledger = os.path.join(directory, PARKED_LEDGER)
+        if files.exists(parked_ledger):
+            self.parked_log = StoredLog(files, os.path.join(directory, PARKED_LOG))
+            self.parked_ledger = StoredLedger(files, parked_ledger, self.parked_log.extent)
+            self.file_bytes += self.parked_log.file_bytes + self.parked_ledger.file_bytes
+        attempts = os.path.join(directory, ATTEMPTS_FILE)
+        if files.exists(attempts):
+            content = files.read(attempts)
+            whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
+            for source, ordinal, count in ATTEMPTS_ENTRY.iter_unpack(content[:whole]):
+                self.attempts_of[(source, ordinal)] = count
+
+    def parked(self) -> Iterator[Queued]:
+        """Yield what of the parked log is not finished."""
+        if self.parked_log is None or self.parked_ledger is None:
+            return
+        unfinished = set(self.parked_ledger.unfinished(self.parked_log.end))
+        for record in self.parked_log.records(self.parked_ledger.floor):
+            if record.ordinal in unfinished:
+                noted = self.attempts_of.get((FROM_PARKED, record.ordinal))
+                yield Queued(record, record.attempts if noted is None else noted, noted is None)
+
+    def messages(self) -> Iterator[Queued]:
+        """Yield all that is not finished: of the topic's log in its order, then what is parked, due first."""
+        ledger = self.ledger
+        unfinished = iter(ledger.unfinished(self.topic.shown_end))
+        wanted = next(unfinished, None)
+        for record in self.topic.log.records(ledger.floor):
+            if wanted is None:
+                break
+            if record.ordinal != wanted:
+                continue
+            attempts = self.attempts_of.get((FROM_TOPIC, wanted), 1) if wanted < ledger.cursor else 0
+            yield Queued(record, attempts, record.due_ns != 0 and wanted >= ledger.cursor)
+            wanted = next(unfinished, None)
+        yield from sorted(self.parked(), key=lambda queued: queued.record.due_ns)
+
+
+class StoredTopic:
+    """One topic. shown_end: the ordinal up to which channels may read; what lies behind is held by the topic.
+
+    problems: damage that a start passes over. unreadable: channel and reason of those that stop a start.
+    Raises: CorruptionError, StorageError.
+    """
+
+    def __init__(self, files: Files, directory: str, name: str) -> None:
+        self.name = name
+        state_path = os.path.join(directory, STATE_FILE)
+        # A kill may leave a topic or channel with a directory and nothing in it yet.
+        self.state = NO_STATE if not files.exists(state_path) else parse_topic_state(files.read(state_path), state_path)
+        self.paused = self.state.paused
+        self.log = StoredLog(files, os.path.join(directory, LOG_DIRECTORY))
+        self.problems = list(self.log.problems)
+        self.unreadable: list[tuple[str, str]] = []
+        self.channels: list[StoredChannel] = []
+        for entry in sorted(files.list_directory(directory)):
+            channel = channel_of_dir(entry)
+            if channel is not None:
+                try:
+                    self.channels.append(StoredChannel(files, os.path.join(directory, entry), channel, self))
+                except (CorruptionError, OSError) as error:
+                    self.unreadable.append((channel, str(error)))
+        held_from = min(max(self.state.held_from, self.log.first), self.log.end)
+        for stored in self.channels:
+            if not stored.ledger.started:
+                stored.ledger.place(held_from)
+            if stored.parked_log is not None:
+                self.problems += stored.parked_log.problems
+        self.shown_end = held_from
+        if self.channels:
+            cursors = [stored.ledger.cursor for stored in self.channels]
+            self.shown_end = max(held_from, *cursors) if self.paused else self.log.end
+
+    @property
+    def held_count(self) -> int:
+        """How many messages no channel has been given."""
+        return self.log.end - self.shown_end
+
+    def held(self) -> Iterator[StoredRecord]:
+        """Yield the messages that no channel has been given."""
+        return self.log.records(self.shown_end)
+
+    def verify(self) -> list[str]:
+        """Check every record of every log. Returns: what is wrong."""
+        logs = [self.log, *(channel.parked_log for channel in self.channels if channel.parked_log is not None)]
+        return [problem for log in logs for problem in log.verify() if problem not in self.problems]
+
+
+class Survey:
+    """The topics of a data directory. unreadable: topic and reason of those that cannot be read at all.
+
+    Raises: StartupError where the directory is not pyqd's or of another format.
+    """
+
+    def __init__(self, files: Files, root: str) -> None:
+        self.root = root
+        self.topics: list[StoredTopic] = []
+        self.unreadable: list[tuple[str, str]] = []
+        self.node = read_node(files, root)
+        topics = os.path.join(root, TOPICS_DIRECTORY)
+        for entry in sorted(files.list_directory(topics)) if files.exists(topics) else []:
+            name = topic_of_dir(entry)
+            if name is not None:
+                try:
+                    self.topics.append(StoredTopic(files, os.path.join(topics, entry), name))
+                except (CorruptionError, OSError) as error:
+                    self.unreadable.append((name, str(error)))
+
+    def all_unreadable(self) -> list[tuple[str, str]]:
+        """Return what cannot be read, topics and channels, each with the reason."""
+        found = [(f"topic {name}", reason) for name, reason in self.unreadable]
+        for topic in self.topics:
+            found += [(f"topic {topic.name}, channel {name}", reason) for name, reason in topic.unreadable]
+        return found
+
+
+def read_node(files: Files, root: str) -> dict[str, Any]:
+    """Return the node file of a data directory. Raises: StartupError."""
+    path = os.path.join(root, NODE_FILE)
+    if not files.exists(path):
+        raise StartupError(f"{root} is no data directory of pyqd: it has no {NODE_FILE}")
+    try:
+        node: dict[str, Any] = json.loads(files.read(path))
+        found = node["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"failed to read {path} - not a node file") from error
+    if found != NODE_FORMAT:
+        raise StartupError(f"{path} has format {found}; this pyqd reads {NODE_FORMAT}")
+    return node

@@ -1,0 +1,125 @@
+"""The headers of segments, records and ledgers as bytes, for those who read files without opening them as a log.
+
+The log itself has them in C: pyqd/hot/segment.pxd, pyqd/hot/record.pxd, pyqd/hot/ledger.pxd. Source: docs/storage.md.
+"""
+
+import struct
+from typing import NamedTuple
+
+from pyqd.hot import crc32c
+from pyqd.hot.ledger import Ledger
+from pyqd.primitives.errors import CorruptionError
+
+SEGMENT_MAGIC = b"PYQDSEG\0"
+SEGMENT_HEADER_BYTES = 128
+SEGMENT_VERSION = 1
+RECORD_HEADER_BYTES = 48
+RECORD_ALIGN_BYTES = 8
+ORDINAL_MASK = (1 << 48) - 1
+LEDGER_MAGIC = b"PYQDLGR\0"
+LEDGER_HEADER_BYTES = 4096
+LEDGER_VERSION = 1
+
+_SEGMENT = struct.Struct("<8sIIQQqQQQ")
+_SEGMENT_CHECKED = struct.Struct("<QQq")
+_RECORD = struct.Struct("<IIQQqqHHI")
+_LEDGER = struct.Struct("<8sII13Q")
+_SIZE = struct.Struct("<I")
+_PAUSED_OFFSET = 12
+
+assert _RECORD.size == RECORD_HEADER_BYTES
+
+
+class SegmentHeader(NamedTuple):
+    """The header of a segment; number 0 is a spare."""
+
+    number: int
+    first_seq: int
+    created_ns: int
+    sealed_count: int
+    sealed_bytes: int
+    synced_bytes: int
+
+
+class RecordHeader(NamedTuple):
+    """The header of a record."""
+
+    size_bytes: int
+    checksum: int
+    seq: int
+    guid: int
+    timestamp_ns: int
+    due_ns: int
+    attempts: int
+    flags: int
+    reserved: int
+
+
+class LedgerHeader(NamedTuple):
+    """The header of a ledger."""
+
+    paused: int
+    capacity_bits: int
+    floor: int
+    cursor: int
+    cursor_segment: int
+    cursor_offset: int
+    parked_below: int
+    start: int
+    requeue_count: int
+    timeout_count: int
+    finish_count: int
+    absorb_from: int
+    absorb_to: int
+    reset_to: int
+
+
+def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
+    """Return the header at a file's start, None for one that holds no records. Raises: CorruptionError."""
+    if len(content) < SEGMENT_HEADER_BYTES:
+        raise CorruptionError(path, 0, "shorter than a segment's header")
+    magic, version, checksum, number, first_seq, created_ns, count, end, synced = _SEGMENT.unpack_from(content)
+    if magic == bytes(8) or (magic == SEGMENT_MAGIC and number == 0):
+        return None
+    if magic != SEGMENT_MAGIC:
+        raise CorruptionError(path, 0, "not a pyqd segment")
+    if version != SEGMENT_VERSION:
+        raise CorruptionError(path, 8, f"segment format version {version}; this pyqd reads {SEGMENT_VERSION}")
+    if checksum != crc32c.value(_SEGMENT_CHECKED.pack(number, first_seq, created_ns), version):
+        raise CorruptionError(path, 12, "the segment header's checksum is wrong")
+    return SegmentHeader(number, first_seq, created_ns, count, end, synced)
+
+
+def parse_record_header(content: bytes) -> RecordHeader:
+    """Return the header of a record, of which at least that much is given."""
+    return RecordHeader(*_RECORD.unpack_from(content))
+
+
+def record_span(body_bytes: int) -> int:
+    """Return the bytes that a record with a body of that size takes."""
+    return -(-(RECORD_HEADER_BYTES + body_bytes) // RECORD_ALIGN_BYTES) * RECORD_ALIGN_BYTES
+
+
+def record_checksum(record: bytes) -> int:
+    """Return the checksum that belongs into a record, given as header and body."""
+    return crc32c.value(memoryview(record)[8:], _SIZE.unpack_from(record)[0])
+
+
+def parse_ledger_header(content: bytes, path: str) -> LedgerHeader:
+    """Return the header at a file's start. Raises: CorruptionError."""
+    if len(content) < _LEDGER.size or content[: len(LEDGER_MAGIC)] != LEDGER_MAGIC:
+        raise CorruptionError(path, 0, "not a pyqd ledger")
+    _, version, *numbers = _LEDGER.unpack_from(content)
+    if version != LEDGER_VERSION:
+        raise CorruptionError(path, 8, f"ledger format version {version}; this pyqd reads {LEDGER_VERSION}")
+    header = LedgerHeader(*numbers)
+    capacity = header.capacity_bits
+    if capacity < 64 or capacity & (capacity - 1):
+        raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+    return header
+
+
+def mark_paused(ledger: Ledger, paused: bool) -> None:
+    """Set the pause flag in the header of a ledger that no channel has opened."""
+    mapping, _ = ledger.sync_target()
+    mapping.view()[_PAUSED_OFFSET : _PAUSED_OFFSET + 4] = _SIZE.pack(paused)

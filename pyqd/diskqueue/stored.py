@@ -1,0 +1,273 @@
+"""Logs and ledgers on disk as a start would find them, read without changing a byte.
+
+`Log` and `Ledger` map their files for writing and complete on opening what a kill has cut short. Here files are read in
+pieces, the same conclusions are drawn and nothing is written, so it works beside a running daemon too: what it changes
+meanwhile shows in part, or not. Source: docs/storage.md, "Log", "Ledger".
+"""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.layout import (
+    LEDGER_HEADER_BYTES,
+    ORDINAL_MASK,
+    RECORD_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    LedgerHeader,
+    parse_ledger_header,
+    parse_record_header,
+    parse_segment_header,
+    record_checksum,
+    record_span,
+)
+from pyqd.diskqueue.window import Window
+from pyqd.hot.log import SUFFIX
+from pyqd.primitives.errors import CorruptionError, StorageError
+
+VALID, ABSENT, DAMAGED = range(3)
+NO_LEDGER = LedgerHeader(0, 64, *12 * [0])
+
+
+class StoredRecord(NamedTuple):
+    """One record, with the deliveries noted in it."""
+
+    ordinal: int
+    guid: int
+    timestamp_ns: int
+    due_ns: int
+    attempts: int
+    body: bytes
+
+
+class LogExtent(NamedTuple):
+    """What a log holds: from the oldest record kept to its end, but for the holes, given as [start, end)."""
+
+    first: int
+    end: int
+    holes: list[tuple[int, int]]
+
+
+class StoredSegment:
+    """One segment: where its records lie. Raises: CorruptionError, StorageError."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.files = files
+        self.path = path
+        self.size_bytes = files.size_of(path)
+        self.header = parse_segment_header(files.read_range(path, 0, SEGMENT_HEADER_BYTES), path)
+        self.count = 0
+        self.end_bytes = SEGMENT_HEADER_BYTES
+        self.problem: str | None = None
+        if self.header is None:
+            return
+        self.first_ordinal = self.header.first_seq & ORDINAL_MASK
+        if self.header.sealed_bytes:
+            if not SEGMENT_HEADER_BYTES <= self.header.sealed_bytes <= self.size_bytes:
+                raise CorruptionError(path, 48, "the segment is shorter than its sealed end")
+            self.count = self.header.sealed_count
+            self.end_bytes = self.header.sealed_bytes
+        else:
+            self._walk()
+
+    @property
+    def end_ordinal(self) -> int:
+        """The ordinal behind its last record."""
+        return self.first_ordinal + self.count
+
+    def _verdict(self, window: Window, offset: int, seq: int, limit: int) -> tuple[int, int]:
+        """Say whether the record with a number stands at an offset, as recovery does. Returns: (verdict, its span)."""
+        head = window.read(offset, RECORD_HEADER_BYTES)
+        if limit - offset < RECORD_HEADER_BYTES or len(head) < RECORD_HEADER_BYTES or head[:8] == bytes(8):
+            return ABSENT, 0
+        header = parse_record_header(head)
+        if header.seq != seq:
+            return ABSENT, 0
+        span = record_span(header.size_bytes)
+        if header.size_bytes == 0 or span > limit - offset:
+            return DAMAGED, 0
+        whole = window.read(offset, RECORD_HEADER_BYTES + header.size_bytes)
+        return (VALID if record_checksum(whole) == header.checksum else DAMAGED), span
+
+    def _walk(self) -> None:
+        """Find the end of a segment that is not sealed."""
+        assert self.header is not None
+        window = Window(self.files, self.path)
+        verdict, span = self._verdict(window, self.end_bytes, self.header.first_seq, self.size_bytes)
+        while verdict == VALID:
+            self.end_bytes += span
+            self.count += 1
+            verdict, span = self._verdict(window, self.end_bytes, self.header.first_seq + self.count, self.size_bytes)
+        if verdict == DAMAGED:
+            self.problem = f"{self.path}: damaged record at offset {self.end_bytes}"
+
+    def verify(self) -> str | None:
+        """Check every record's number and checksum. Returns: what is wrong, None when all is well."""
+        if self.header is None or self.problem is not None:
+            return self.problem
+        window = Window(self.files, self.path)
+        offset = SEGMENT_HEADER_BYTES
+        for index in range(self.count):
+            verdict, span = self._verdict(window, offset, self.header.first_seq + index, self.end_bytes)
+            if verdict != VALID:
+                return f"{self.path}: damaged record at offset {offset}" if self._is_unchanged() else None
+            offset += span
+        if offset != self.end_bytes and self._is_unchanged():
+            return f"{self.path}: {self.end_bytes - offset} bytes more than its records"
+        return None
+
+    def _is_unchanged(self) -> bool:
+        """Tell whether the file holds the same segment still, which a running daemon may have recycled."""
+        try:
+            header = parse_segment_header(self.files.read_range(self.path, 0, SEGMENT_HEADER_BYTES), self.path)
+        except (StorageError, CorruptionError):
+            return False
+        return header is not None and self.header is not None and header.first_seq == self.header.first_seq
+
+    def records(self) -> Iterator[StoredRecord]:
+        """Yield its records, in order."""
+        window = Window(self.files, self.path)
+        offset = SEGMENT_HEADER_BYTES
+        for ordinal in range(self.first_ordinal, self.first_ordinal + self.count):
+            head = window.read(offset, RECORD_HEADER_BYTES)
+            header = parse_record_header(head) if len(head) == RECORD_HEADER_BYTES else None
+            if header is None or header.seq & ORDINAL_MASK != ordinal:
+                raise CorruptionError(self.path, offset, f"record {ordinal} is not where it should be")
+            body = window.read(offset + RECORD_HEADER_BYTES, header.size_bytes)
+            yield StoredRecord(ordinal, header.guid, header.timestamp_ns, header.due_ns, header.attempts, body)
+            offset += record_span(header.size_bytes)
+
+
+class StoredLog:
+    """The segments of a log in order, spares left out. Raises: CorruptionError, StorageError."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self.segments: list[StoredSegment] = []
+        self.problems: list[str] = []
+        self.holes: list[tuple[int, int]] = []
+        self.file_bytes = 0
+        names = files.list_directory(directory) if files.exists(directory) else []
+        for name in sorted(names):
+            if not name.endswith(SUFFIX):
+                continue
+            segment = StoredSegment(files, os.path.join(directory, name))
+            self.file_bytes += segment.size_bytes
+            if segment.header is not None:
+                self.segments.append(segment)
+        self.segments.sort(key=lambda segment: segment.header.number if segment.header else 0)
+        self.first = self.segments[0].first_ordinal if self.segments else 0
+        self.end = self.first
+        for segment in self.segments:
+            if segment.first_ordinal < self.end:
+                raise CorruptionError(segment.path, 16, "two segments hold the same records")
+            if segment.first_ordinal > self.end:
+                self.holes.append((self.end, segment.first_ordinal))
+                self.problems.append(f"{directory}: records {self.end} to {segment.first_ordinal - 1} are missing")
+            self.end = segment.end_ordinal
+            if segment.problem is not None:
+                self.problems.append(segment.problem)
+
+    @property
+    def extent(self) -> LogExtent:
+        """What it holds, for the ledgers over it."""
+        return LogExtent(self.first, self.end, self.holes)
+
+    @property
+    def count(self) -> int:
+        """How many records are kept."""
+        return sum(segment.count for segment in self.segments)
+
+    def records(self, start: int = 0) -> Iterator[StoredRecord]:
+        """Yield the records from an ordinal on."""
+        for segment in self.segments:
+            if segment.end_ordinal > start:
+                for record in segment.records():
+                    if record.ordinal >= start:
+                        yield record
+
+    def verify(self) -> list[str]:
+        """Check every record. Returns: what is wrong, one text for each segment."""
+        return [problem for segment in self.segments if (problem := segment.verify()) is not None]
+
+
+class StoredLedger:
+    """A ledger, related to its log as a start would relate it.
+
+    started: False for one that a kill left without a place, or without its file. finished: bit i is record `floor + i`;
+    none is set at or past the log's end. Raises: CorruptionError, StorageError.
+    """
+
+    def __init__(self, files: Files, path: str, extent: LogExtent) -> None:
+        self.file_bytes = 0
+        header = NO_LEDGER
+        ring = b""
+        if files.exists(path):
+            self.file_bytes = files.size_of(path)
+            header = parse_ledger_header(files.read_range(path, 0, LEDGER_HEADER_BYTES), path)
+            ring = files.read_range(path, LEDGER_HEADER_BYTES, header.capacity_bits // 8)
+            if len(ring) < header.capacity_bits // 8:
+                raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        self.header = header
+        self.paused = bool(header.paused)
+        self.started = header.cursor_segment != 0
+        self.floor, self.cursor = header.floor, header.cursor
+        self.finished = 0
+        if header.reset_to:
+            self.floor = self.cursor = header.reset_to - 1
+        else:
+            self._take_bits(int.from_bytes(ring, "little"))
+        self._clamp(extent.first, extent.end)
+        for start, end in extent.holes:
+            self._finish(start, end)
+
+    def _take_bits(self, bits: int) -> None:
+        header = self.header
+        capacity = header.capacity_bits
+        if header.absorb_to:
+            self.floor = header.absorb_to
+        at = self.floor % capacity
+        self.finished = bits >> at | (bits & ((1 << at) - 1)) << (capacity - at)
+        if header.absorb_to:
+            # The run behind the floor may not have been cleared yet; in the ring it lies before the floor.
+            self.finished &= (1 << (capacity - (header.absorb_to - header.absorb_from))) - 1
+
+    def _clamp(self, oldest: int, end: int) -> None:
+        if self.floor > end or self.cursor > end:
+            self._move_floor(min(self.floor, end))
+            self.cursor = end
+        if self.floor < oldest:
+            self._move_floor(oldest)
+            self.cursor = max(self.cursor, oldest)
+        self.finished &= (1 << (end - self.floor)) - 1
+
+    def _move_floor(self, floor: int) -> None:
+        if floor >= self.floor:
+            self.finished >>= floor - self.floor
+        else:
+            self.finished = 0
+        self.floor = floor
+
+    def _finish(self, start: int, end: int) -> None:
+        start = max(start, self.floor)
+        if start < end:
+            self.finished |= ((1 << (end - start)) - 1) << (start - self.floor)
+
+    def place(self, ordinal: int) -> None:
+        """Make it begin at an ordinal, as a start does with one that has no place yet."""
+        self.floor = self.cursor = ordinal
+        self.finished = 0
+
+    def unfinished_count(self, end: int) -> int:
+        """Count the records of `[floor, end)` that are not finished."""
+        within = max(0, end - self.floor)
+        return within - (self.finished & ((1 << within) - 1)).bit_count()
+
+    def unfinished(self, end: int) -> Iterator[int]:
+        """Yield the ordinals of `[floor, end)` that are not finished."""
+        within = max(0, end - self.floor)
+        bits = (self.finished & ((1 << within) - 1)).to_bytes((within + 7) // 8, "little")
+        for ordinal in range(self.floor, end):
+            index = ordinal - self.floor
+            if not bits[index >> 3] >> (index & 7) & 1:
+                yield ordinal

@@ -1,0 +1,110 @@
+"""Seeking: a channel is moved to another place of its topic's log.
+
+    floor = cursor = target, no bit set
+
+That is all that a seek is, in either direction: what lies before the target is finished, what follows has never been
+handed out, so it is delivered once more, with attempts from 1. A kill leaves the channel where it was or where it goes:
+the ledger announces a reset before it does it. What the channel had beside its ledger is dropped behind that, in this
+order: what is in flight (a FIN of it finds nothing in flight), what waits for redelivery, what is parked. A kill before
+the parked messages are dropped delivers them once too often; the other order could lose them.
+
+Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
+again by whoever seeks, in the same turn (`ChannelCore.park_deferred`), as records are parked in order.
+
+Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
+"""
+
+from pyqd.hot.bitmap cimport ring_count
+from pyqd.hot.channel cimport ChannelCore
+from pyqd.hot.consumer cimport Consumer
+from pyqd.hot.log cimport Position
+from pyqd.hot.mapping cimport store_barrier
+from pyqd.hot.parked cimport Parked
+
+
+cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
+    """Count the finished ordinals of `[start, end)`."""
+    cdef uint64_t floor = ledger.header.floor
+    cdef uint64_t limit = min(end, floor + ledger.capacity_bits)
+    cdef uint64_t count = 0
+    if start < floor:
+        count = min(end, floor) - start
+    start = max(start, floor)
+    if start < limit:
+        count += ring_count(ledger.words, ledger.capacity_bits, start, limit)
+    return count
+
+
+cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1:
+    """Count the ordinals of `[start, end)` that are in holes."""
+    cdef uint64_t count = 0
+    cdef uint64_t low, high
+    for hole in log.holes:
+        low, high = hole
+        low, high = max(low, start), min(high, end)
+        if low < high:
+            count += high - low
+    return count
+
+
+def seek_target(ChannelCore channel not None, uint64_t ordinal):
+    """Return where a seek to an ordinal goes: clamped to what is kept and what the channel may read."""
+    return min(max(ordinal, channel.feed.log.first.first_ordinal), channel.feed.end)
+
+
+def seek_effect(ChannelCore channel not None, uint64_t target):
+    """Return what a seek would do, as counts, and change nothing. target: of `seek_target`.
+
+    redeliver: messages that were handed out, dropped or parked before and will be delivered again; finished: of these
+    had been finished or parked; skip: messages not finished and not parked that will not be delivered any more;
+    in_flight, parked: what is dropped of that; depth: afterwards.
+    """
+    cdef Ledger ledger = channel.ledger
+    cdef Log log = channel.feed.log
+    cdef uint64_t floor = ledger.header.floor
+    cdef uint64_t cursor = ledger.header.cursor
+    cdef uint64_t end = channel.feed.end
+    cdef uint64_t holes, redeliver = 0, finished = 0, skip = 0
+    if target < cursor:
+        holes = missing_in(log, target, cursor)
+        redeliver = cursor - target - holes
+        finished = finished_in(ledger, target, cursor) - holes
+    if target > floor:
+        skip = target - floor - finished_in(ledger, floor, target)
+    return {
+        "redeliver": redeliver,
+        "finished": finished,
+        "skip": skip,
+        "in_flight": channel.in_flight_count,
+        "parked": channel.deferred_count,
+        "depth": end - target - missing_in(log, target, end),
+    }
+
+
+def seek(ChannelCore channel not None, uint64_t target):
+    """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
+
+    Raises: StorageError where a hole is beyond the ledger's ring.
+    """
+    cdef Ledger ledger = channel.ledger
+    cdef Position position = channel.feed.log.locate(target)
+    cdef Consumer consumer
+    cdef uint64_t start, end
+    assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
+    ledger.header.parked_below = target
+    store_barrier()
+    ledger.reset(target)
+    channel.slots.clear()
+    channel.ready.clear()
+    for consumer in channel.consumers:
+        consumer.in_flight = 0
+    channel.segment, channel.offset = position.segment, position.offset
+    channel.note_cursor()
+    ledger.header.start = min(ledger.header.start, target)
+    if channel.parked is not None:
+        (<Parked> channel.parked).clear()
+    for start, end in channel.feed.log.holes:
+        ledger.finish_range(max(start, target), end)
+    channel.feed.trim_wanted = True
+    channel.feed.scheduler.request_wake(channel.feed)
+    channel.feed.scheduler.request_wake(channel)

@@ -1,0 +1,377 @@
+"""Tests of pyqd.hot.replay and pyqd.broker.replay: channels are moved, ranges are read."""
+
+import json
+import struct
+
+import pytest
+
+from pyqd.broker import replay
+from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone
+from pyqd.hot.clock import mono, wall
+from pyqd.primitives.durations import HOUR_NS
+from pyqd.wire import records
+from tests.support.storage import body_of, broker_on, consumer_on
+
+DONE, NOT_IN_FLIGHT = range(2)
+RING_BITS_MIN = 8 * 4096
+EARLIEST, LATEST = Place(earliest=True), Place()
+
+
+@pytest.fixture
+def topic(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    return topic
+
+
+def no_pause():
+    """Go on at once."""
+
+
+def publish(topic, count, size_bytes=16, due_ns=0):
+    for _ in range(count):
+        topic.publish_body(body_of(topic.log.end, size_bytes), wall(), due_ns)
+
+
+def take_all(channel, consumer, finish=True):
+    numbers = []
+    while (message := channel.take_message(consumer)) is not None:
+        guid, attempts, _, body = message
+        numbers.append((struct.unpack_from("<Q", body)[0], attempts))
+        if finish:
+            assert channel.finish_message(consumer, guid) == DONE
+    return numbers
+
+
+def once(numbers):
+    return [(number, 1) for number in numbers]
+
+
+def move(topic, channel, place):
+    foreseen = replay.preview(topic, channel, place, no_pause)
+    done = replay.move(topic, channel, place, no_pause)
+    assert done == foreseen
+    assert channel.depth + channel.deferred_count == done["depth"]
+    channel.check()
+    topic.check()
+    return done
+
+
+def hold(topic):
+    """Make a channel that holds the whole log."""
+    return topic.channel("holder")
+
+
+@pytest.mark.parametrize("finish", [True, False])
+@pytest.mark.parametrize("size_bytes", [16, 5000])
+@pytest.mark.parametrize("target", [0, 1, 70, 199, 200])
+def test_a_channel_that_is_moved_back_gets_everything_since_once_more(topic, target, size_bytes, finish):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 200, size_bytes)
+    assert take_all(channel, consumer, finish) == once(range(200))
+    done = move(topic, channel, Place(position=target))
+    assert (done["from"], done["to"]) == (200, target)
+    assert (done["redeliver"], done["finished"]) == (200 - target, 200 - target if finish else 0)
+    assert (done["skip"], done["in_flight"]) == (0, 0) if finish else (target, 200)
+    assert (consumer.in_flight, channel.in_flight_count) == (0, 0)
+    publish(topic, 10, size_bytes)
+    assert take_all(channel, consumer) == once(range(target, 210))
+    assert channel.depth == 0
+
+
+def test_a_channel_that_is_moved_forward_skips_what_lies_between(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 300, 1000)
+    guid = channel.take_message(consumer)[0]
+    done = move(topic, channel, Place(position=250))
+    assert (done["redeliver"], done["skip"], done["depth"]) == (0, 250, 50)
+    assert channel.finish_message(consumer, guid) == NOT_IN_FLIGHT
+    assert take_all(channel, consumer) == once(range(250, 300))
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first.first_ordinal > 0
+
+
+def test_latest_leaves_nothing_and_earliest_gives_all_that_is_kept(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 50)
+    move(topic, channel, LATEST)
+    assert take_all(channel, consumer) == []
+    publish(topic, 5)
+    move(topic, channel, EARLIEST)
+    assert take_all(channel, consumer) == once(range(55))
+
+
+def test_a_time_gives_exactly_what_was_published_since(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 40)
+    time_ns = wall() + 1
+    while wall() <= time_ns:
+        pass
+    publish(topic, 20)
+    assert take_all(channel, consumer) == once(range(60))
+    move(topic, channel, Place(time_ns=time_ns))
+    assert take_all(channel, consumer) == once(range(40, 60))
+
+
+def test_a_dry_run_changes_nothing(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 20)
+    for _ in range(10):
+        guid = channel.take_message(consumer)[0]
+    channel.finish_message(consumer, guid)
+    shown = replay.preview(topic, channel, Place(position=5), no_pause)
+    assert shown == {
+        "topic": "t", "channel": "c", "from": 10, "to": 5,
+        "redeliver": 5, "finished": 1, "skip": 5, "in_flight": 9, "parked": 0, "depth": 15,
+    }  # fmt: skip
+    assert (channel.in_flight_count, channel.depth, consumer.in_flight) == (9, 10, 9)
+
+
+def test_finished_in_any_order_and_far_ahead_is_forgotten_by_a_seek(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 3 * RING_BITS_MIN)
+    first = channel.take_message(consumer)[0]
+    assert len(take_all(channel, consumer)) == 3 * RING_BITS_MIN - 1
+    for target in (5, 2 * RING_BITS_MIN, 0):
+        done = move(topic, channel, Place(position=target))
+        assert channel.depth == 3 * RING_BITS_MIN - target
+        assert done["depth"] == channel.depth
+    assert take_all(channel, consumer) == once(range(3 * RING_BITS_MIN))
+    assert channel.finish_message(consumer, first) == NOT_IN_FLIGHT
+
+
+@pytest.mark.parametrize("sync_every", [1, 2500])
+def test_deferred_messages_since_the_target_are_parked_again_and_those_before_are_gone(tmp_path, sync_every):
+    topic = broker_on(tmp_path, sync_every=sync_every).topic("t")
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 10)
+    publish(topic, 5, due_ns=wall() + HOUR_NS)
+    publish(topic, 10)
+    publish(topic, 5, due_ns=wall() + HOUR_NS)
+    publish(topic, 10)
+    assert len(take_all(channel, consumer)) == 30
+    assert channel.deferred_count == 10
+    done = move(topic, channel, Place(position=20))
+    assert (channel.deferred_count, channel.depth, done["parked"]) == (5, 15, 10)
+    assert take_all(channel, consumer) == once([*range(20, 25), *range(30, 40)])
+    move(topic, channel, EARLIEST)
+    assert (channel.deferred_count, channel.depth) == (10, 30)
+    publish(topic, 1, due_ns=wall() + HOUR_NS)
+    assert len(take_all(channel, consumer)) == 30
+    assert channel.deferred_count == 11
+
+
+@pytest.mark.parametrize("sync_every", [1, 2500])
+def test_deferred_messages_of_an_earlier_run_are_parked_again_once(tmp_path, sync_every):
+    topic = broker_on(tmp_path, sync_every=sync_every).topic("t")
+    hold(topic)
+    topic.channel("c")
+    publish(topic, 3)
+    publish(topic, 3, due_ns=wall() + HOUR_NS)
+    topic = broker_on(tmp_path, sync_every=sync_every).topic("t")
+    channel = topic.channel("c")
+    assert (channel.deferred_count, channel.depth) == (3, 3)
+    for _ in range(2):
+        move(topic, channel, EARLIEST)
+        assert (channel.deferred_count, channel.depth) == (3, 3)
+        assert take_all(channel, consumer_on(channel)) == once(range(3))
+    again = broker_on(tmp_path, sync_every=sync_every).topic("t").channel("c")
+    assert (again.deferred_count, again.depth) == (3, 0)
+
+
+def test_a_deferred_message_that_was_due_meanwhile_comes_again(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 2)
+    publish(topic, 2, due_ns=1)
+    publish(topic, 2)
+    topic.broker.scheduler.run_timers(mono() + HOUR_NS)
+    assert sorted(take_all(channel, consumer)) == once(range(6))
+    move(topic, channel, Place(position=1))
+    topic.broker.scheduler.run_timers(mono() + HOUR_NS)
+    assert sorted(take_all(channel, consumer)) == once(range(1, 6))
+
+
+def test_what_was_requeued_with_a_delay_comes_from_the_log_again(topic):
+    hold(topic)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 3)
+    for _ in range(3):
+        assert channel.requeue_message(consumer, channel.take_message(consumer)[0], HOUR_NS) == DONE
+    move(topic, channel, Place(position=1))
+    assert (channel.deferred_count, channel.depth) == (0, 2)
+    assert take_all(channel, consumer) == once([1, 2])
+
+
+def test_a_seek_outlives_the_process(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    hold(topic)
+    channel = topic.channel("c")
+    publish(topic, 100)
+    publish(topic, 3, due_ns=wall() + HOUR_NS)
+    take_all(channel, consumer_on(channel))
+    move(topic, channel, Place(position=60))
+    again = broker_on(tmp_path).topic("t")
+    assert (again.channel("c").depth, again.channel("c").deferred_count) == (40, 3)
+    assert take_all(again.channel("c"), consumer_on(again.channel("c"))) == once(range(60, 100))
+
+
+def test_a_paused_topic_holds_what_no_channel_was_given(topic):
+    channel = topic.channel("c")
+    publish(topic, 10)
+    topic.pause(True)
+    publish(topic, 10)
+    assert replay.move(topic, channel, LATEST, no_pause)["to"] == 10
+    assert channel.depth == 0
+    topic.pause(False)
+    assert take_all(channel, consumer_on(channel)) == once(range(10, 20))
+
+
+def test_a_channel_moved_over_a_missing_segment_goes_on_behind_it(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    publish(topic, 300, 1000)
+    missing = topic.log.first.next
+    gone = range(missing.first_ordinal, missing.next.first_ordinal)
+    path = missing.mapping.path
+    del topic, channel, missing
+    (tmp_path / path).unlink()
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    kept = [number for number in range(300) if number not in gone]
+    assert [number for number, _ in take_all(channel, consumer, finish=False)] == kept
+    for target in (gone[0] - 1, gone[3], 0):
+        done = move(topic, channel, Place(position=target))
+        expected = [number for number in kept if number >= target]
+        assert done["redeliver"] == done["depth"] == len(expected)
+        assert take_all(channel, consumer, finish=False) == once(expected)
+
+
+def test_places_that_are_not_there_are_refused_with_the_nearest(topic):
+    publish(topic, 400, 1000)
+    channel = topic.channel("c")
+    take_all(channel, consumer_on(channel))
+    topic.broker.scheduler.run_wakes()
+    earliest = topic.log.first.first_ordinal
+    assert earliest > 0
+    for place in (Place(position=0), Place(position=earliest - 1)):
+        with pytest.raises(PositionGone) as gone:
+            replay.move(topic, channel, place, no_pause)
+        assert gone.value.earliest == earliest
+        with pytest.raises(PositionGone):
+            replay.read_range(topic, place, replay.POSITION_MAX, 1 << 20, no_pause)
+    for position in (401, 1 << 48):
+        with pytest.raises(PositionBeyondEnd) as beyond:
+            replay.read_range(topic, Place(position=position), replay.POSITION_MAX, 1 << 20, no_pause)
+        assert beyond.value.next == 400
+    assert replay.find(topic, Place(time_ns=0), no_pause) == earliest
+
+
+def test_a_range_is_read_in_turns_while_the_log_grows_and_is_trimmed(topic):
+    publish(topic, 3000, 1000)
+    log = topic.log
+
+    def pause():
+        publish(topic, 1000, 1000)
+        log.trim_below(log.end - 100)
+
+    found = replay.read_range(topic, EARLIEST, replay.POSITION_MAX, 4 << 20, pause)
+    read = [record.position for record in records.decode(found.data)]
+    assert read == list(range(found.first, found.first + found.records))
+    assert (found.first, found.next) == (0, found.records)
+    assert found.next < log.first.first_ordinal
+
+
+def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
+    publish(topic, 100, 16)
+    for stop, bytes_max, count in [(50, 1 << 20, 50), (500, 1 << 20, 100), (100, 640, 10), (100, 700, 10), (90, 1, 1)]:
+        found = replay.read_range(topic, Place(position=0), stop, bytes_max, no_pause)
+        assert (found.first, found.next, found.end, found.records) == (0, count, 100, count)
+    for start, stop in [(100, 200), (50, 50), (50, 20)]:
+        found = replay.read_range(topic, Place(position=start), stop, 1 << 20, no_pause)
+        assert found == replay.Range(start, start, 100, 0, b"")
+
+
+def test_reading_holds_nothing_and_moves_no_channel(topic):
+    channel = topic.channel("c")
+    publish(topic, 500, 1000)
+    for start in range(0, 500, 25):
+        replay.read_range(topic, Place(position=start), replay.POSITION_MAX, 10_000, no_pause)
+    assert (channel.depth, channel.ledger.floor, channel.ledger.cursor) == (500, 0, 0)
+    take_all(channel, consumer_on(channel))
+    topic.broker.scheduler.run_wakes()
+    assert topic.log.first.first_ordinal > 0
+
+
+def test_a_channel_without_clients_holds_the_log_for_a_reader_until_it_is_moved(topic):
+    channel = topic.channel("c")
+    reader = topic.channel("reader")
+    publish(topic, 500, 1000)
+    take_all(channel, consumer_on(channel))
+    at = 0
+    while at < 500:
+        found = replay.read_range(topic, Place(position=at), replay.POSITION_MAX, 100_000, no_pause)
+        at = found.next
+        move(topic, reader, Place(position=at))
+        topic.broker.scheduler.run_wakes()
+        shown = replay.positions(topic, None, no_pause)
+        assert shown["channels"][1] == {"channel": "reader", "floor": at, "next": at}
+        assert shown["earliest"] <= at
+    assert topic.log.first is topic.log.active
+
+
+def test_with_a_sync_for_every_message_only_what_is_synced_is_shown(tmp_path):
+    topic = broker_on(tmp_path, sync_every=1).topic("t")
+    topic.channel("c")
+    publish(topic, 10)
+    topic.log.mark_synced(*topic.log.dirty_ranges())
+    publish(topic, 5)
+    found = replay.read_range(topic, EARLIEST, replay.POSITION_MAX, 1 << 20, no_pause)
+    assert (found.records, found.next, found.end) == (10, 10, 10)
+    assert replay.read_range(topic, Place(position=12), 15, 1 << 20, no_pause).next == 12
+    shown = replay.positions(topic, Place(time_ns=wall()), no_pause)
+    assert (shown["next"], shown["records"], shown["at"]) == (10, 10, 10)
+
+
+def test_positions_tell_what_can_be_read(topic):
+    assert replay.positions(topic, None, no_pause) == {
+        "topic": "t", "node": topic.broker.node_name, "format": 1, "earliest": 0, "next": 0,
+        "earliest_timestamp": None, "newest_timestamp": None, "records": 0, "bytes": 0, "segments": [],
+        "channels": [{"channel": "c", "floor": 0, "next": 0}],
+    }  # fmt: skip
+    publish(topic, 400, 1000)
+    shown = replay.positions(topic, Place(time_ns=0), no_pause)
+    stamps = [record[2] for record in topic.log.records()]
+    assert (shown["earliest"], shown["next"], shown["records"], shown["at"]) == (0, 400, 400, 0)
+    assert shown["bytes"] == 400 * 1048
+    assert (shown["earliest_timestamp"], shown["newest_timestamp"]) == (stamps[0], stamps[-1])
+    for segment in shown["segments"]:
+        assert segment["first_timestamp"] == stamps[segment["first"]]
+        assert abs(segment["created"] - segment["first_timestamp"]) < HOUR_NS
+
+
+def test_the_node_keeps_its_name(tmp_path):
+    name = broker_on(tmp_path).node_name
+    assert len(name) == 32
+    assert broker_on(tmp_path).node_name == name
+    node = json.loads((tmp_path / "node.json").read_text())
+    assert node.pop("node") == name
+    (tmp_path / "node.json").write_text(json.dumps(node))
+    assert broker_on(tmp_path).node_name not in ("", name)
