@@ -246,7 +246,8 @@ def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
     A failure of the server or of the protocol is a result with a problem, so that the other runs go on.
     """
     try:
-        with running(target, core=setting.cores.server, data_root=setting.data_root, flags=setting.flags) as server:
+        flags = (*setting.flags, *workload.flags)
+        with running(target, core=setting.cores.server, data_root=setting.data_root, flags=flags) as server:
             try:
                 return KINDS[workload.kind](workload, target, server, setting)
             except (LoadError, HandshakeError, OSError) as error:

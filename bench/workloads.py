@@ -14,7 +14,7 @@ class Workload:
     messages: in all, over all connections; a multiple of batch.    batch: messages in a command (1: PUB, more: MPUB)
     outstanding: unanswered commands of a publisher                 rdy: of each consumer
     identify: fields of IDENTIFY of those that subscribe            duration_s: of an idle load
-    deadline_s: the load ends by then, complete or not
+    deadline_s: the load ends by then, complete or not      flags: of the server, besides those of the session
     """
 
     name: str
@@ -31,6 +31,7 @@ class Workload:
     identify: Mapping[str, int | str] = field(default_factory=dict)
     duration_s: float = 0.0
     deadline_s: float = 120.0
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.messages % self.batch:
@@ -63,6 +64,26 @@ WORKLOADS = (
         batch=1,
         publishers=4,
         outstanding=64,
+    ),
+    Workload(
+        name="pub-sync-1",
+        kind="publish",
+        what="publish 200 B one at a time with --sync-every=1, 1 connection",
+        messages=2_000,
+        batch=1,
+        publishers=1,
+        outstanding=1,
+        flags=("-sync-every=1",),
+    ),
+    Workload(
+        name="pub-sync-100",
+        kind="publish",
+        what="publish 200 B one at a time with --sync-every=1, 100 connections",
+        messages=50_000,
+        batch=1,
+        publishers=100,
+        outstanding=1,
+        flags=("-sync-every=1",),
     ),
     Workload(
         name="consume-1",

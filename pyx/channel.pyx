@@ -17,7 +17,9 @@ rest nor waits behind a million of them. Only a long ring goes first, so that it
 
 Invariants:
 1. A record below the cursor and not finished is in exactly one of: slots, ring, (parked records) dues.
-2. `depth = feed.end - cursor - ledger.ahead + ring`; in flight and deferred are counted apart, as in nsqd.
+   Or it is the origin of a parked record that no sync has covered yet (see pyx/parked.pyx).
+2. `depth = feed.end - cursor - ledger.ahead - unsettled_ahead + ring`; in flight and deferred are counted apart, as in
+   nsqd. `unsettled_ahead` counts the origins at or past the cursor; each has a due time and lies below `parked_below`.
 3. `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
 
 Source: spec of broker semantics, "Delivery to a client", "In-flight outcomes".
@@ -26,8 +28,18 @@ Source: spec of broker semantics, "Delivery to a client", "In-flight outcomes".
 from libc.stdint cimport INT64_MAX, uint32_t
 
 from pyqd.hot.clock cimport mono_ns, wall_ns
+from pyqd.hot.ledger cimport LedgerHeader
 from pyqd.hot.log cimport Position
-from pyqd.hot.record cimport record_body, record_ordinal, record_span
+from pyqd.hot.mapping cimport store_barrier
+from pyqd.hot.record cimport (
+    RECORD_LOST,
+    RECORD_VALID,
+    record_attempts,
+    record_body,
+    record_ordinal,
+    record_span,
+    record_verdict,
+)
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 
@@ -60,7 +72,7 @@ cdef class ChannelCore(Scheduled):
 
     cdef uint64_t available(self) noexcept:
         """Count the messages that could be delivered now: the depth."""
-        return self.feed.end - self.ledger.header.cursor - self.ledger.ahead + self.ready.count
+        return self.feed.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead + self.ready.count
 
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
         """Hand the next message to the consumer and note it as in flight.
@@ -91,6 +103,9 @@ cdef class ChannelCore(Scheduled):
             break
         self.slots.add(
             entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns, now_ns + consumer.msg_timeout_ns)
+        if entry.source == FROM_PARKED:
+            # Below the cursor of the topic's log a delivery is presumed; a parked record has to tell itself.
+            (<Record*> entry.record).handed_out = entry.attempts + 1
         consumer.in_flight += 1
         consumer.message_count += 1
         delivery.record = entry.record
@@ -103,22 +118,50 @@ cdef class ChannelCore(Scheduled):
         while self.ledger.header.cursor < self.feed.end:
             self.leave_drained()
             if self.ledger.header.cursor < self.segment.first_ordinal:
-                # A hole: recovery has marked its ordinals as finished.
+                # A hole: what is missing counts as finished.
+                if not self.ledger.next_is_finished():
+                    self.ledger.finish(self.ledger.header.cursor)
                 self.ledger.skip()
                 continue
             record = <const Record*> (self.segment.base + self.offset)
+            if self.segment.unverified and not self.cursor_is_sound(record):
+                continue
             assert record_ordinal(record) == self.ledger.header.cursor, "the cursor is off its record"
+            if record.flags & RECORD_LOST and not self.ledger.next_is_finished():
+                self.ledger.finish(record_ordinal(record))
             if self.ledger.next_is_finished():
                 self.offset += record_span(record.size_bytes)
                 self.ledger.skip()
                 self.note_drained()
                 continue
-            if record.due_ns != 0 and record.due_ns > wall_ns() and self.try_park_published(record):
+            if record.due_ns != 0 and self.step_over_deferred(record):
                 continue
             self.offset += record_span(record.size_bytes)
             self.ledger.hand_out()
             return record
         return NULL
+
+    cdef bint cursor_is_sound(self, const Record* record) except -1:
+        """Verify a record that an earlier run wrote, as it is reached; where it is damaged, mend the segment."""
+        cdef Position position
+        cdef uint64_t cursor = self.ledger.header.cursor
+        cdef uint64_t seq = self.segment.header().first_seq + (cursor - self.segment.first_ordinal)
+        if self.offset < self.segment.tail and record_verdict(
+                <const char*> record, self.segment.tail - self.offset, seq) == RECORD_VALID:
+            return True
+        self.feed.log.mend(self.segment)
+        position = self.feed.log.locate(cursor)
+        self.segment, self.offset = position.segment, position.offset
+        return False
+
+    cdef bint step_over_deferred(self, const Record* record) except -1:
+        """See to a record with a due time at the cursor. Returns: False when it is to be handed out now."""
+        if self.unsettled_ahead != 0 and record_ordinal(record) < self.ledger.header.parked_below:
+            self.offset += record_span(record.size_bytes)
+            self.ledger.hand_out()
+            self.unsettled_ahead -= 1
+            return True
+        return (record.due_ns > wall_ns() or self.is_parked(record)) and self.try_park_published(record)
 
     cdef int leave_drained(self) except -1:
         """Move on from a segment that has been read to its end; it may be recycled as soon as all of it is finished."""
@@ -129,8 +172,14 @@ cdef class ChannelCore(Scheduled):
 
     cdef int note_cursor(self) except -1:
         """Write down where the cursor's record lies; a hint that recovery checks."""
-        self.ledger.header.cursor_segment = self.segment.number
-        self.ledger.header.cursor_offset = self.offset
+        cdef LedgerHeader* header = self.ledger.header
+        if header.cursor_segment != self.segment.number:
+            # An offset of another segment may lead into a body, and a body may look like a record.
+            header.cursor_offset = 0
+            store_barrier()
+            header.cursor_segment = self.segment.number
+            store_barrier()
+        header.cursor_offset = self.offset
         return 0
 
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
@@ -170,11 +219,11 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int note_drained(self) except -1:
-        """Ask for a trim when the floor has moved past the log's first segment."""
+        """Ask for a trim when the floor has moved past a segment that was not finished before."""
         if (
             not self.feed.trim_wanted
-            and self.feed.log.first is not self.feed.log.active
-            and self.ledger.header.floor >= self.feed.log.first.end_ordinal()
+            and self.feed.watched is not self.feed.log.active
+            and self.ledger.header.floor >= self.feed.watched.end_ordinal()
         ):
             self.feed.trim_wanted = True
             self.feed.scheduler.request_wake(self.feed)
@@ -194,9 +243,9 @@ cdef class ChannelCore(Scheduled):
             return NOT_OWNER
         if delay_ns > 0:
             self.reach(held.record, held.source)
-            self.park(held.record, held.attempts, wall_ns() + delay_ns)
+            self.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
             self.slots.remove(<uint32_t> slot)
-            self.finish_record(held.record, held.source)
+            self.settle_unless_durable()
         else:
             self.ready.push(held.record, held.attempts, held.source)
             self.slots.remove(<uint32_t> slot)
@@ -220,12 +269,45 @@ cdef class ChannelCore(Scheduled):
             min(now_ns + consumer.msg_timeout_ns, held.delivered_ns + self.max_msg_timeout_ns))
         return DONE
 
-    cdef int park(self, const Record* record, uint16_t attempts, int64_t due_ns) except -1:
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
         if self.parked is None:
             self.parked = self.open_parked()
-        (<Parked> self.parked).park(record, attempts, due_ns)
+        (<Parked> self.parked).park(record, source, attempts, due_ns)
         self.set_next_timer(mono_ns())
         return 0
+
+    cdef int settle_unless_durable(self) except -1:
+        """Finish the origins of what was parked, unless that waits for a sync."""
+        if not self.parks_durably:
+            self.settle((<Parked> self.parked).log.end)
+            (<Parked> self.parked).note_settled((<Parked> self.parked).settled)
+        return 0
+
+    def settle(self, uint64_t end):
+        """Finish the origins of what lies below an ordinal of the parked log, as it is on stable storage."""
+        cdef Parked parked = self.parked
+        cdef uint64_t index, origin
+        if end <= parked.settled:
+            return
+        for index in range(end - parked.settled):
+            origin = parked.origins[index]
+            if origin & 1 == FROM_PARKED:
+                self.settle_in(parked.ledger, origin >> 1)
+                continue
+            self.unsettled_ahead -= origin >> 1 >= self.ledger.header.cursor
+            self.settle_in(self.ledger, origin >> 1)
+        parked.forget_origins(end)
+        parked.trim()
+        self.note_drained()
+
+    cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1:
+        if not ledger.is_finished(ordinal):
+            ledger.finish(ordinal)
+        return 0
+
+    def note_settled(self, uint64_t end):
+        """Note that the origins of what lies below an ordinal of the parked log are finished on stable storage."""
+        (<Parked> self.parked).note_settled(end)
 
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:
         """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
@@ -251,10 +333,18 @@ cdef class ChannelCore(Scheduled):
         cdef uint64_t ordinal = record_ordinal(record)
         if not self.ledger.is_finished(ordinal):
             self.ledger.reach(ordinal)
-            self.park(record, record.attempts, record.due_ns)
-            self.ledger.finish(ordinal)
+            if self.is_parked(record):
+                self.ledger.finish(ordinal)
+            else:
+                self.park(record, FROM_TOPIC, record.attempts, record.due_ns)
+                self.unsettled_ahead += ordinal >= self.ledger.header.cursor
+                self.settle_unless_durable()
         self.ledger.header.parked_below = max(self.ledger.header.parked_below, ordinal + 1)
         return 0
+
+    cdef bint is_parked(self, const Record* record) noexcept:
+        """Say whether the last run ended between parking the message and finishing this record of it."""
+        return self.parked is not None and (<Parked> self.parked).has_twin(record)
 
     def park_deferred(self, uint64_t end):
         """Park every record of the topic's log below `end` that has a due time and is not parked yet.
@@ -266,15 +356,19 @@ cdef class ChannelCore(Scheduled):
         cdef Segment segment
         cdef uint64_t offset, ordinal
         cdef const Record* record
+        # A kill may have left the topic's `deferred_below` announced and no record behind it.
+        end = min(end, self.feed.end)
         if start >= end:
             return
         position = self.feed.log.locate(start)
         segment, offset, ordinal = position.segment, position.offset, position.ordinal
+        self.feed.log.ready(segment)
         while ordinal < end:
             if offset == segment.tail:
                 if segment.next is None:
                     break
                 segment = segment.next
+                self.feed.log.ready(segment)
                 offset = SEGMENT_HEADER_BYTES
                 ordinal = segment.first_ordinal
                 continue
@@ -377,7 +471,7 @@ cdef class ChannelCore(Scheduled):
             record = (<Parked> self.parked).pop_due(wall_now_ns)
             if record == NULL:
                 break
-            self.ready.push(record, record.attempts, FROM_PARKED)
+            self.ready.push(record, record_attempts(record), FROM_PARKED)
             count += 1
         if count:
             self.feed.scheduler.request_wake(self)
@@ -449,6 +543,7 @@ cdef class ChannelCore(Scheduled):
         self.ready.clear()
         if self.parked is not None:
             (<Parked> self.parked).clear()
+        self.unsettled_ahead = 0
         self.ledger.reset(self.feed.end)
         position = self.feed.log.locate(self.feed.end)
         self.segment, self.offset = position.segment, position.offset
@@ -462,6 +557,8 @@ cdef class ChannelCore(Scheduled):
     def recover(self, dict attempts_of):
         """After a start: what was handed out and not finished waits for redelivery, in order.
 
+        What has a due time to come was never handed out: the power failed before its parked record was on stable
+        storage, and it is parked again.
         attempts_of: {(source, ordinal): deliveries so far} as noted by a clean stop; without a note one delivery is
         presumed, so that attempts never read as a first delivery again. Cost: walks the unfinished part of the log.
         """
@@ -470,9 +567,12 @@ cdef class ChannelCore(Scheduled):
         cdef Segment segment = None
         cdef uint64_t offset = 0
         cdef const Record* record
+        if self.parked is not None and (<Parked> self.parked).twins.count != 0:
+            self.forget_parked_below()
         for ordinal in list(self.ledger.unfinished(self.ledger.header.cursor)):
             if position is None or ordinal >= position.segment.end_ordinal():
                 position = self.feed.log.locate(ordinal)
+                self.feed.log.ready(position.segment)
                 segment, offset = position.segment, position.offset
             if position.ordinal > ordinal:
                 continue
@@ -480,7 +580,37 @@ cdef class ChannelCore(Scheduled):
             while record_ordinal(record) < ordinal:
                 offset += record_span(record.size_bytes)
                 record = <const Record*> (segment.base + offset)
-            self.ready.push(record, attempts_of.get((FROM_TOPIC, ordinal), 1), FROM_TOPIC)
+            if record.flags & RECORD_LOST or self.is_parked(record):
+                self.ledger.finish(ordinal)
+            elif not (record.due_ns > wall_ns() and self.try_park_published(record)):
+                self.ready.push(record, attempts_of.get((FROM_TOPIC, ordinal), 1), FROM_TOPIC)
+
+    def finish_twins(self):
+        """After a power failure and before `recover`: finish the origins past the cursor, which may be one of before.
+
+        Cost: O(records up to the last one that was parked since the last sync).
+        """
+        cdef Position position = self.feed.log.locate(self.ledger.header.cursor)
+        cdef Segment segment = position.segment
+        cdef uint64_t offset = position.offset
+        cdef uint64_t left = 0 if self.parked is None else (<Parked> self.parked).last_twin_guid
+        cdef const Record* record
+        self.forget_parked_below()
+        while segment is not None:
+            self.feed.log.ready(segment)
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                if record.guid > left:
+                    return
+                if self.is_parked(record) and not self.ledger.is_finished(record_ordinal(record)):
+                    self.ledger.finish(record_ordinal(record))
+                offset += record_span(record.size_bytes)
+            segment = segment.next
+            offset = SEGMENT_HEADER_BYTES
+
+    def forget_parked_below(self):
+        """Before `recover`: look again at the records past the cursor, which of them are parked."""
+        self.ledger.header.parked_below = min(self.ledger.header.parked_below, self.ledger.header.cursor)
 
     def recover_parked(self, dict attempts_of):
         """After a start: what of the parked log was handed out goes to the ring, with its attempts; the rest waits."""
@@ -489,10 +619,13 @@ cdef class ChannelCore(Scheduled):
         cdef uint32_t slot
         for slot in range(parked.capacity):
             if parked.dues.contains(slot):
-                attempts = attempts_of.get((FROM_PARKED, record_ordinal(parked.records[slot])))
+                record = parked.records[slot]
+                # A note of 0 is of one that was due and not delivered yet; a kill leaves no notes.
+                attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
+                if attempts is None and record.handed_out:
+                    attempts = record.handed_out
                 if attempts is not None:
-                    record = parked.take(slot)
-                    self.ready.push(record, attempts, FROM_PARKED)
+                    self.ready.push(parked.take(slot), attempts, FROM_PARKED)
         self.set_next_timer(mono_ns())
 
     def attempts_noted(self):
@@ -559,8 +692,10 @@ def start_ledger(Ledger ledger not None, Position position not None):
     ledger.reset(position.ordinal)
     ledger.header.start = position.ordinal
     ledger.header.parked_below = position.ordinal
-    ledger.header.cursor_segment = position.segment.number
     ledger.header.cursor_offset = position.offset
+    # The segment's number is what says that the ledger has its place: all else comes before it.
+    store_barrier()
+    ledger.header.cursor_segment = position.segment.number
 
 
 def cursor_position(Ledger ledger not None, Feed feed not None):

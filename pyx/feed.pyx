@@ -12,4 +12,5 @@ cdef class Feed(Scheduled):
 
     def __init__(self, Log log not None, Scheduler scheduler not None):
         self.log = log
+        self.watched = log.first
         self.scheduler = scheduler

@@ -80,11 +80,12 @@ cdef class Limits:
     """What the protocol allows: sizes in bytes, times in ns."""
 
     def __init__(self, *, int64_t max_msg_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
-                 int64_t max_req_timeout_ns, bint sync_each=False):
+                 int64_t max_req_timeout_ns, int64_t max_defer_ns=-1, bint sync_each=False):
         self.max_msg_bytes = max_msg_bytes
         self.max_body_bytes = max_body_bytes
         self.max_rdy_count = max_rdy_count
         self.max_req_timeout_ns = max_req_timeout_ns
+        self.max_defer_ns = max_req_timeout_ns if max_defer_ns < 0 else max_defer_ns
         self.sync_each = sync_each
 
 
@@ -386,9 +387,7 @@ cdef class IoLoop(Pump):
         if line.param_count < (2 if deferred else 1) or not is_name(line.params[0].at, line.params[0].size_bytes):
             self.refuse_publish(line, "DPUB" if deferred else "PUB", 2 if deferred else 1)
         if deferred:
-            due_ns = self.defer_ns(text_of(&line.params[1]))
-            if due_ns > 0:
-                due_ns += self.wall_now_ns
+            due_ns = self.due_of(text_of(&line.params[1]))
         if size_bytes < 4:
             return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body size")
         size = read_be32(at)
@@ -485,17 +484,28 @@ cdef class IoLoop(Pump):
         name = name.decode("ascii")
         raise ClientError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 
-    def defer_ns(self, text):
-        """Return a DPUB's delay in ns. Raises: ClientError when it is no number or out of range."""
+    def due_of(self, text):
+        """Return when a DPUB's message is due, Unix ns, 0 for at once. text: a delay in ms, or `@` and Unix ms.
+
+        Raises: ClientError when it is no number or out of range. Source: docs/protocol-extensions.md.
+        """
         cdef int64_t value = 0
         cdef int64_t delay_ns
+        if text[:1] == b"@":
+            moment = text[1:]
+            if not parse_digits(moment, <uint32_t> len(moment), &value):
+                raise ClientError("E_INVALID", b"DPUB could not parse due time " + text)
+            limit_ms = (self.wall_now_ns + self.limits.max_defer_ns) // NS_PER_MS
+            if not 0 <= value <= limit_ms:
+                raise ClientError("E_INVALID", f"DPUB due time {<uint64_t> value} out of range 0-{limit_ms}")
+            return value * NS_PER_MS if value * NS_PER_MS > self.wall_now_ns else 0
         if not parse_digits(text, <uint32_t> len(text), &value):
             raise ClientError("E_INVALID", b"DPUB could not parse timeout " + text)
         delay_ns = <int64_t> (<uint64_t> value * <uint64_t> NS_PER_MS)
-        if delay_ns < 0 or delay_ns > self.limits.max_req_timeout_ns:
-            limit_ms = self.limits.max_req_timeout_ns // NS_PER_MS
+        if delay_ns < 0 or delay_ns > self.limits.max_defer_ns:
+            limit_ms = self.limits.max_defer_ns // NS_PER_MS
             raise ClientError("E_INVALID", f"DPUB timeout {<uint64_t> value} out of range 0-{limit_ms}")
-        return delay_ns
+        return self.wall_now_ns + delay_ns if delay_ns else 0
 
     def require_subscribed(self, name):
         """Raise unless the client is subscribed or closing."""

@@ -34,7 +34,8 @@ from pyqd.hot.bitmap cimport (
 )
 from pyqd.hot.mapping cimport Mapping, store_barrier
 
-from pyqd.primitives.errors import CorruptionError
+from pyqd.diskqueue.damage import set_aside
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
@@ -48,7 +49,8 @@ cdef class Ledger:
     """The ledger of one reader of one log.
 
     files: the operating system. path: the file, made if missing; None for anonymous memory.
-    Raises: CorruptionError for a foreign or damaged file, StorageError. Source: docs/storage.md, "Ledger".
+    A damaged file is set aside and a fresh one made: `rebuilt`.
+    Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
     def __init__(self, files, path=None):
@@ -56,8 +58,14 @@ cdef class Ledger:
         self.files = files
         self.path = path
         if path is not None and files.exists(path):
-            self.adopt(files.open_mapped(path))
-            return
+            try:
+                self.adopt(files.open_mapped(path))
+                return
+            except LaterFormatError:
+                raise
+            except CorruptionError as error:
+                set_aside(files, path, error, "all that its log keeps counts as unfinished and is delivered again")
+                self.rebuilt = True
         mapping = self.new_file(RING_BITS_MIN)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
@@ -79,13 +87,15 @@ cdef class Ledger:
         path = mapping.path or "memory"
         if mapping.size_bytes <= LEDGER_HEADER_BYTES or header.magic != MAGIC:
             raise CorruptionError(path, 0, "not a pyqd ledger")
-        if header.version != LEDGER_VERSION:
-            raise CorruptionError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
+        if header.version > LEDGER_VERSION:
+            raise LaterFormatError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
         if (
-            header.capacity_bits < 64
+            header.version == 0
+            or header.capacity_bits < 64
             or header.capacity_bits & (header.capacity_bits - 1)
             or LEDGER_HEADER_BYTES + header.capacity_bits // 8 > mapping.size_bytes
             or (header.floor > header.cursor and header.reset_to == 0 and header.absorb_to == 0)
+            or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
         self.mapping = mapping
@@ -120,6 +130,25 @@ cdef class Ledger:
         self.count_ahead()
         self.absorb()
         return 0
+
+    def distrust(self):
+        """After a power failure and before `clamp`: forget the bits that may be those of an earlier lap of the ring.
+
+        Header and ring are written by the kernel in any order. A bit of the last synced state or later may lie where a
+        record of the next lap has its own; so from a lap past the floor of then (`trusted_below`) no bit counts.
+        """
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t end = header.floor + self.capacity_bits
+        cdef uint64_t start = max(header.floor, header.trusted_below)
+        if start < end:
+            ring_clear_range(self.words, self.capacity_bits, start, end)
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, end)
+        self.count_ahead()
+
+    def note_synced(self, uint64_t floor, uint64_t reset_count):
+        """Note that header and ring are on stable storage as they were at a floor and so many resets, or later."""
+        if reset_count == self.reset_count:
+            self.header.trusted_below = max(self.header.trusted_below, floor + self.capacity_bits)
 
     cdef int count_ahead(self) except -1:
         cdef uint64_t limit = self.header.floor + self.capacity_bits
@@ -223,6 +252,9 @@ cdef class Ledger:
         header.absorb_to = 0
         header.floor = ordinal
         header.cursor = ordinal
+        # A reset may go back: what is on stable storage then speaks of other deliveries.
+        header.trusted_below = 0
+        self.reset_count += 1
         memset(self.words, 0, self.capacity_bits // 8)
         store_barrier()
         header.reset_to = 0
@@ -288,6 +320,10 @@ cdef class Ledger:
             if at < end:
                 yield at
             at += 1
+
+    def note_rebuilt(self):
+        """Note that the file was missing where there should be one."""
+        self.rebuilt = True
 
     def note_finished(self, uint64_t ordinal):
         """Note a record as finished, from Python (tests, cold paths). Raises: StorageError."""

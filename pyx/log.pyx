@@ -28,23 +28,27 @@ import os
 cimport cython
 
 from pyqd.hot.clock cimport wall_ns
+from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
     RECORD_ALIGN_BYTES,
     RECORD_HEADER_BYTES,
+    RECORD_LOST,
     Record,
     record_fill,
     record_span,
     store_word,
 )
 
-from pyqd.primitives.errors import CorruptionError
+from pyqd.diskqueue.damage import DamageReport
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
 cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 4 << 20
 cdef uint64_t PAGE_BYTES = 4096
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 SUFFIX = ".seg"
+HALF_MADE = SUFFIX + ".making"
 
 
 cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
@@ -67,12 +71,14 @@ cdef class Log:
 
     files: the operating system (`pyqd.diskqueue.files.Files`, or `MemoryFiles` with directory None).
     directory: holds the segments, made if missing. segment_bytes_max: size at which segments stop doubling; one record
-    or batch that is larger gets a segment of its own size.
-    Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
+    or batch that is larger gets a segment of its own size. power_failed: segments are not believed beyond what they say
+    was synced, but read. Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
     """
 
-    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0):
+    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0, bint power_failed=False):
         self.files = files
+        self.damage = DamageReport(files, directory)
+        self.power_failed = power_failed
         self.directory = directory
         self.segment_bytes_max = max(segment_bytes_max, SEGMENT_BYTES_MIN)
         self.spares = []
@@ -84,6 +90,9 @@ cdef class Log:
         if directory is not None:
             files.make_directory(directory)
             self.load_segments()
+        if self.renumber:
+            # Numbers behind what was lost may have been given out: they are not given again.
+            self.epoch += 1
         if self.active is None:
             self.first = self.active = self.new_segment(SEGMENT_BYTES_MIN, False)
             self.active.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
@@ -96,11 +105,14 @@ cdef class Log:
         cdef Segment segment
         segments = []
         for name in sorted(self.files.list_directory(self.directory)):
+            if name.endswith(HALF_MADE):
+                # A kill came between reserving its blocks and giving it its name.
+                self.files.remove(os.path.join(self.directory, name))
             if not name.endswith(SUFFIX):
                 continue
-            self.file_counter = max(self.file_counter, int(name[:-len(SUFFIX)]) + 1)
-            segment = Segment(self.files.open_mapped(os.path.join(self.directory, name)))
-            segment.load()
+            segment = self.load_segment(os.path.join(self.directory, name))
+            if segment is None:
+                continue
             if segment.number == 0:
                 self.spares.append(segment)
             else:
@@ -111,16 +123,66 @@ cdef class Log:
         segments.sort(key=segment_number)
         return self.chain(segments)
 
+    def load_segment(self, path):
+        """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
+        cdef Segment segment
+        name = os.path.basename(path)[:-len(SUFFIX)]
+        if name.isascii() and name.isdigit():
+            self.file_counter = max(self.file_counter, min(int(name), <uint64_t> 1 << 63) + 1)
+        try:
+            segment = Segment(self.files.open_mapped(path))
+            segment.load()
+        except LaterFormatError:
+            raise
+        except CorruptionError as error:
+            self.damage.file_set_aside(path, error)
+            self.renumber = True
+            return None
+        if self.power_failed and segment.number and segment.header().synced_bytes < segment.tail:
+            segment.unverified = True
+        return segment
+
+    def ready(self, segment not None):
+        """Make a segment safe to walk: verify it where an earlier run wrote it, and bridge what is damaged."""
+        cdef Segment found = segment
+        if found.unverified:
+            self.mend(found)
+
+    cdef int mend(self, Segment segment) except -1:
+        """Verify a segment and bridge what is damaged. Cost: O(bytes in it)."""
+        segment.mend(self.damage.reporter(segment.mapping.path))
+        return 0
+
+    cdef int open_segment(self, Segment segment, bint last) except -1:
+        """Find what records there are in a segment of an earlier run.
+
+        A sealed one is taken at its word until it is read, but after a power failure only as far as it was synced.
+        """
+        cdef SegmentHeader* header = segment.header()
+        if header.synced_bytes > segment.capacity_bytes:
+            header.synced_bytes = segment.capacity_bytes
+            segment.cut = True
+        if header.sealed_bytes == 0:
+            segment.walk(self.power_failed, self.damage.reporter(segment.mapping.path))
+        elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
+            if segment.cut:
+                self.damage.report(segment.mapping.path, segment.tail, 0, 0, "the file is shorter than its header says")
+            self.mend(segment)
+        if last and segment.cut:
+            self.renumber = True
+        return 0
+
     cdef int chain(self, list segments) except -1:
         cdef Segment segment
         cdef Segment previous = None
         for segment in segments:
-            if segment.header().sealed_bytes == 0:
-                segment.walk()
+            self.open_segment(segment, segment is segments[len(segments) - 1])
             if previous is None:
                 self.first = segment
             elif segment.first_ordinal < previous.end_ordinal() or segment.number == previous.number:
-                raise CorruptionError(segment.mapping.path, 16, "two segments hold the same records")
+                self.damage.file_set_aside(segment.mapping.path, CorruptionError(
+                    segment.mapping.path, 16, "another segment holds the same records"))
+                continue
             else:
                 if segment.first_ordinal > previous.end_ordinal():
                     self.holes.append((previous.end_ordinal(), segment.first_ordinal))
@@ -130,8 +192,9 @@ cdef class Log:
         if previous is not None:
             self.active = previous
             previous.header().sealed_bytes = 0
+            previous.unverified = False
             self.end = previous.end_ordinal()
-            self.epoch = max(self.epoch, previous.header().first_seq >> ORDINAL_BITS)
+            self.epoch = max(self.epoch, (previous.header().first_seq >> ORDINAL_BITS) + self.power_failed)
         return 0
 
     def new_segment(self, uint64_t size_bytes, bint populate=True):
@@ -180,13 +243,13 @@ cdef class Log:
         at = segment.base + segment.tail
         word = record_fill(
             at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        if segment.capacity_bytes - segment.tail > span:
+            # What lies behind may be a record of a batch that a kill tore: it has the number that comes next.
+            store_word(at + span, 0)
         if self.in_batch and self.batch_at == NULL:
             self.batch_at = at
             self.batch_word = word
         else:
-            if segment.capacity_bytes - segment.tail > span:
-                # What lies behind may be a record of a batch that a kill tore: it has the number that comes next.
-                store_word(at + span, 0)
             store_word(at, word)
         segment.tail += span
         segment.count += 1
@@ -215,17 +278,45 @@ cdef class Log:
     cdef int roll(self, uint64_t span_bytes) except -1:
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
         cdef uint64_t size
-        cdef Segment segment = self.take_spare(need)
+        cdef Segment segment
         assert self.end < ORDINAL_MASK
+        if self.on_growing is not None:
+            self.on_growing(self, 0, 0)
+        segment = self.take_spare(need)
         if segment is None:
-            size = min(self.next_segment_bytes(), SEGMENT_BYTES_ON_THE_SPOT_MAX)
-            segment = self.new_segment(max(size, need), False)
+            size = max(need, min(self.next_segment_bytes(), SEGMENT_BYTES_ON_THE_SPOT_MAX))
+            if self.on_growing is not None:
+                size = self.on_growing(self, need, size)
+            segment = self.new_segment(size, False)
+        self.follow_with(segment)
+        self.want_spare()
+        return 0
+
+    cdef int follow_with(self, Segment segment) except -1:
+        """Seal the active segment and go on in another."""
         self.active.seal()
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.active.next = segment
         self.active = segment
-        self.want_spare()
         return 0
+
+    def shrink(self):
+        """Go on in a segment of the smallest size, so that the active one can go. Raises: StorageError."""
+        self.follow_with(self.new_segment(SEGMENT_BYTES_MIN, False))
+        self.spare_settled = False
+
+    def drop_spares(self):
+        """Give up what is kept ready."""
+        spares, self.spares = self.spares, []
+        for segment in spares:
+            self.drop(segment)
+
+    def drop(self, Segment segment):
+        """Have the file of a spare or drained segment removed."""
+        if self.on_dropped is not None:
+            self.on_dropped(self, segment)
+        elif segment.mapping.path is not None:
+            self.files.remove(segment.mapping.path)
 
     cdef Segment take_spare(self, uint64_t need_bytes):
         cdef Segment segment
@@ -254,16 +345,42 @@ cdef class Log:
         while self.first is not self.active and self.first.end_ordinal() <= floor:
             segment = self.first
             self.first = segment.next
-            if not self.spares and segment.capacity_bytes >= min(self.active.capacity_bytes, self.segment_bytes_max):
+            if (
+                not self.spares and not self.spare_underway
+                and segment.capacity_bytes >= min(self.active.capacity_bytes, self.segment_bytes_max)
+            ):
                 segment.retire()
-                self.spares.append(segment)
+                if self.on_retired is None or segment.mapping.path is None:
+                    self.spares.append(segment)
+                else:
+                    # Not used anew before it is a spare on stable storage too: after a power failure its former header
+                    # must not stand before new records.
+                    self.spare_underway = True
+                    self.on_retired(self, segment)
             else:
                 segment.header().number = 0
-                if self.on_dropped is not None:
-                    self.on_dropped(self, segment)
-                elif segment.mapping.path is not None:
-                    self.files.remove(segment.mapping.path)
+                store_barrier()
+                segment.header().checksum = 0
+                self.drop(segment)
         return 0
+
+    cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns):
+        """Return up to where `trim` may go, below `floor`, with the newest records kept. Cost: O(segments).
+
+        keep_bytes: a segment with less than that behind it stays; keep_since_ns: so does one that grew after (Unix).
+        """
+        cdef Segment segment = self.first
+        cdef uint64_t behind_bytes = 0
+        while segment is not None:
+            behind_bytes += segment.tail - SEGMENT_HEADER_BYTES
+            segment = segment.next
+        segment = self.first
+        while segment is not self.active and segment.end_ordinal() <= floor:
+            behind_bytes -= segment.tail - SEGMENT_HEADER_BYTES
+            if behind_bytes < keep_bytes or segment.next.header().created_ns > keep_since_ns:
+                break
+            segment = segment.next
+        return min(floor, segment.first_ordinal)
 
     cdef Segment segment_of(self, uint64_t ordinal):
         """Return the segment that holds the ordinal, or the first behind it, or the active one for the end."""
@@ -277,6 +394,8 @@ cdef class Log:
         cdef Segment segment = self.segment_of(min(ordinal, self.end))
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t at = segment.first_ordinal
+        if ordinal > at:
+            self.ready(segment)
         while at < ordinal and at < segment.end_ordinal():
             offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
             at += 1
@@ -373,9 +492,12 @@ cdef class Log:
         cdef uint64_t offset = position.offset
         cdef const Record* record
         while segment is not None:
+            self.ready(segment)
             while offset < segment.tail:
                 record = <const Record*> (segment.base + offset)
                 offset += record_span(record.size_bytes)
+                if record.flags & RECORD_LOST:
+                    continue
                 yield (record.seq & ORDINAL_MASK, record.guid, record.timestamp_ns, record.due_ns, record.attempts,
                        (<const char*> record)[48:48 + record.size_bytes])
             segment = segment.next

@@ -49,6 +49,12 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
     return record
 
 
+cdef int64_t first_timestamp(Segment segment) noexcept:
+    """Return when the first record of a segment that has some was published; if it is lost, when the segment began."""
+    cdef const Record* record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
+    return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
+
+
 @cython.final
 cdef class SegmentIndex:
     """Where some records of a segment lie."""
@@ -112,6 +118,7 @@ cdef class SegmentIndex:
     cdef const Mark* mark_before_time(self, int64_t time_ns) noexcept:
         """Return the mark in front of the first one at or after a time; there is a mark."""
         cdef uint32_t at = 1
+        # A record that stands for a lost one has the time 0.
         while at < self.count and self.marks[at].timestamp_ns < time_ns:
             at += 1
         return &self.marks[at - 1]
@@ -127,7 +134,8 @@ cdef class LogReader:
 
     cdef SegmentIndex index_of(self, Segment segment):
         cdef SegmentIndex index = self.indexes.get(segment.number)
-        if index is None or index.segment is not segment or index.segment.number != index.number:
+        # A broken one is begun anew: a channel that came across the damage may have had it mended.
+        if index is None or index.segment is not segment or index.number != segment.number or index.broken:
             for number in [number for number in self.indexes if number < self.log.first.number]:
                 del self.indexes[number]
             index = SegmentIndex(segment)
@@ -241,7 +249,7 @@ cdef class LogReader:
         cdef Segment before = self.log.first
         while segment is not None:
             if segment.count:
-                if (<const Record*> (segment.base + SEGMENT_HEADER_BYTES)).timestamp_ns >= time_ns:
+                if first_timestamp(segment) >= time_ns:
                     break
                 before = segment
             segment = segment.next
@@ -270,7 +278,7 @@ cdef class LogReader:
                 if record == NULL:
                     break
                 ordinal = record_ordinal(record)
-                if record.timestamp_ns >= time_ns:
+                if record.timestamp_ns >= time_ns and record.flags == 0:
                     return ordinal
                 offset += record_span(record.size_bytes)
                 ordinal += 1
@@ -285,17 +293,15 @@ cdef class LogReader:
         if offset >= segment.tail:
             return None
         record = record_at(segment, offset, found)
-        return None if record == NULL else record.timestamp_ns
+        return None if record == NULL or record.flags != 0 else record.timestamp_ns
 
     def segments(self):
         """Return (first position, records, bytes, created_ns, first timestamp or None) of each segment, in order."""
         cdef Segment segment = self.log.first
-        cdef const Record* record
         rows = []
         while segment is not None:
-            record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
             rows.append((
                 segment.header().first_seq, segment.count, segment.tail - SEGMENT_HEADER_BYTES,
-                segment.header().created_ns, record.timestamp_ns if segment.count else None))
+                segment.header().created_ns, first_timestamp(segment) if segment.count else None))
             segment = segment.next
         return rows

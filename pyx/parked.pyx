@@ -2,22 +2,37 @@
 
 They have left the order of the topic's log, so they get a log of their own, one per channel and made when first
 needed, with their due times in the records. In memory each is a slot: the record's address and a place in a heap by
-due time, 28 bytes. A parked message that is due, delivered and requeued once more is a new record; the old one is
-finished. Restarting reads the log back; that is how a due time outlives the process.
+due time, 28 bytes; the arrays grow by half. A parked message that is due, delivered and requeued once more is a new
+record; the old one is
+finished. Restarting reads the log back; that is how a due time outlives the process. That a record was handed out, and
+how often, is stored in the record itself, so a message that was in flight at a kill does not come as a first delivery.
 
-Invariants: 1. a slot is free, or its record waits in `dues` and is not finished. 2. the ledger's cursor stands at the
-log's end: everything is handed out to `dues` at once.
+Parking makes two records of one message: the *origin*, in the topic's log or this one, and the new record here. The
+origin is to be finished, but only when the new record is on stable storage, or a power failure between could leave the
+finished bit alone. So it is *unsettled* for a while: its reader passes over it, its bit is not set. `settle` sets the
+bits, in the order of parking, when a sync has covered the records. After a kill the unsettled ones are there twice:
+`twins` names every message parked at or past `settled_below`, and the start finishes what it meets of these elsewhere.
+`settled_below` lies in the header (where a topic's ledger has `parked_below`) and follows when the bits are on stable
+storage themselves; records from there on are not trimmed, finished or not, as they speak for their origins.
+
+Invariants:
+1. a slot is free, or its record waits in `dues` and is not finished.
+2. the ledger's cursor stands at the log's end: everything is handed out to `dues` at once.
+3. `settled_below <= settled <= log.end`; `origins` holds one entry for each record of `[settled, log.end)`, in order.
 """
 
 cimport cython
+from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memmove
 
-from pyqd.hot.heap cimport DeadlineHeap
-from pyqd.hot.record cimport record_body, record_ordinal, record_span
+from pyqd.hot.heap cimport DeadlineHeap, Entry
+from pyqd.hot.record cimport RECORD_LOST, record_body, record_ordinal, record_span
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
 
 cdef enum:
     SLOTS_MIN = 16
+    ORIGINS_KEPT = 4096                  # a burst's room beyond these is given back once it is settled
 
 
 @cython.final
@@ -34,12 +49,50 @@ cdef class Parked:
         ledger.header.cursor = log.end
         ledger.count_ahead()
         ledger.absorb()
+        self.settled = min(ledger.header.parked_below, log.end)
+        ledger.header.parked_below = self.settled
+        self.twins = IdTable()
+        self.find_twins()
         self.wait_for_unfinished()
-        log.trim(ledger.header.floor)
+        # What was unsettled is settled by the start, which finishes the twins.
+        self.settled = log.end
+        self.trim()
 
     def __dealloc__(self):
         free(self.records)
-        free(self.free_slots)
+        free(self.origins)
+
+    cdef int trim(self) except -1:
+        """Give up what is finished and has not to speak for an origin any more."""
+        self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
+        return 0
+
+    cdef int find_twins(self) except -1:
+        """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
+        cdef Segment segment = self.log.segment_of(self.settled)
+        cdef uint64_t offset
+        cdef const Record* record
+        while segment is not None:
+            self.log.ready(segment)
+            offset = SEGMENT_HEADER_BYTES
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                if record_ordinal(record) >= self.settled and not record.flags & RECORD_LOST:
+                    self.last_twin_guid = max(self.last_twin_guid, record.guid)
+                    self.twins.take(record.guid)
+                    self.twins.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))
+                offset += record_span(record.size_bytes)
+            segment = segment.next
+        return 0
+
+    cdef bint is_superseded(self, const Record* record) noexcept:
+        """Say whether a record of this log is the origin of a later one."""
+        cdef int64_t last = self.twins.get(record.guid)
+        return last >= 0 and record_ordinal(record) < self.settled + <uint64_t> last
+
+    cdef bint has_twin(self, const Record* record) noexcept:
+        """Say whether a record of the topic's log is the origin of one that was here at the start."""
+        return self.twins.count != 0 and self.twins.get(record.guid) >= 0
 
     def wait_for_unfinished(self):
         """Put every record that is not finished back under its due time. Cost: O(records kept)."""
@@ -47,58 +100,97 @@ cdef class Parked:
         cdef uint64_t offset
         cdef const Record* record
         while segment is not None:
+            self.log.ready(segment)
             offset = SEGMENT_HEADER_BYTES
             while offset < segment.tail:
                 record = <const Record*> (segment.base + offset)
                 if not self.ledger.is_finished(record_ordinal(record)):
-                    self.wait_for(record)
+                    if record.flags & RECORD_LOST or self.is_superseded(record):
+                        self.ledger.finish(record_ordinal(record))
+                    else:
+                        self.wait_for(record)
                 offset += record_span(record.size_bytes)
             segment = segment.next
 
     cdef int grow(self) except -1:
-        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, 2 * self.capacity)
+        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, self.capacity + (self.capacity >> 1))
         cdef uint32_t slot
         cdef void* grown = realloc(self.records, capacity * sizeof(Record*))
         if grown == NULL:
             raise MemoryError
         self.records = <const Record**> grown
-        grown = realloc(self.free_slots, capacity * sizeof(uint32_t))
-        if grown == NULL:
-            raise MemoryError
-        self.free_slots = <uint32_t*> grown
         self.dues.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
-            self.free_slots[self.free_count] = slot - 1
-            self.free_count += 1
+            self.give_back(slot - 1)
         self.capacity = capacity
+        return 0
+
+    cdef int give_back(self, uint32_t slot) noexcept:
+        """Chain a slot to the free ones, through its place for a record."""
+        self.records[slot] = <const Record*> <uintptr_t> self.free_slot
+        self.free_slot = slot + 1
         return 0
 
     cdef int wait_for(self, const Record* record) except -1:
         cdef uint32_t slot
-        if self.free_count == 0:
+        if self.free_slot == 0:
             self.grow()
-        slot = self.free_slots[self.free_count - 1]
+        slot = self.free_slot - 1
         self.dues.push(slot, record.due_ns)
-        self.free_count -= 1
+        self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
         self.records[slot] = record
+        return 0
+
+    cdef int grow_origins(self) except -1:
+        cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, 2 * self.origins_capacity)
+        cdef void* grown = realloc(self.origins, capacity * sizeof(uint64_t))
+        if grown == NULL:
+            raise MemoryError
+        self.origins = <uint64_t*> grown
+        self.origins_capacity = capacity
         return 0
 
     cdef int prepare(self, uint64_t span_bytes) except -1:
         """Make room so that parking a record cannot fail. Raises: StorageError, MemoryError (nothing changed)."""
-        if self.free_count == 0:
+        if self.free_slot == 0:
             self.grow()
+        if self.unsettled() == self.origins_capacity:
+            self.grow_origins()
         self.log.reserve(span_bytes)
         return 0
 
-    cdef int park(self, const Record* record, uint16_t attempts, int64_t due_ns) except -1:
-        """Copy a record here, due at `due_ns` (Unix). Raises: StorageError, MemoryError (nothing is parked)."""
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
+        """Copy a record here, due at `due_ns` (Unix); it is the origin, to be finished when `settle` gives it back.
+
+        Raises: StorageError, MemoryError (nothing is parked).
+        """
         cdef const char* at
-        if self.free_count == 0:
-            self.grow()
+        cdef uint64_t origin = record_ordinal(record) << 1 | source
+        self.prepare(record_span(record.size_bytes))
+        self.origins[self.unsettled()] = origin
         at = self.log.append(
             record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
         self.ledger.hand_out()
         self.wait_for(<const Record*> at)
+        return 0
+
+    cdef int forget_origins(self, uint64_t end) except -1:
+        """Drop the origins of the records below an ordinal: their bits are set."""
+        cdef uint64_t count = self.unsettled()
+        cdef uint64_t done = end - self.settled
+        memmove(self.origins, self.origins + done, (count - done) * sizeof(uint64_t))
+        self.settled = end
+        if count == done and self.origins_capacity > ORIGINS_KEPT:
+            free(self.origins)
+            self.origins = NULL
+            self.origins_capacity = 0
+        return 0
+
+    cdef int note_settled(self, uint64_t end) except -1:
+        """Note that the bits of all origins of records below an ordinal are on stable storage."""
+        if end > self.ledger.header.parked_below:
+            self.ledger.header.parked_below = min(end, self.settled)
+            self.trim()
         return 0
 
     cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL:
@@ -111,26 +203,33 @@ cdef class Parked:
 
     cdef const Record* take(self, uint32_t slot) except NULL:
         """Take the record of a slot out of `dues`, whether it is due or not."""
+        cdef const Record* record = self.records[slot]
         self.dues.remove(slot)
-        self.free_slots[self.free_count] = slot
-        self.free_count += 1
-        return self.records[slot]
+        self.give_back(slot)
+        return record
 
     cdef int finish(self, const Record* record) except -1:
         """Finish a record that was due and delivered, or parked anew."""
         self.ledger.finish(record_ordinal(record))
-        self.log.trim(self.ledger.header.floor)
+        self.trim()
         return 0
 
     cdef int clear(self) except -1:
         """Drop everything that is parked or came from here."""
         free(self.records)
-        free(self.free_slots)
         self.records = NULL
-        self.free_slots = NULL
         self.capacity = 0
-        self.free_count = 0
+        self.free_slot = 0
         self.dues.clear()
+        self.twins.clear()
+        self.settled = self.log.end
         self.ledger.reset(self.log.end)
+        self.ledger.header.parked_below = self.log.end
         self.log.trim(self.log.end)
         return 0
+
+    def memory_bytes(self):
+        """Return the bytes of the arrays that hold what is parked: what is due when, and the origins."""
+        return (
+            self.capacity * sizeof(Record*) + self.dues.slot_count_max * (sizeof(Entry) + sizeof(uint32_t))
+            + self.origins_capacity * sizeof(uint64_t))

@@ -103,6 +103,7 @@ def seek(ChannelCore channel not None, uint64_t target):
     ledger.header.start = min(ledger.header.start, target)
     if channel.parked is not None:
         (<Parked> channel.parked).clear()
+        channel.unsettled_ahead = 0
     for start, end in channel.feed.log.holes:
         ledger.finish_range(max(start, target), end)
     channel.feed.trim_wanted = True

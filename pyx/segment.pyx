@@ -11,20 +11,26 @@ Invariants:
 """
 
 cimport cython
+from libc.string cimport memset
 
 from pyqd.hot.crc32c cimport crc32c
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
     RECORD_ALIGN_BYTES,
-    RECORD_DAMAGED,
+    RECORD_HEADER_BYTES,
+    RECORD_LOST,
+    RECORD_SPAN_MIN,
     RECORD_VALID,
     Record,
+    load_word,
+    record_checksum,
     record_span,
     record_verdict,
+    store_word,
 )
 
-from pyqd.primitives.errors import CorruptionError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t MAGIC = 0x474553_44515950          # "PYQDSEG\0", little-endian
 
@@ -49,7 +55,7 @@ cdef class Segment:
             raise CorruptionError(mapping.path or "memory", 0, "shorter than a segment's header")
         self.mapping = mapping
         self.base = mapping.base
-        self.capacity_bytes = mapping.size_bytes
+        self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
         self.tail = SEGMENT_HEADER_BYTES
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1:
@@ -85,11 +91,24 @@ cdef class Segment:
         header.sealed_bytes = self.tail
         return 0
 
+    cdef bint is_blank(self) noexcept:
+        """Say whether this is a new file: zeros where header and first record have their words."""
+        cdef uint64_t at = 0
+        cdef uint64_t end = min(self.capacity_bytes, <uint64_t> SEGMENT_HEADER_BYTES + RECORD_SPAN_MIN)
+        while at < end:
+            if load_word(self.base + at) != 0:
+                return False
+            at += 8
+        return True
+
     cdef int retire(self) except -1:
         """Make a drained segment a spare; its old records are unreachable from here on."""
         self.header().number = 0
+        store_barrier()
+        self.header().checksum = 0
         self.number = 0
         self.count = 0
+        self.unverified = False
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
         return 0
@@ -97,42 +116,151 @@ cdef class Segment:
     cdef int load(self) except -1:
         """Read the header of a file found at start.
 
-        Raises: CorruptionError for a foreign file, a bad checksum or a later format version.
+        Raises: CorruptionError for a foreign file or a bad checksum, LaterFormatError.
         """
         cdef SegmentHeader* header = self.header()
         path = self.mapping.path or "memory"
-        if header.magic == 0 or (header.magic == MAGIC and header.number == 0):
+        if header.magic == 0 and not self.is_blank():
+            raise CorruptionError(path, 0, "the segment's header is missing")
+        # A zero checksum says that it was retired, a zero word that it was about to begin; else the number is damaged.
+        if header.magic == 0 or (header.magic == MAGIC and header.number == 0 and (
+                header.checksum == 0 or load_word(self.base + SEGMENT_HEADER_BYTES) == 0)):
             self.number = 0
             return 0
         if header.magic != MAGIC:
             raise CorruptionError(path, 0, "not a pyqd segment")
-        if header.version != SEGMENT_VERSION:
-            raise CorruptionError(
+        if header.version > SEGMENT_VERSION:
+            raise LaterFormatError(
                 path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
         if header.checksum != header_checksum(header, header.number):
             raise CorruptionError(path, 12, "the segment header's checksum is wrong")
         self.number = header.number
         self.first_ordinal = header.first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
         if header.sealed_bytes != 0:
-            if not SEGMENT_HEADER_BYTES <= header.sealed_bytes <= self.capacity_bytes:
-                raise CorruptionError(path, 48, "the segment is shorter than its sealed end")
-            self.tail = header.sealed_bytes
-            self.count = header.sealed_count
+            self.tail = min(header.sealed_bytes & ~<uint64_t> 7, self.capacity_bytes)
+            self.tail = max(self.tail, <uint64_t> SEGMENT_HEADER_BYTES)
+            self.count = min(header.sealed_count, (self.tail - SEGMENT_HEADER_BYTES) // RECORD_SPAN_MIN)
+            self.cut = self.count != header.sealed_count or self.tail != header.sealed_bytes
+            self.unverified = True
         return 0
 
-    cdef int walk(self) except -1:
-        """Find the end of an unsealed segment: count records up to the first that is not the next one.
+    cdef int walk(self, bint power_failed, report) except -1:
+        """Find the end of an unsealed segment: verify records up to the first that is not the next one.
 
-        Returns: 0 when the walk ended at an absent record, 1 when at a damaged one. Cost: O(bytes in the segment).
+        What is damaged before that is bridged. power_failed: what was not synced may be missing, without being damaged.
+        report: called with (offset, bytes, records lost, detail) before anything is changed there.
+        Cost: O(bytes in the segment).
         """
+        cdef SegmentHeader* header = self.header()
+        cdef uint64_t seq = header.first_seq
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t behind, lost
+        self.count = 0
+        while True:
+            if record_verdict(self.base + offset, self.capacity_bytes - offset, seq) == RECORD_VALID:
+                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
+                self.count += 1
+                seq += 1
+                continue
+            if self.at_end(offset, seq, power_failed):
+                break
+            lost = self.resync(offset, self.capacity_bytes, seq, &behind)
+            if lost == 0:
+                # Nothing known follows: one record at least was here.
+                self.cut = True
+                behind = min(self.capacity_bytes, max(header.synced_bytes, offset + RECORD_SPAN_MIN) & ~<uint64_t> 7)
+                report(offset, behind - offset, 1, "the last record is damaged, or more are missing behind it")
+                break
+            report(offset, behind - offset, lost, "damaged in the middle")
+            self.bridge(offset, behind, seq, lost)
+        self.tail = offset
+        return 0
+
+    cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept:
+        """Say whether the records end here, rather than being damaged here.
+
+        The word behind the last record is zero while the process lives, and so it is after a kill. After a power
+        failure that holds only for what was synced: more may have come or not, in any order.
+        """
+        if offset < self.header().synced_bytes:
+            return False
+        if self.capacity_bytes - offset < RECORD_ALIGN_BYTES or load_word(self.base + offset) == 0:
+            return True
+        return power_failed
+
+    cdef int mend(self, report) except -1:
+        """Verify all records below the tail and bridge what is damaged, so that all ordinals of it can be walked.
+
+        report: as for `walk`. Sound records stay as they are, where they are. Cost: O(bytes in the segment).
+        """
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t seq = self.header().first_seq
-        cdef uint64_t tail = SEGMENT_HEADER_BYTES
-        cdef uint64_t count = 0
-        cdef int verdict = record_verdict(self.base + tail, self.capacity_bytes - tail, seq)
-        while verdict == RECORD_VALID:
-            tail += record_span((<const Record*> (self.base + tail)).size_bytes)
-            count += 1
-            verdict = record_verdict(self.base + tail, self.capacity_bytes - tail, seq + count)
-        self.tail = tail
-        self.count = count
-        return 1 if verdict == RECORD_DAMAGED else 0
+        cdef uint64_t end_seq = seq + self.count
+        cdef uint64_t lost, behind
+        while seq < end_seq or offset < self.tail:
+            if seq < end_seq and record_verdict(self.base + offset, self.tail - offset, seq) == RECORD_VALID:
+                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
+                seq += 1
+                continue
+            lost = self.resync(offset, self.tail, seq, &behind)
+            if lost == 0 or seq + lost >= end_seq:
+                lost, behind = end_seq - seq, self.tail
+            report(offset, behind - offset, lost, "damaged in the middle")
+            if lost == 0 or (behind - offset) // RECORD_SPAN_MIN < lost:
+                # The header said more than there is: what cannot be bridged becomes a hole, or the log's end.
+                self.cut = True
+                lost = min(lost, (behind - offset) // RECORD_SPAN_MIN)
+                if lost == 0:
+                    self.tail = offset
+                    self.count = seq - self.header().first_seq
+                    break
+                end_seq = seq + lost
+                self.count = end_seq - self.header().first_seq
+            self.bridge(offset, behind, seq, lost)
+            offset = behind
+            seq += lost
+        self.unverified = False
+        return 0
+
+    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:
+        """Look for the next sound record behind a damaged one. Returns: the records lost between, 0 for none found.
+
+        First where the damaged record's size says: a body may hold what looks like a record.
+        """
+        cdef const Record* record = <const Record*> (self.base + offset)
+        cdef uint64_t at, ordinals
+        if limit - offset >= RECORD_SPAN_MIN and record.size_bytes != 0:
+            at = record_span(record.size_bytes)
+            if at < limit - offset and record_verdict(
+                    self.base + offset + at, limit - offset - at, seq + 1) == RECORD_VALID:
+                behind[0] = offset + at
+                return 1
+        at = offset + RECORD_SPAN_MIN
+        while at + RECORD_SPAN_MIN <= limit:
+            ordinals = (<const Record*> (self.base + at)).seq - seq
+            if 0 < ordinals <= (at - offset) // RECORD_SPAN_MIN:
+                if record_verdict(self.base + at, limit - at, seq + ordinals) == RECORD_VALID:
+                    behind[0] = at
+                    return ordinals
+            at += RECORD_ALIGN_BYTES
+        return 0
+
+    cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1:
+        """Put `count` records that are marked as lost over a damaged range; but for their headers its bytes stay."""
+        cdef Record* record
+        cdef uint64_t at, span
+        cdef uint64_t left = count
+        assert 0 < count * RECORD_SPAN_MIN <= behind - offset
+        # The last one first, which takes all that the others leave: whenever a kill comes, the rest is damaged still.
+        while left:
+            left -= 1
+            at = offset + left * RECORD_SPAN_MIN
+            span = behind - at if left == count - 1 else <uint64_t> RECORD_SPAN_MIN
+            record = <Record*> (self.base + at)
+            store_word(self.base + at, 0)
+            memset(self.base + at + 8, 0, RECORD_HEADER_BYTES - 8)
+            record.seq = seq + left
+            record.flags = RECORD_LOST
+            record.size_bytes = <uint32_t> (span - RECORD_HEADER_BYTES)
+            record.checksum = record_checksum(record)
+        return 0

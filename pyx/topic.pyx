@@ -12,20 +12,34 @@ valid, so a start knows how far to look for records that are not parked yet. 3. 
 Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
 """
 
+from libc.stdint cimport INT64_MAX
+
 from pyqd.hot.channel cimport ChannelCore
+from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.log cimport Log
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_span
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
-from pyqd.primitives.errors import CorruptionError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
 
 assert sizeof(TopicState) <= TOPIC_STATE_BYTES
+
+
+def check_state(Mapping mapping not None):
+    """Look at a state that an earlier run left. Raises: CorruptionError, LaterFormatError."""
+    cdef TopicState* state = <TopicState*> mapping.base
+    path = mapping.path or "memory"
+    if mapping.size_bytes < TOPIC_STATE_BYTES or state.magic != MAGIC or state.version == 0:
+        raise CorruptionError(path, 0, "not the state of a pyqd topic")
+    if state.version > TOPIC_STATE_VERSION:
+        raise LaterFormatError(
+            path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
 
 
 cdef class TopicCore(Feed):
@@ -41,14 +55,11 @@ cdef class TopicCore(Feed):
         if self.state.magic == 0:
             self.state.version = TOPIC_STATE_VERSION
             self.state.held_from = log.first.first_ordinal
+            # Nothing, but where the file was lost: then all that is kept may be deferred.
+            self.state.deferred_below = log.end
+            self.state.message_count = log.end
             store_barrier()
             self.state.magic = MAGIC
-        if self.state.magic != MAGIC:
-            raise CorruptionError(mapping.path or "memory", 0, "not the state of a pyqd topic")
-        if self.state.version != TOPIC_STATE_VERSION:
-            raise CorruptionError(
-                mapping.path or "memory", 8,
-                f"topic format version {self.state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
         self.guids = GuidFactory(node_id)
         self.guids.resume_after(self.state.last_guid)
         self.channels = []
@@ -139,14 +150,42 @@ cdef class TopicCore(Feed):
         return 0
 
     cdef int drained(self) except -1:
-        """Give up the segments that every channel is past."""
+        """Give up the segments that every channel is past and retention does not hold, oldest first."""
         cdef ChannelCore channel
         cdef uint64_t floor = self.end
+        cdef int64_t since_ns = INT64_MAX
         for channel in self.channels:
             channel.leave_drained()
             floor = min(floor, channel.ledger.header.floor)
+        self.watched = self.log.segment_of(floor)
+        if self.retention_time_ns != 0:
+            since_ns = wall_ns() - self.retention_time_ns
+        if self.retention_bytes != 0 or since_ns != INT64_MAX:
+            floor = self.log.floor_retained(floor, self.retention_bytes, since_ns)
         self.log.trim(floor)
         return 0
+
+    def trim_finished(self):
+        """Give up what nobody holds any more, now: where time alone may have made the difference."""
+        self.drained()
+
+    def retained_from(self):
+        """Return the ordinal from which on records stay for retention alone, were all finished. Cost: O(segments)."""
+        cdef int64_t since_ns = INT64_MAX if self.retention_time_ns == 0 else wall_ns() - self.retention_time_ns
+        return self.log.floor_retained(self.log.end, self.retention_bytes, since_ns)
+
+    @property
+    def own_limits(self):
+        """The topic's own (retention_bytes, retention_time_ns, bytes_max); None where the daemon's flag counts."""
+        values = (self.state.retention_bytes, self.state.retention_time_ns, self.state.bytes_max)
+        return tuple([value - 1 if value else None for value in values])
+
+    @own_limits.setter
+    def own_limits(self, tuple limits):
+        retention_bytes, retention_time_ns, bytes_max = limits
+        self.state.retention_bytes = 0 if retention_bytes is None else retention_bytes + 1
+        self.state.retention_time_ns = 0 if retention_time_ns is None else retention_time_ns + 1
+        self.state.bytes_max = 0 if bytes_max is None else bytes_max + 1
 
     def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
         """Accept one message from Python (HTTP). Raises: ValueError for an empty body, StorageError."""
@@ -198,11 +237,18 @@ cdef class TopicCore(Feed):
         Source: spec of the HTTP API, topic/empty.
         """
         cdef ChannelCore channel
-        for channel in self.channels:
-            channel.ledger.finish_range(self.end, self.log.end)
-            channel.ledger.header.start += self.log.end - self.end
-        self.end = self.log.end
-        self.state.held_from = self.end
+        cdef uint64_t start = self.end
+        cdef uint64_t end = self.log.end
+        if start < end:
+            for channel in self.channels:
+                channel.ledger.reach(end - 1)
+            # First, so that no channel has finished what a start after a kill would not show it.
+            self.state.held_from = end
+            store_barrier()
+            self.end = end
+            for channel in self.channels:
+                channel.ledger.finish_range(start, end)
+                channel.ledger.header.start += end - start
         self.trim_wanted = True
         self.scheduler.request_wake(self)
 

@@ -16,6 +16,7 @@ from gevent.event import Event
 from pyqd import __version__
 from pyqd.broker.broker import Broker
 from pyqd.broker.importer import import_on_start
+from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
@@ -25,6 +26,7 @@ from pyqd.protocol.listener import Address
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.turns import Turns
 from pyqd.services.group_commit import GroupCommit
+from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.http import HttpServer
 from pyqd.services.identity import Identity, port_of
 from pyqd.services.routes import daemon_routes
@@ -39,14 +41,14 @@ logger = logging.getLogger("pyqd.apps.daemon")
 class Daemon:
     """One broker with its listeners, on the hub of the calling thread. Raises: StartupError."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, files: Files | None = None) -> None:
         self.options = options
         self.hub: Any = gevent.get_hub()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
         self.lock = DirectoryLock(options.data_path or os.curdir)
-        self.broker = Broker(options, in_background=Background(self.hub, THREADS).run)
+        self.broker = Broker(options, files, in_background=Background(self.hub, THREADS).run)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
         background = Background(self.hub, COMMIT_THREADS).run
@@ -55,6 +57,7 @@ class Daemon:
         self.identity.producers = self.tcp.producers
         self.http = HttpServer(daemon_routes(self.broker, self.identity, self.commit.wait))
         self.syncer = Syncer(self.broker)
+        self.housekeeper = Housekeeper(self.broker)
 
     def on_bug(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, and what it guards must not be written to any more."""
@@ -75,6 +78,7 @@ class Daemon:
         if self.options.http_address:
             self.identity.http_port = port_of(self.http.start(address_of(self.options.http_address)))
         self.syncer.start()
+        self.housekeeper.start()
 
     def stop(self) -> None:
         """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
@@ -83,10 +87,12 @@ class Daemon:
         self.http.stop()
         gevent.sleep(0)
         logger.info("NSQ: closing topics")
+        self.housekeeper.stop()
         self.syncer.stop()
         if self.failure is None:
-            self.broker.close()
-            self.syncer.sync_all()
+            self.broker.close_topics()
+            if self.syncer.sync_all():
+                self.broker.mark_clean()
         logger.info("NSQ: stopping subsystems")
         self.turns.stop_timer()
         self.lock.release()

@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pyqd.broker.layout import FROM_PARKED
 from pyqd.broker.survey import StoredChannel, StoredTopic, Survey
 
 HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
@@ -94,8 +93,9 @@ def topic_row(topic: StoredTopic, health: str) -> QueueRow:
 def channel_row(channel: StoredChannel) -> QueueRow:
     """Return the row of a channel. Cost: reads its parked log."""
     unfinished = channel.ledger.unfinished_count(channel.topic.shown_end)
-    dues = [queued.record.due_ns for queued in channel.parked() if queued.deferred]
-    handed_out = sum(source == FROM_PARKED for source, _ in channel.attempts_of)
+    parked = list(channel.parked())
+    dues = [queued.record.due_ns for queued in parked if queued.deferred]
+    handed_out = len(parked) - len(dues)
     return QueueRow(
         channel.topic.name,
         channel.name,

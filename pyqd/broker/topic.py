@@ -8,10 +8,15 @@ import os
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
+from pyqd.broker.space import Space
+from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, set_aside
+from pyqd.diskqueue.files import MAKING
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
-from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore
+from pyqd.hot.mapping import Mapping
+from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 LOG_DIRECTORY = "log"
 STATE_FILE = "state"
+KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +47,7 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.channel_of: dict[str, Channel] = {}
-        state_path = None if directory is None else os.path.join(directory, STATE_FILE)
-        if state_path is not None and self.files.exists(state_path):
-            mapping = self.files.open_mapped(state_path)
-        else:
-            mapping = self.files.new_mapped(state_path, TOPIC_STATE_SIZE, True)
+        mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE))
         log = broker.new_log(None if directory is None else os.path.join(directory, LOG_DIRECTORY))
         super().__init__(
             log,
@@ -56,17 +58,44 @@ class Topic(TopicCore):
             ephemeral=is_ephemeral_str(name),
         )
         self.reader = LogReader(log)
+        self.space = Space(self)
+        self.space.watch(log)
+
+    def open_state(self, path: str | None) -> Mapping:
+        """Map the topic's state, a fresh one where there is none that can be used."""
+        if path is not None and self.files.exists(path):
+            try:
+                mapping = self.files.open_mapped(path)
+                check_state(mapping)
+            except LaterFormatError:
+                raise
+            except CorruptionError as error:
+                set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
+            else:
+                return mapping
+        return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
 
     def load_channels(self) -> None:
         """Open the channels that an earlier run left."""
         assert self.directory is not None, "an ephemeral topic leaves nothing"
         for entry in sorted(self.files.list_directory(self.directory)):
             name = channel_of_dir(entry)
-            if name is not None:
-                channel = Channel(self, name)
+            if name is None and channel_of_dir(entry.removesuffix(MAKING)) is not None:
+                self.files.remove_tree(os.path.join(self.directory, entry))
+            elif name is None:
+                if entry not in KNOWN_ENTRIES and not entry.startswith(STATE_FILE + BAD):
+                    logger.warning("skipping %s in %s: not a channel", entry, self.directory)
+            elif not os.path.isdir(os.path.join(self.directory, entry)):
+                logger.warning("skipping %s in %s: not a directory", entry, self.directory)
+            else:
+                channel = Channel(self, name, found=True)
                 self.channel_of[name] = channel
                 self.channels.append(channel)
-        self.recover()
+        try:
+            self.recover()
+        except StorageError as error:
+            # The cursor parks what it meets.
+            logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", self.name, error)
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name (valid), made if it is missing. Raises: StorageError."""
@@ -87,11 +116,12 @@ class Topic(TopicCore):
         channel.exiting = True
         for consumer in channel.close_consumers():
             consumer.close()
+        if channel.directory is not None:
+            # Before it is emptied: a kill leaves the channel whole or none of it.
+            self.broker.discard(channel.directory)
         channel.empty()
         del self.channel_of[name]
         self.detach(channel)
-        if channel.directory is not None:
-            self.broker.discard(channel.directory)
         if self.ephemeral and not self.channel_of:
             self.broker.delete_topic(self.name)
         return True

@@ -15,7 +15,7 @@ from typing import Any
 from cffi import FFI
 
 from pyqd.hot.mapping import Mapping
-from pyqd.primitives.errors import StorageError, storage_error
+from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 
 PAGE_BYTES = 4096
 MAKING = ".making"
@@ -79,7 +79,10 @@ class Files:
             # The cffi call, as the one of `os` is missing where Python was built for an old libc.
             failed = _libc.posix_fallocate(fd, 0, size_bytes)
             if failed:
-                raise storage_error("reserve", path, OSError(failed, os.strerror(failed)))
+                reason = os.strerror(failed)
+                if failed in (errno.EOPNOTSUPP, errno.EINVAL):
+                    reason += " (the file system cannot reserve blocks: fallocate(2); use another data-path)"
+                raise storage_error("reserve", path, OSError(failed, reason))
             mapping = _map(fd, size_bytes, MAP_SHARED, path)
             self.rename(making, path)
         except StorageError:
@@ -92,7 +95,7 @@ class Files:
         return mapping
 
     def open_mapped(self, path: str) -> Mapping:
-        """Map an existing file, shared, whole."""
+        """Map an existing file, shared, whole. Raises: CorruptionError for an empty one."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -100,7 +103,7 @@ class Files:
         try:
             size_bytes = os.fstat(fd).st_size
             if size_bytes == 0:
-                raise storage_error("map", path, OSError(errno.EINVAL, "the file is empty"))
+                raise CorruptionError(path, 0, "the file is empty")
             return _map(fd, size_bytes, MAP_SHARED, path)
         finally:
             os.close(fd)
@@ -140,6 +143,14 @@ class Files:
             return os.listdir(path)
         except OSError as error:
             raise storage_error("list", path, error) from error
+
+    def free_bytes(self, path: str) -> int:
+        """Return what is free, for this user, of the file system that a path lies in. Source: statvfs(3)."""
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise storage_error("look at", path, error) from error
+        return found.f_bavail * found.f_frsize
 
     def exists(self, path: str) -> bool:
         """Say whether a path names something."""

@@ -22,10 +22,11 @@ LEDGER_VERSION = 1
 
 _SEGMENT = struct.Struct("<8sIIQQqQQQ")
 _SEGMENT_CHECKED = struct.Struct("<QQq")
-_RECORD = struct.Struct("<IIQQqqHHI")
+_RECORD = struct.Struct("<IIQQqqHHHH")
 _LEDGER = struct.Struct("<8sII13Q")
 _SIZE = struct.Struct("<I")
 _PAUSED_OFFSET = 12
+_HANDED_OUT_OFFSET = 44
 
 assert _RECORD.size == RECORD_HEADER_BYTES
 
@@ -52,6 +53,7 @@ class RecordHeader(NamedTuple):
     due_ns: int
     attempts: int
     flags: int
+    handed_out: int
     reserved: int
 
 
@@ -101,8 +103,10 @@ def record_span(body_bytes: int) -> int:
 
 
 def record_checksum(record: bytes) -> int:
-    """Return the checksum that belongs into a record, given as header and body."""
-    return crc32c.value(memoryview(record)[8:], _SIZE.unpack_from(record)[0])
+    """Return the checksum that belongs into a record, given as header and body; `handed_out` counts as 0."""
+    checked = bytearray(record)
+    checked[_HANDED_OUT_OFFSET : _HANDED_OUT_OFFSET + 2] = bytes(2)
+    return crc32c.value(memoryview(checked)[8:], _SIZE.unpack_from(record)[0])
 
 
 def parse_ledger_header(content: bytes, path: str) -> LedgerHeader:

@@ -31,7 +31,7 @@ NO_LEDGER = LedgerHeader(0, 64, *12 * [0])
 
 
 class StoredRecord(NamedTuple):
-    """One record, with the deliveries noted in it."""
+    """One record. attempts: deliveries before it was written. handed_out: what the last one since told; 0: none."""
 
     ordinal: int
     guid: int
@@ -39,6 +39,7 @@ class StoredRecord(NamedTuple):
     due_ns: int
     attempts: int
     body: bytes
+    handed_out: int
 
 
 class LogExtent(NamedTuple):
@@ -135,7 +136,9 @@ class StoredSegment:
             if header is None or header.seq & ORDINAL_MASK != ordinal:
                 raise CorruptionError(self.path, offset, f"record {ordinal} is not where it should be")
             body = window.read(offset + RECORD_HEADER_BYTES, header.size_bytes)
-            yield StoredRecord(ordinal, header.guid, header.timestamp_ns, header.due_ns, header.attempts, body)
+            yield StoredRecord(
+                ordinal, header.guid, header.timestamp_ns, header.due_ns, header.attempts, body, header.handed_out
+            )
             offset += record_span(header.size_bytes)
 
 

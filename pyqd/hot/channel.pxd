@@ -26,6 +26,8 @@ cdef class ChannelCore(Scheduled):
     cdef uint64_t offset                 # of the cursor in it
     cdef SlotTable slots
     cdef ReadyRing ready
+    cdef uint64_t unsettled_ahead        # parked and not settled, at or past the cursor; see pyx/parked.pyx
+    cdef public bint parks_durably       # what is parked is settled by whoever syncs, not at once
     cdef bint ready_turn                 # the next message comes from the ring, if it has one
     cdef public object parked            # Parked, or None until something is
     cdef readonly list consumers         # Consumer
@@ -38,6 +40,7 @@ cdef class ChannelCore(Scheduled):
     cdef uint64_t available(self) noexcept
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef const Record* take_at_cursor(self) except? NULL
+    cdef bint cursor_is_sound(self, const Record* record) except -1
     cdef int leave_drained(self) except -1
     cdef int note_drained(self) except -1
     cdef int note_cursor(self) except -1
@@ -46,10 +49,14 @@ cdef class ChannelCore(Scheduled):
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
     cdef int reach(self, const Record* record, uint8_t source) except -1
     cdef int finish_record(self, const Record* record, uint8_t source) except -1
-    cdef int park(self, const Record* record, uint16_t attempts, int64_t due_ns) except -1
+    cdef bint step_over_deferred(self, const Record* record) except -1
+    cdef int settle_unless_durable(self) except -1
+    cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1
     cdef bint try_park_published(self, const Record* record) except -1
     cdef int park_published(self, const Record* record) except -1
+    cdef bint is_parked(self, const Record* record) noexcept
     cdef int ask_for_another_turn(self, uint64_t depth) except -1
     cdef int expire(self, int64_t now_ns) except -1
     cdef int release_due(self, int64_t wall_now_ns) except -1

@@ -16,7 +16,9 @@ cdef struct LedgerHeader:
     uint64_t cursor                      # ordinal of the next record never handed out; >= floor
     uint64_t cursor_segment              # number of the segment the cursor is in
     uint64_t cursor_offset               # and the offset there
-    uint64_t parked_below                # deferred records of the topic below this ordinal are parked already
+    # Deferred records of the topic below this ordinal are parked already. In a parked log's ledger: the origins of
+    # the records below it are finished, on stable storage.
+    uint64_t parked_below
     uint64_t start                       # ordinal at which the channel began; moves up by what it was spared
     uint64_t requeue_count
     uint64_t timeout_count
@@ -24,6 +26,7 @@ cdef struct LedgerHeader:
     uint64_t absorb_from                 # the run of bits being cleared behind the floor ...
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
+    uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
 
 cdef class Ledger:
     cdef readonly object files
@@ -32,6 +35,8 @@ cdef class Ledger:
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
+    cdef readonly bint rebuilt           # the file was damaged: it says nothing of what is finished
+    cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t ones          # bits set in the ring
     cdef readonly uint64_t ahead         # of these, at or past the cursor
 

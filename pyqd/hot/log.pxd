@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.record cimport Record
-from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment, SegmentHeader
 
 # Where a reader stands: before the record `ordinal`, which is (or will be) at `offset` of `segment`.
 cdef class Position:
@@ -19,9 +19,14 @@ cdef class Log:
     cdef readonly uint64_t end           # ordinal of the next record
     cdef readonly uint64_t epoch         # in the high bits of every sequence number given out
     cdef public object on_spare_wanted   # called with (log, bytes) when a spare should be made; may be None
+    cdef public object on_growing        # called with (log, need, want) before a roll; returns bytes or raises; or None
+    cdef public object on_retired        # called with (log, Segment) to sync a drained segment's header; may be None
     cdef public object on_dropped        # called with (log, Segment) for a segment no longer needed; may be None
     cdef readonly list spares
     cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
+    cdef readonly object damage          # DamageReport: what was found damaged here
+    cdef readonly bint power_failed      # before this start: what was not synced may be missing
+    cdef bint renumber                   # records at the end were lost: their numbers are not given again
     cdef bint spare_underway             # asked for and not yet offered
     cdef bint spare_settled              # the active segment has asked, or need not
     cdef uint64_t file_counter
@@ -37,8 +42,12 @@ cdef class Log:
     cdef int begin_batch(self, uint64_t span_bytes) except -1
     cdef int commit_batch(self) except -1
     cdef int roll(self, uint64_t span_bytes) except -1
+    cdef int follow_with(self, Segment segment) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)
     cdef int trim(self, uint64_t floor) except -1
+    cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns)
     cdef Segment segment_of(self, uint64_t ordinal)
     cdef int load_segments(self) except -1
+    cdef int open_segment(self, Segment segment, bint last) except -1
+    cdef int mend(self, Segment segment) except -1
     cdef int chain(self, list segments) except -1

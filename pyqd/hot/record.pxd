@@ -8,6 +8,8 @@ cdef enum:
     RECORD_HEADER_BYTES = 48
     RECORD_ALIGN_BYTES = 8
     ORDINAL_BITS = 48                    # the rest of a sequence number is the epoch
+    RECORD_LOST = 1                      # flag: stands where a damaged record was; never delivered
+    RECORD_SPAN_MIN = 56                 # no record takes fewer bytes
 
 cdef struct Record:
     uint32_t size_bytes                  # of the body; this word and the next are stored last, as one
@@ -17,8 +19,9 @@ cdef struct Record:
     int64_t timestamp_ns                 # of publishing, Unix
     int64_t due_ns                       # Unix; 0: due at once
     uint16_t attempts                    # deliveries before this record was written
-    uint16_t flags                       # none defined
-    uint32_t reserved                    # zero
+    uint16_t flags                       # RECORD_LOST or 0
+    uint16_t handed_out                  # attempts that its last delivery told, 0: none; see record_checksum
+    uint16_t reserved                    # zero
 
 cdef extern from *:
     """
@@ -38,8 +41,17 @@ cdef inline const char* record_body(const Record* record) noexcept nogil:
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
     return record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
 
+# `handed_out` changes in place, so it counts as the 0 that it was when the record was written.
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
-    return crc32c(record.size_bytes, <const char*> record + 8, RECORD_HEADER_BYTES - 8 + record.size_bytes)
+    cdef Record header = record[0]
+    header.handed_out = 0
+    return crc32c(
+        crc32c(record.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
+        record_body(record), record.size_bytes)
+
+# How often the message has been delivered, as far as the record tells.
+cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
+    return max(record.attempts, record.handed_out)
 
 # Fills all of a record but its first word, and returns that word: storing it makes the record valid.
 cdef inline uint64_t record_fill(
@@ -55,6 +67,7 @@ cdef inline uint64_t record_fill(
     record.due_ns = due_ns
     record.attempts = attempts
     record.flags = 0
+    record.handed_out = 0
     record.reserved = 0
     (<uint64_t*> (at + span - 8))[0] = 0
     memcpy(at + RECORD_HEADER_BYTES, body, body_bytes)

@@ -27,6 +27,8 @@ cdef class Segment:
     cdef readonly uint64_t count         # records
     cdef readonly uint64_t number
     cdef readonly Segment next           # None for the last
+    cdef readonly bint unverified        # its checksums have not been looked at since it was mapped
+    cdef readonly bint cut               # records behind the tail are known to be missing
 
     cdef inline SegmentHeader* header(self) noexcept:
         return <SegmentHeader*> self.base
@@ -41,4 +43,9 @@ cdef class Segment:
     cdef int seal(self) except -1
     cdef int retire(self) except -1
     cdef int load(self) except -1
-    cdef int walk(self) except -1
+    cdef bint is_blank(self) noexcept
+    cdef int walk(self, bint power_failed, report) except -1
+    cdef int mend(self, report) except -1
+    cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept
+    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept
+    cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1

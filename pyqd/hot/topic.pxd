@@ -18,6 +18,9 @@ cdef struct TopicState:
     uint64_t last_guid                   # no id to come is at or below it
     uint64_t message_count               # accepted, ever
     uint64_t message_bytes               # of their bodies
+    uint64_t retention_bytes             # this and the next two: 1 + the topic's own limit; 0: it has none
+    uint64_t retention_time_ns
+    uint64_t bytes_max
 
 cdef class TopicCore(Feed):
     cdef readonly GuidFactory guids
@@ -27,6 +30,8 @@ cdef class TopicCore(Feed):
     cdef readonly bint ephemeral
     cdef public bint exiting
     cdef readonly uint64_t memory_count_max
+    cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
+    cdef public int64_t retention_time_ns
 
     cdef uint64_t depth_here(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1

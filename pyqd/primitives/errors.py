@@ -3,6 +3,7 @@
 ClientError      what a client did wrong; becomes an error frame, and mostly a close, in the connection.
 StorageError     what the system refused: made where files are touched, sets the health of the daemon.
 CorruptionError  what stands in a file and cannot be so; counted and set aside, never silently reset.
+LaterFormatError a file written by a later pyqd: nothing is touched.
 StartupError     why the daemon cannot start; becomes a FATAL line and exit code 1 in its main.
 
 Misuse of an interface is a ValueError or TypeError, and a bug an AssertionError; neither is caught.
@@ -86,6 +87,13 @@ class CorruptionError(Exception):
 
     def __str__(self) -> str:
         return f"{self.file} is corrupt at offset {self.offset} - {self.detail}"
+
+
+class LaterFormatError(CorruptionError):
+    """A file in a version of its format that this pyqd does not know; not damaged, so it is left as it is."""
+
+    def __str__(self) -> str:
+        return f"{self.file} was written by a later pyqd - {self.detail}"
 
 
 class StartupError(Exception):

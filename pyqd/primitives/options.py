@@ -24,6 +24,8 @@ from pyqd.primitives.loglines import DEFAULT_PREFIX, LogLevel, parse_level
 PROGRAM: Final = "pyqd"
 NODE_ID_COUNT: Final = 1024
 PORT_MAX: Final = 65535
+# A due time, which is this much after now at most, is an int64.
+DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
 
 LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
 
@@ -91,6 +93,22 @@ class Options:
     max_bytes_per_file: int = declare(
         "max-bytes-per-file", INT, 100 * 1024 * 1024, "bytes in one file of the disk queue before the next", minimum=1
     )
+    retention_bytes: int = declare(
+        "retention-bytes", INT, 0, "bytes of finished messages to keep per topic; 0 is none", minimum=0
+    )
+    retention_time_ns: int = declare(
+        "retention-time", DURATION, 0, "time to keep finished messages for; 0 is none", minimum=0
+    )
+    max_topic_bytes: int = declare(
+        "max-topic-bytes", INT, 0, "bytes on disk per topic, beyond which publishing fails; 0 is no limit", minimum=0
+    )
+    min_free_bytes: int = declare(
+        "min-free-bytes",
+        INT,
+        64 * 1024 * 1024,
+        "bytes to leave free on the disk: publishing fails rather than take them",
+        minimum=0,
+    )
     # Of nsqd's readings of 0, sync always or never, neither is plain; it is refused.
     sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)
     sync_timeout_ns: int = declare(
@@ -128,6 +146,9 @@ class Options:
     max_req_timeout_ns: int = declare(
         "max-req-timeout", DURATION, HOUR_NS, "longest delay of a requeued or deferred message", minimum=0
     )
+    max_defer_ns: int = declare(
+        "max-defer", DURATION, 0, "longest time a message may be deferred; 0 is that of --max-req-timeout", minimum=0
+    )
     max_body_size: int = declare("max-body-size", INT, 5 * 1024 * 1024, "bytes in one command body at most", minimum=1)
 
     max_heartbeat_interval_ns: int = declare(
@@ -159,6 +180,10 @@ class Options:
     )
 
     notices: tuple[str, ...] = ()
+
+    def defer_ns_max(self) -> int:
+        """Return how long a message may be deferred."""
+        return min(self.max_defer_ns or self.max_req_timeout_ns, DEFER_NS_MAX)
 
 
 FLAGS: Final = declared_flags(Options)

@@ -40,6 +40,7 @@ class TcpServer:
             max_body_bytes=options.max_body_size,
             max_rdy_count=options.max_rdy_count,
             max_req_timeout_ns=options.max_req_timeout_ns,
+            max_defer_ns=options.defer_ns_max(),
             sync_each=options.sync_every == 1,
         )
         self.connections: set[Connection] = set()

@@ -4,8 +4,10 @@ A publish comes, its record is in the log's mapping at once; then its connection
 round, at the end of the loop's pass, so that everyone of the same pass is in it. While a round's sync runs in a thread,
 those who come gather for the next one. So the cost is per sync and not per message, and grows with nobody's number.
 
-What a round writes: the logs of its topics, and the parked logs of their channels, as a deferred message is promised by
-its record there. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
+What a round writes: the logs of its topics, and the parked logs of their channels, which lets the messages deferred
+meanwhile be finished in the topics' logs. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
+A topic, channel or parked log that is new is written by name as well, and a new channel's ledgers: a topic whose state
+says that its messages were handed out must not come back without the channels that have them.
 
 Source: docs/reliability.md; the idea is as old as group commit in databases (DeWitt et al., 1984).
 """
@@ -17,9 +19,14 @@ from typing import Any
 from gevent.event import AsyncResult
 
 from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
+from pyqd.broker.channel import PARKED_LOG, Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.hot.log import Log
 from pyqd.primitives.errors import StorageError
 from pyqd.services.syncer import Job, Range
+
+# A topic's log, and its channels with their parked logs, that a start finds again by name.
+Names = tuple[Log | Channel, ...]
 
 
 class Round:
@@ -48,7 +55,7 @@ class GroupCommit:
         self._soon = soon
         self._gathering: Round | None = None
         self._running = False
-        self._named: dict[Topic, None] = {}
+        self._named: dict[Topic, Names] = {}
 
     def wait(self, topics: Iterable[Topic]) -> None:
         """Return when all that the topics have accepted is on stable storage. Raises: StorageError. Switches: yes."""
@@ -67,12 +74,12 @@ class GroupCommit:
         assert gathered is not None, "a round without anyone in it"
         self._gathering = None
         topics = list(gathered.topics)
-        job = self._job(topics)
+        job, named = self._job(topics)
 
         def done(_result: Any, error: BaseException | None) -> None:
             if error is None:
                 job.note()
-                self._named.update(dict.fromkeys(topics))
+                self._named.update(named)
                 self._broker.note_synced()
             self._finish(gathered, error)
 
@@ -91,21 +98,36 @@ class GroupCommit:
         else:
             self._soon(self._start)
 
-    def _job(self, topics: list[Topic]) -> Job:
+    def _job(self, topics: list[Topic]) -> tuple[Job, dict[Topic, Names]]:
+        """Gather what is dirty of the topics. Returns: that, and the names that are durable when it is done."""
         job = Job()
+        named = {}
         for gone in [topic for topic in self._named if topic.exiting]:
             del self._named[gone]
         for topic in topics:
             if topic.exiting or topic.directory is None:
                 continue
             job.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
-            if topic not in self._named:
+            job.add_log(topic.log)
+            known = self._named.get(topic, ())
+            names: list[Log | Channel] = [topic.log]
+            for channel in topic.channel_of.values():
+                if channel.directory is None:
+                    continue
+                names += [channel, *channel.logs()]
+                job.add_parked(channel, with_ledgers=False)
+                if channel not in known:
+                    job.directories.append(channel.directory)
+                    job.add_ledger(channel.ledger)
+                for log in channel.logs():
+                    if log not in known:
+                        job.directories += [channel.directory, os.path.join(channel.directory, PARKED_LOG)]
+                        job.add_ledger(channel.ledgers()[1])
+            if tuple(names) != known:
+                named[topic] = tuple(names)
                 job.directories += [
                     os.path.join(self._broker.root, TOPICS_DIRECTORY),
                     topic.directory,
                     os.path.join(topic.directory, LOG_DIRECTORY),
                 ]
-            for log in topic.logs():
-                if log.directory is not None:
-                    job.add_log(log)
-        return job
+        return job, named

@@ -9,6 +9,7 @@ from pyqd.services.identity import Identity
 from pyqd.services.routes_publish import PublishRoutes
 from pyqd.services.routes_replay import ReplayRoutes
 from pyqd.services.routes_status import StatusRoutes
+from pyqd.services.routes_topics import TopicRoutes
 
 
 def daemon_routes(
@@ -19,4 +20,5 @@ def daemon_routes(
         *StatusRoutes(broker, identity).routes(),
         *PublishRoutes(broker, wait_durable).routes(),
         *ReplayRoutes(broker).routes(),
+        *TopicRoutes(broker).routes(),
     ]

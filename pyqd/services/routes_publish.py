@@ -15,6 +15,7 @@ from pyqd.broker.topic import Topic
 from pyqd.hot.clock import wall
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.moments import parse_moment
 from pyqd.primitives.names import is_valid_name_str
 from pyqd.services.http_messages import HttpError, Request, Response, text_response
 from pyqd.services.http_query import Query
@@ -25,6 +26,7 @@ SIZE_BYTES = 4
 MESSAGE_BYTES_MIN = SIZE_BYTES + 1
 
 _int32 = struct.Struct(">i")
+_UNIX_MS = re.compile("[0-9]{1,30}")
 _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 
 logger = logging.getLogger(__name__)
@@ -63,9 +65,14 @@ class PublishRoutes:
         now_ns = wall()
         due_ns = 0
         defer_text = query.get("defer")
+        due_text = query.get("due")
         if defer_text is not None:
             defer_ns = self.defer_ns(defer_text)
             due_ns = now_ns + defer_ns if defer_ns else 0
+        if due_text is not None:
+            if defer_text is not None:
+                raise HttpError(400, "INVALID_DUE")
+            due_ns = self.due_ns(due_text, now_ns)
         try:
             topic.publish_body(request.body, now_ns, due_ns)
             self.make_durable(topic)
@@ -118,9 +125,19 @@ class PublishRoutes:
         if not _DEFER_MS.fullmatch(text):
             raise HttpError(400, "INVALID_DEFER")
         defer_ns = int(text) * MILLISECOND_NS
-        if not 0 <= defer_ns <= self.broker.options.max_req_timeout_ns:
+        if not 0 <= defer_ns <= self.broker.options.defer_ns_max():
             raise HttpError(400, "INVALID_DEFER")
         return defer_ns
+
+    def due_ns(self, text: str, now_ns: int) -> int:
+        """Return a moment, given in Unix milliseconds or as RFC 3339; 0 for one that has passed."""
+        try:
+            due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_moment(text, now_ns)
+        except ValueError as error:
+            raise HttpError(400, "INVALID_DUE") from error
+        if due_ns > now_ns + self.broker.options.defer_ns_max():
+            raise HttpError(400, "INVALID_DUE")
+        return due_ns if due_ns > now_ns else 0
 
     def refused(self, error: StorageError) -> HttpError:
         """Note that a message could not be accepted. Returns: what the client is told."""

@@ -8,8 +8,8 @@ outcome; it never waits for the disk.
 What is dirty: a topic's *mark* is a tuple of the numbers that move when its files change. A topic whose mark is that of
 its last sync is passed over; that is all an idle topic costs.
 
-Order in a job: topic's state, logs, ledgers. A ledger's bit may mean "this message now lies in the parked log", so that
-log goes first.
+Order in a job: topic's state, logs, ledgers. What was parked is told of it afterwards: only then are the bits set that
+finish the records it was parked from, and they are on stable storage after the job that follows.
 
 Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
 
@@ -25,10 +25,13 @@ import gevent
 from gevent.event import Event
 
 from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
+from pyqd.broker.channel import Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.diskqueue.files import Files
+from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.mapping import Mapping
+from pyqd.hot.parked import Parked
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import StorageError
 
@@ -50,6 +53,26 @@ class Range(NamedTuple):
     length_bytes: int
 
 
+class SyncedLedger(NamedTuple):
+    """What a job makes durable of a ledger: its state at the gathering."""
+
+    ledger: Ledger
+    floor: int
+    reset_count: int
+
+
+class SyncedParked(NamedTuple):
+    """What a job makes durable of a channel's parked messages.
+
+    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job; 0: it has no ledgers.
+    """
+
+    channel: Channel
+    parked: Parked
+    end: int
+    settled: int
+
+
 class SyncedLog(NamedTuple):
     """What a job makes durable of a log, as the log itself has it."""
 
@@ -66,6 +89,8 @@ class Job:
         self.directories: list[str] = []
         self.ranges: list[Range] = []
         self.logs: list[SyncedLog] = []
+        self.ledgers: list[SyncedLedger] = []
+        self.parked: list[SyncedParked] = []
 
     def add(self, topic: Topic, mark: Mark, fresh: bool) -> None:
         """Gather what of a topic is dirty. fresh: its names may not be durable yet either."""
@@ -74,17 +99,29 @@ class Job:
         if fresh:
             assert topic.directory is not None
             self.directories += [topic.directory, os.path.join(topic.directory, LOG_DIRECTORY)]
-        for log in topic.logs():
-            if log.directory is not None:
-                self.add_log(log)
-        for channel in topic.channel_of.values():
-            if channel.directory is None:
-                continue
+        self.add_log(topic.log)
+        channels = [channel for channel in topic.channel_of.values() if channel.directory is not None]
+        for channel in channels:
+            self.add_parked(channel, with_ledgers=True)
+        for channel in channels:
             if fresh:
+                assert channel.directory is not None
                 self.directories.append(channel.directory)
             for ledger in channel.ledgers():
-                mapping, length_bytes = ledger.sync_target()
-                self.ranges.append(Range(mapping, 0, length_bytes))
+                self.add_ledger(ledger)
+
+    def add_parked(self, channel: Channel, with_ledgers: bool) -> None:
+        """Gather what of a channel's parked log is dirty. with_ledgers: so are the channel's ledgers."""
+        parked = channel.parked
+        if parked is not None:
+            self.add_log(parked.log)
+            self.parked.append(SyncedParked(channel, parked, parked.log.end, parked.settled if with_ledgers else 0))
+
+    def add_ledger(self, ledger: Ledger) -> None:
+        """Gather a ledger, all of it."""
+        mapping, length_bytes = ledger.sync_target()
+        self.ranges.append(Range(mapping, 0, length_bytes))
+        self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count))
 
     def add_log(self, log: Log) -> None:
         """Gather what of a log is dirty."""
@@ -108,9 +145,15 @@ class Job:
                     raise
 
     def note(self) -> None:
-        """Tell the logs how far they are on stable storage."""
+        """Tell logs and ledgers how far they are on stable storage, and finish what they were parked from."""
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
+        for ledger, floor, reset_count in self.ledgers:
+            ledger.note_synced(floor, reset_count)
+        for channel, parked, end, settled in self.parked:
+            if channel.parked is parked and not channel.exiting:
+                channel.note_settled(settled)
+                channel.settle(end)
 
 
 def mark_of(topic: Topic) -> Mark:
@@ -135,6 +178,7 @@ class Syncer:
 
     def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._broker = broker
+        broker.parks_durably = True
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
         self._wanted = Event()
@@ -185,7 +229,8 @@ class Syncer:
 
     def sync_all(self) -> bool:
         """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
-        return self._do_all(self._jobs(pause=lambda _seconds: None), run_here)
+        # The second time for the bits of what was parked: they are set when it is on stable storage.
+        return all(self._do_all(self._jobs(pause=lambda _seconds: None), run_here) for _ in range(2))
 
     def _jobs(self, pause: Callable[[float], None]) -> Iterable[Job]:
         """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""

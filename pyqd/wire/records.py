@@ -14,6 +14,8 @@ HEADER_BYTES: Final = 48
 ALIGN_BYTES: Final = 8
 ORDINAL_BITS: Final = 48
 
+LOST: Final = 1
+
 _HEADER = struct.Struct("<IIQQqqHHI")
 _CHECKED_FROM = 8
 
@@ -36,6 +38,7 @@ class Record(NamedTuple):
 def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
     """Yield the records in the body of an answer. verify: check each one's checksum.
 
+    What stands for records that damage has destroyed is passed over; the gap shows in the positions.
     Raises: ValueError where the data end within a record, or a checksum is wrong; what came before has been yielded.
     """
     at = 0
@@ -50,7 +53,8 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
             raise ValueError(f"the data end within the record at offset {at}")
         if verify and crc32c.value(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
             raise ValueError(f"the checksum of the record at offset {at} is wrong")
-        if flags:
+        if flags & ~LOST:
             raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")
-        yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[body_at : body_at + size])
+        if not flags:
+            yield Record(position, b"%016x" % guid, timestamp_ns, due_ns, data[body_at : body_at + size])
         at = behind

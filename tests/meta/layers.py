@@ -17,7 +17,7 @@ HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable"),
     "wire": ("frames", "scanner"),
     "diskqueue": ("ledger", "log", "logreader", "mapping", "record", "segment"),
-    "broker": ("channel", "consumer", "feed", "parked", "replay", "schedule", "slots", "topic"),
+    "broker": ("channel", "consumer", "feed", "parked", "replay", "schedule", "slots", "stragglers", "topic"),
     "protocol": ("ioloop", "outbox", "pump"),
 }
 LAYER_OF_HOT = {module: layer for layer, modules in HOT_MODULES.items() for module in modules}

@@ -38,6 +38,7 @@ def test_stubs_say_what_the_compiled_modules_do() -> None:
     if not modules:
         pytest.skip("nothing is compiled")
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases"]
+    command += ["--mypy-config-file", str(ROOT / "pyproject.toml")]
     command += ["--ignore-unused-allowlist", "--allowlist", str(STUBTEST_ALLOWED), *modules]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

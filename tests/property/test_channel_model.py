@@ -28,7 +28,7 @@ class Message:
 
     state: str
     attempts: int = 0
-    # Of a message that lies in the parked log: the attempts its record there tells. None in the topic's log.
+    # Of a message that lies in the parked log: the attempts when it was parked. None in the topic's log.
     parked_attempts: int | None = None
     owner: int | None = None
 
@@ -268,7 +268,7 @@ class ChannelMachine(RuleBasedStateMachine):
         for message in self.each_message():
             if message.parked_attempts is not None:
                 if message.state in (QUEUED, IN_FLIGHT):
-                    message.state, message.attempts = DUE, message.parked_attempts
+                    message.state = DUE if message.attempts == message.parked_attempts else QUEUED
             elif message.state == IN_FLIGHT or message.attempts:
                 message.state, message.attempts = QUEUED, 1
 

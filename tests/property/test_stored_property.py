@@ -100,8 +100,8 @@ def test_a_log_is_read_as_a_start_reads_it(sizes, floor, epoch):
         stored = StoredLog(Files(), path)
         assert snapshot(Path(directory)) == before
         assert (stored.first, stored.end) == (log.first.first_ordinal, log.end)
-        assert [tuple(record) for record in stored.records()] == list(log.records())
-        assert [tuple(record) for record in stored.records(floor)] == list(log.records(floor)) or floor > log.end
+        assert [record[:6] for record in stored.records()] == list(log.records())
+        assert [record[:6] for record in stored.records(floor)] == list(log.records(floor)) or floor > log.end
         assert stored.verify() == stored.problems == []
         assert stored.count == log.end - stored.first
 
@@ -126,7 +126,7 @@ def test_a_log_cut_anywhere_or_with_any_bit_flipped_never_reads_as_another(tmp_p
         copy.mkdir()
         (copy / "1.seg").write_bytes(flipped)
         try:
-            found = [tuple(record) for record in StoredLog(Files(), str(copy)).records()]
+            found = [record[:6] for record in StoredLog(Files(), str(copy)).records()]
         except CorruptionError:
             found = []
         assert found == whole[: len(found)]

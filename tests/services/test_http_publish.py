@@ -1,6 +1,7 @@
 """POST /pub and /mpub: what is accepted, and for which fault the rest is refused."""
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,28 @@ def test_a_full_disk_is_an_error_and_shows_until_a_write_succeeds(tmp_path: Path
     assert app.post("/pub?topic=full", b"small").body == b"OK"
     assert app.get("/ping").body == b"OK"
     assert app.stop() == 0
+
+
+@pytest.mark.parametrize("due", ["x", "-5", "99999999999999", "9" * 30, "2200-01-01T00:00:00Z", "2026-13-01T00:00:00Z"])
+def test_a_bad_due_time_is_refused(app: HttpApp, due: str) -> None:
+    assert refusal(app, f"/pub?topic=due&due={due}") == (400, "INVALID_DUE")
+
+
+def test_a_delay_and_a_due_time_together_are_refused(app: HttpApp) -> None:
+    assert refusal(app, "/pub?topic=due&due=0&defer=0") == (400, "INVALID_DUE")
+
+
+def test_a_message_waits_for_its_due_time_unless_it_has_passed(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path)
+    soon = int(time.time()) + 50
+    app.post(f"/pub?topic=t&due={1000 * soon}", b"later")
+    text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(soon))
+    app.post(f"/pub?topic=t&due={text}", b"later")
+    app.post("/pub?topic=t&due=2001-01-01T00:00:00Z", b"now")
+    app.post("/pub?topic=t&due=0", b"now")
+    assert app.stop() == 0
+    broker = Broker(parse_args([f"--data-path={app.data_path}"]))
+    broker.load()
+    channel = broker.topic("t").channel("c")
+    assert (channel.depth, channel.deferred_count) == (2, 2)
+    broker.close()

@@ -234,7 +234,7 @@ class Client:
         self.send(mpub(topic, bodies))
         self.expect_ok()
 
-    def dpub(self, topic: str, defer_ms: int, body: bytes) -> None:
+    def dpub(self, topic: str, defer_ms: int | str, body: bytes) -> None:
         self.send(dpub(topic, defer_ms, body))
         self.expect_ok()
 

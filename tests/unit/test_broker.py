@@ -82,11 +82,18 @@ def test_an_epoch_begins_after_a_power_failure_only(tmp_path, clean, boot, epoch
     assert broker.topic("t").log.epoch == epoch
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 2}'])
-def test_a_node_file_that_is_none_is_refused(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 1, "epoch": -1}'])
+def test_a_node_file_that_is_none_is_set_aside_and_made_anew(tmp_path, content):
     (tmp_path / "node.json").write_text(content)
-    with pytest.raises(StartupError, match=r"node\.json"):
+    assert broker_on(tmp_path).power_failed
+    assert (tmp_path / "node.json.bad").read_text() == content
+
+
+def test_a_node_file_of_a_later_format_is_refused_and_not_touched(tmp_path):
+    (tmp_path / "node.json").write_text('{"format": 2}')
+    with pytest.raises(StartupError, match=r"node\.json was written by a later pyqd"):
         broker_on(tmp_path)
+    assert (tmp_path / "node.json").read_text() == '{"format": 2}'
 
 
 def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp_path):

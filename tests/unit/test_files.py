@@ -121,7 +121,6 @@ def test_removing_what_is_gone_is_fine(files, tmp_path):
         ("create", lambda files, path: files.new_mapped(path + "/no/file", 4096, False)),
         ("create", lambda files, path: files.make_directory(path + "/no/directory")),
         ("open", lambda files, path: files.open_mapped(path + "/none")),
-        ("map", lambda files, path: files.open_mapped(path + "/empty")),
         ("list", lambda files, path: files.list_directory(path + "/none")),
         ("read", lambda files, path: files.read(path + "/none")),
         ("write", lambda files, path: files.write(path + "/no/file", b"")),

@@ -6,7 +6,7 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.ledger import Ledger
-from pyqd.primitives.errors import CorruptionError, DiskFull
+from pyqd.primitives.errors import DiskFull, LaterFormatError
 from tests.support.storage import FullFiles
 
 RING_BITS_MIN = 8 * 4096
@@ -236,18 +236,28 @@ def test_a_kill_while_growing_leaves_the_former_ring(tmp_path):
     ("offset", "word", "detail"),
     [
         (0, 7, "not a pyqd ledger"),
-        (8, 9, "format version 9"),
         (16, 0, "contradicts"),
         (16, 3 << 15, "contradicts"),
         (16, 1 << 40, "contradicts"),
         (FLOOR, 100, "contradicts"),
     ],
 )
-def test_a_damaged_header_is_refused(tmp_path, offset, word, detail):
+def test_a_ledger_with_a_damaged_header_is_set_aside_and_made_anew(tmp_path, caplog, offset, word, detail):
     path = str(tmp_path / "ledger")
     handed_out(Ledger(Files(), path), 3)
     store(path, offset, word)
-    with pytest.raises(CorruptionError, match=detail):
+    ledger = Ledger(Files(), path)
+    assert ledger.rebuilt
+    assert not ledger.started
+    assert detail in caplog.text
+    assert (tmp_path / "ledger.bad").exists()
+
+
+def test_a_ledger_of_a_later_version_is_refused(tmp_path):
+    path = str(tmp_path / "ledger")
+    handed_out(Ledger(Files(), path), 3)
+    store(path, 8, 9)
+    with pytest.raises(LaterFormatError, match="format version 9"):
         Ledger(Files(), path)
 
 

@@ -172,6 +172,8 @@ def test_damage_ends_a_segment_and_not_the_reading(tmp_path):
     first_ordinal, end, path = second.first_ordinal, second.next.first_ordinal, second.mapping.path
     with open(path, "r+b") as file:
         file.seek(128 + 152 * 10)
+        sound = file.read(30)
+        file.seek(128 + 152 * 10)
         file.write(b"\xff" * 30)
     reader = LogReader(log)
     expected = [*range(first_ordinal + 10), *range(end, 1500)]
@@ -179,3 +181,7 @@ def test_damage_ends_a_segment_and_not_the_reading(tmp_path):
     assert positions_in(reader.read_raw(first_ordinal + 20, log.end, 1 << 22)[0]) == [*range(end, 1500)]
     assert reader.prepare(end - 1)
     assert reader.ordinal_at(10 * (first_ordinal + 20)) == end
+    with open(path, "r+b") as file:
+        file.seek(128 + 152 * 10)
+        file.write(sound)
+    assert positions_in(reader.read_raw(0, log.end, 1 << 22)[0]) == [*range(1500)]

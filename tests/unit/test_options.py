@@ -35,6 +35,7 @@ NSQD_DEFAULTS = {
     "max-msg-timeout": 900 * S,
     "max-msg-size": 1048576,
     "max-req-timeout": 3600 * S,
+    "max-defer": 0,
     "max-body-size": 5242880,
     "max-heartbeat-interval": 60 * S,
     "max-rdy-count": 2500,
@@ -49,6 +50,13 @@ NSQD_DEFAULTS = {
     "topology-region": "",
     "topology-zone": "",
 }
+# What nsqd does not have.
+OWN_DEFAULTS = {
+    "retention-bytes": 0,
+    "retention-time": 0,
+    "max-topic-bytes": 0,
+    "min-free-bytes": 64 << 20,
+}
 
 
 def test_defaults_are_those_of_nsqd() -> None:
@@ -57,7 +65,7 @@ def test_defaults_are_those_of_nsqd() -> None:
     assert values.pop("log-prefix") == "[pyqd] "
     assert values.pop("broadcast-address") == socket.gethostname()
     assert values.pop("node-id") == options.default_node_id()
-    assert values == NSQD_DEFAULTS
+    assert values == NSQD_DEFAULTS | OWN_DEFAULTS
 
 
 def test_every_flag_is_held_by_its_own_name_with_ns_for_durations() -> None:

@@ -24,9 +24,9 @@ def test_a_record_lies_in_the_segment_as_the_format_says(body):
     log.append_message(0xABCDEF, body, 123_456_789, 987_654_321, 65535)
     at = 128 + span_bytes(5)
     raw = bytes(log.active.mapping.view())
-    size, checksum, seq, guid, timestamp, due, attempts, flags, reserved = struct.unpack_from("<IIQQqqHHI", raw, at)
+    size, checksum, seq, guid, timestamp, due, attempts, *rest = struct.unpack_from("<IIQQqqHHHH", raw, at)
     assert (size, seq, guid) == (len(body), 3 << 48 | 1, 0xABCDEF)
-    assert (timestamp, due, attempts, flags, reserved) == (123_456_789, 987_654_321, 65535, 0, 0)
+    assert (timestamp, due, attempts, rest) == (123_456_789, 987_654_321, 65535, [0, 0, 0])
     assert raw[at + 48 : at + 48 + len(body)] == body
     assert not any(raw[at + 48 + len(body) : at + span_bytes(len(body))])
     assert checksum == crc32c.value(raw[at + 8 : at + 48 + len(body)], size)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyqd.hot import crc32c
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
 from pyqd.wire import records
@@ -62,3 +63,19 @@ def test_every_changed_byte_but_padding_is_noticed(data):
             list(records.decode(bytes(damaged)))
     first = next(records.decode(data[:48] + b"?" + data[49:], verify=False))
     assert first.body == b"?"
+
+
+def flagged(data, flags):
+    size = int.from_bytes(data[:4], "little")
+    changed = data[:42] + flags.to_bytes(2, "little") + data[44:]
+    checksum = crc32c.value(changed[8 : 48 + size], size)
+    return changed[:4] + checksum.to_bytes(4, "little") + changed[8:]
+
+
+def test_what_stands_for_a_lost_record_is_passed_over(data):
+    assert list(records.decode(flagged(data, 1))) == list(records.decode(data))[1:]
+
+
+def test_flags_of_a_later_format_are_refused(data):
+    with pytest.raises(ValueError, match="later format"):
+        list(records.decode(flagged(data, 2)))

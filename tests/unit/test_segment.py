@@ -5,7 +5,7 @@ import pytest
 from pyqd.diskqueue.files import Files
 from pyqd.hot.log import Log
 from pyqd.hot.segment import Segment
-from pyqd.primitives.errors import CorruptionError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 
 def only_file(directory):
@@ -27,21 +27,36 @@ def test_a_mapping_without_room_for_a_header_is_no_segment(tmp_path):
 
 @pytest.mark.parametrize(
     ("offset", "detail"),
-    [(0, "not a pyqd segment"), (8, "format version"), (12, "checksum"), (16, "checksum"), (24, "checksum")],
+    [(0, "not a pyqd segment"), (12, "checksum"), (16, "checksum"), (24, "checksum")],
 )
-def test_a_damaged_header_is_refused(tmp_path, offset, detail):
+def test_a_file_with_a_damaged_header_is_set_aside_whole(tmp_path, caplog, offset, detail):
+    directory = tmp_path / "log"
+    log = Log(Files(), str(directory), 1 << 16)
+    log.append_message(1, b"body")
+    path = only_file(directory)
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x40
+    path.write_bytes(content)
+    log = Log(Files(), str(directory), 1 << 16)
+    assert (log.end, log.epoch, log.damage.found_count) == (0, 1, 1)
+    assert detail in caplog.text
+    assert (tmp_path / "damaged" / path.name).read_bytes() == content
+
+
+def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path):
     log = Log(Files(), str(tmp_path), 1 << 16)
     log.append_message(1, b"body")
     path = only_file(tmp_path)
     content = bytearray(path.read_bytes())
-    content[offset] ^= 0x40
+    content[8] = 2
     path.write_bytes(content)
-    with pytest.raises(CorruptionError, match=detail):
+    with pytest.raises(LaterFormatError, match="format version 2"):
         Log(Files(), str(tmp_path), 1 << 16)
+    assert path.read_bytes() == content
 
 
-def test_a_sealed_segment_that_was_cut_is_refused(tmp_path):
-    log = Log(Files(), str(tmp_path), 1 << 16)
+def test_a_sealed_segment_that_was_cut_is_read_as_far_as_it_goes(tmp_path):
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
     for guid in range(1, 4):
         log.append_message(guid, bytes([guid]) * 30_000)
     first = log.first.mapping.path
@@ -49,8 +64,9 @@ def test_a_sealed_segment_that_was_cut_is_refused(tmp_path):
     assert log.first is not log.active
     with open(first, "r+b") as file:
         file.truncate(40_000)
-    with pytest.raises(CorruptionError, match="sealed end"):
-        Log(Files(), str(tmp_path), 1 << 16)
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    assert [record[5][:1] for record in log.records()] == [b"\1", b"\3"]
+    assert log.damage.lost_count == 1
 
 
 def test_a_spare_left_by_an_earlier_run_is_used_again(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.primitives.errors import CorruptionError, DiskFull, StartupError, StorageError
+from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
 
@@ -251,14 +251,21 @@ def test_a_deferred_message_that_cannot_be_parked_at_the_cursor_is_delivered_ear
     assert numbers(topic.channel("c")) == [0, 1, 2]
 
 
-def test_a_state_that_is_none_is_refused(topic, tmp_path):
+def test_a_state_that_is_none_is_set_aside_and_made_anew(topic, tmp_path):
+    publish(topic, 3)
     path = tmp_path / "topics" / "t.topic" / "state"
-    content = path.read_bytes()
-    for offset, detail in ((0, "not the state"), (8, "format version")):
-        path.write_bytes(content[:offset] + b"\x77" + content[offset + 1 :])
-        with pytest.raises(StartupError, match=detail) as caught:
-            broker_on(tmp_path)
-        assert isinstance(caught.value.__cause__, CorruptionError)
+    path.write_bytes(b"\x77" + path.read_bytes()[1:])
+    topic = broker_on(tmp_path).topic("t")
+    assert (topic.depth, topic.message_count) == (3, 3)
+    assert path.with_suffix(".bad").exists()
+
+
+def test_a_state_of_a_later_version_is_refused(topic, tmp_path):
+    path = tmp_path / "topics" / "t.topic" / "state"
+    path.write_bytes(path.read_bytes()[:8] + b"\x77" + path.read_bytes()[9:])
+    with pytest.raises(StartupError, match="format version") as caught:
+        broker_on(tmp_path)
+    assert isinstance(caught.value.__cause__, LaterFormatError)
 
 
 def test_a_state_that_was_made_and_not_filled_in_is_a_new_topic(topic, tmp_path):

@@ -1,0 +1,98 @@
+"""What is found damaged on disk: kept aside, counted, and told, never dropped in silence.
+
+The bytes go to `damaged/` beside the log, the file or whole segment under its own name there. What is kept is bounded:
+a disk that loses bytes everywhere must not be filled with copies of them; the damaged range itself stays where it is,
+but for the headers put over it, until its segment is drained.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyqd.primitives.errors import StorageError
+
+if TYPE_CHECKING:
+    from pyqd.diskqueue.files import Files
+
+DAMAGED_DIRECTORY = "damaged"
+BAD = ".bad"
+COPY_BYTES_MAX = 16 << 20
+COPIES_MAX = 64
+
+Report = Callable[[int, int, int, str], None]
+
+logger = logging.getLogger(__name__)
+
+
+class DamageReport:
+    """What was found damaged in one log since it was opened. directory: of the log; None for one in memory."""
+
+    def __init__(self, files: Any, directory: str | None) -> None:
+        self._files: Files = files
+        self._directory = directory
+        self.found_count = 0
+        self.lost_count = 0
+        self.damaged_bytes = 0
+
+    def reporter(self, path: str | None) -> Report:
+        """Return the function that takes reports about one segment."""
+        return lambda offset, size, lost, detail: self.report(path, offset, size, lost, detail)
+
+    def report(self, path: str | None, offset: int, size_bytes: int, lost_count: int, detail: str) -> None:
+        """Keep a damaged range aside, count it and log it."""
+        self.found_count += 1
+        self.lost_count += lost_count
+        self.damaged_bytes += size_bytes
+        kept = self._keep(path, offset, size_bytes) if path is not None and size_bytes else "nothing kept aside"
+        logger.error(
+            "DISKQUEUE(%s): %s - %d bytes at offset %d, records lost: %d - %s",
+            path, detail, size_bytes, offset, lost_count, kept,
+        )
+
+    def file_set_aside(self, path: str, error: Exception) -> None:
+        """Move a file that cannot be read as a segment out of the log; its records show as missing."""
+        self.found_count += 1
+        kept = "it stays where it is"
+        try:
+            target = self._target(os.path.basename(path))
+            self._files.rename(path, target)
+            kept = f"kept as {target}"
+        except StorageError as failure:
+            logger.warning("DISKQUEUE: %s", failure)
+        logger.error("DISKQUEUE(%s): %s - the file is left out, %s", path, error, kept)
+
+    def _target(self, name: str) -> str:
+        assert self._directory is not None, "a log in memory has no files"
+        directory = os.path.join(os.path.dirname(self._directory), DAMAGED_DIRECTORY)
+        self._files.make_directory(directory)
+        return free_name(self._files, os.path.join(directory, name))
+
+    def _keep(self, path: str, offset: int, size_bytes: int) -> str:
+        try:
+            target = self._target(f"{os.path.basename(path)}.{offset}")
+            if len(self._files.list_directory(os.path.dirname(target))) >= COPIES_MAX:
+                return f"not kept aside: {os.path.dirname(target)} is full"
+            with open(path, "rb") as file:
+                file.seek(offset)
+                content = file.read(min(size_bytes, COPY_BYTES_MAX))
+            self._files.write(target, content)
+        except OSError as error:
+            return f"not kept aside: {error}"
+        return f"kept in {target}"
+
+
+def free_name(files: "Files", path: str) -> str:
+    """Return the path, with a number behind it where it is taken."""
+    number, free = 1, path
+    while files.exists(free):
+        number += 1
+        free = f"{path}.{number}"
+    return free
+
+
+def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> None:
+    """Rename a file that cannot be used to `.bad`, and say what follows from that. Raises: StorageError."""
+    target = free_name(files, path + BAD)
+    files.rename(path, target)
+    logger.error("DISKQUEUE(%s): %s - kept as %s; %s", path, error, target, consequence)

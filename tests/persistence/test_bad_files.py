@@ -1,0 +1,251 @@
+"""Files that are damaged, missing, foreign or of a later format, under a whole broker and under the daemon."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqd.diskqueue import files
+from pyqd.hot.clock import wall
+from pyqd.primitives.errors import StartupError, StorageError
+from tests.support.nsq import Client
+from tests.support.server import Daemon, pyqd
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+
+COUNT = 400
+SIZE = 500
+
+
+def filled(root: Path, finished: int = 0) -> None:
+    """Leave a topic with a channel, several segments long, of which so many messages are finished."""
+    broker = broker_on(root)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    for number in range(COUNT):
+        topic.publish_body(body_of(number, SIZE), wall())
+    taken(channel, finished)
+    broker.close()
+
+
+def taken(channel: Any, count_max: int = COUNT) -> list[int]:
+    """Take and finish; return the numbers in the bodies."""
+    consumer = consumer_on(channel)
+    numbers = []
+    for _ in range(count_max):
+        message = channel.take_message(consumer)
+        if message is None:
+            break
+        channel.finish_message(consumer, message[0])
+        assert message[3] == body_of(int.from_bytes(message[3][:8], "little"), SIZE)
+        numbers.append(int.from_bytes(message[3][:8], "little"))
+    return numbers
+
+
+def segments(root: Path) -> list[Path]:
+    """Return the segments' files in order."""
+    found = [path for path in (root / "topics" / "t.topic" / "log").iterdir() if any(path.read_bytes()[16:24])]
+    return sorted(found, key=lambda path: path.read_bytes()[16:24][::-1])
+
+
+def change(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+RECORD_BYTES = 48 + 504
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 60])
+@pytest.mark.parametrize("content", [b"\xff\xff\xff\x7f", b"\xff", bytes(300)])
+def test_damage_in_a_sealed_segment_costs_what_it_hit_when_it_is_read(tmp_path, caplog, offset, content):
+    filled(tmp_path)
+    path = segments(tmp_path)[0]
+    change(path, 128 + 7 * RECORD_BYTES + offset, content)
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    assert topic.log.damage.found_count == 0, "a start does not read what is sealed"
+    assert taken(topic.channel("c")) == [number for number in range(COUNT) if number != 7]
+    assert topic.log.damage.lost_count == 1
+    assert topic.channel("c").depth == 0
+    assert str(path) in caplog.text
+    assert len(list((tmp_path / "topics" / "t.topic" / "damaged").iterdir())) == 1
+    assert broker.health() == "OK"
+    topic.check()
+
+
+def test_a_run_of_damaged_records_at_the_end_of_a_sealed_segment_is_stepped_over_by_every_channel(tmp_path):
+    filled(tmp_path)
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("d")
+    first = topic.log.first
+    change(segments(tmp_path)[0], first.tail - 3 * RECORD_BYTES + 20, b"\x55" * (2 * RECORD_BYTES))
+    lost = range(first.count - 3, first.count)
+    assert taken(topic.channel("c")) == [number for number in range(COUNT) if number not in lost]
+    topic.check()
+
+
+def test_what_was_in_flight_is_verified_at_the_start(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    for number in range(COUNT):
+        topic.publish_body(body_of(number, SIZE), wall())
+    consumer = consumer_on(channel)
+    for _ in range(10):
+        channel.take_message(consumer)
+    broker.close()
+    change(segments(tmp_path)[0], 128 + 4 * RECORD_BYTES, b"\xff" * 70)
+    topic = broker_on(tmp_path).topic("t")
+    expected = set(range(COUNT)) - {4, 5}
+    assert set(taken(topic.channel("c"))) | {5} == expected | {5}
+    topic.check()
+
+
+def test_a_missing_segment_is_stepped_over_and_said(tmp_path, caplog):
+    filled(tmp_path)
+    gone = segments(tmp_path)[1]
+    gone.unlink()
+    topic = broker_on(tmp_path).topic("t")
+    numbers = taken(topic.channel("c"))
+    assert numbers == sorted(numbers)
+    assert len(numbers) < COUNT
+    assert "are missing" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(8192), b"PYQDLGR\0" + bytes(8184), None])
+def test_a_bad_or_missing_ledger_means_everything_kept_comes_again(tmp_path, caplog, content):
+    filled(tmp_path, finished=3)
+    path = tmp_path / "topics" / "t.topic" / "c.channel" / "ledger"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    topic = broker_on(tmp_path).topic("t")
+    assert taken(topic.channel("c")) == list(range(COUNT))
+    assert "ledger" in caplog.text
+    assert path.with_suffix(".bad").exists() == (content is not None)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(4096), b"\xff" * 4096])
+def test_a_bad_topic_state_is_made_anew(tmp_path, content):
+    filled(tmp_path, finished=3)
+    (tmp_path / "topics" / "t.topic" / "state").write_bytes(content)
+    topic = broker_on(tmp_path).topic("t")
+    assert taken(topic.channel("c")) == list(range(3, COUNT))
+
+
+def test_a_bad_node_file_costs_nothing_and_no_number_is_given_twice(tmp_path):
+    filled(tmp_path)
+    (tmp_path / "node.json").write_bytes(b"\0" * 80)
+    topic = broker_on(tmp_path).topic("t")
+    assert topic.log.epoch == 1
+    assert taken(topic.channel("c")) == list(range(COUNT))
+    assert (tmp_path / "node.json.bad").exists()
+
+
+def test_after_a_power_failure_what_was_not_synced_is_verified_at_the_start(tmp_path):
+    filled(tmp_path)
+    change(segments(tmp_path)[0], 128 + 7 * RECORD_BYTES + 60, b"\xff")
+    node = (tmp_path / "node.json").read_text()
+    node = node.replace('"clean": true', '"clean": false').replace('"boot": "', '"boot": "x')
+    (tmp_path / "node.json").write_text(node)
+    topic = broker_on(tmp_path).topic("t")
+    assert topic.log.damage.lost_count == 1
+    assert taken(topic.channel("c")) == [number for number in range(COUNT) if number != 7]
+
+
+def test_foreign_files_are_left_alone(tmp_path, caplog):
+    filled(tmp_path)
+    foreign = [
+        tmp_path / "notes.txt",
+        tmp_path / "topics" / "readme",
+        tmp_path / "topics" / "file.topic",
+        tmp_path / "topics" / "t.topic" / "x.channel",
+        tmp_path / "topics" / "t.topic" / "log" / "core",
+    ]
+    for path in foreign:
+        path.write_bytes(b"foreign")
+    broker = broker_on(tmp_path)
+    assert taken(broker.topic("t").channel("c")) == list(range(COUNT))
+    assert list(broker.topic_of) == ["t"]
+    assert all(path.read_bytes() == b"foreign" for path in foreign)
+    assert "skipping file.topic" in caplog.text
+    assert "skipping x.channel" in caplog.text
+
+
+@pytest.mark.parametrize("room", range(3))
+def test_a_failed_creation_leaves_no_directory(tmp_path, room):
+    disk = FullFiles()
+    broker = broker_on(tmp_path, disk)
+    disk.room = min(room, 1)
+    with pytest.raises(StorageError):
+        broker.topic("t")
+    assert os.listdir(tmp_path / "topics") == []
+    disk.room = None
+    topic = broker.topic("t")
+    disk.room = 0
+    with pytest.raises(StorageError):
+        topic.channel("c")
+    assert not (tmp_path / "topics" / "t.topic" / "c.channel").exists()
+
+
+@pytest.mark.parametrize("place", ["segment", "ledger", "state"])
+def test_a_later_format_is_refused_by_name_and_nothing_is_touched(tmp_path, place):
+    filled(tmp_path)
+    topic = tmp_path / "topics" / "t.topic"
+    path = {"segment": segments(tmp_path)[1], "ledger": topic / "c.channel" / "ledger", "state": topic / "state"}[place]
+    change(path, 8, b"\2")
+    content = path.read_bytes()
+    with pytest.raises(StartupError, match=r"version 2") as caught:
+        broker_on(tmp_path)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
+    class NoReserve:
+        def posix_fallocate(self, *_arguments: Any) -> int:
+            return errno.EOPNOTSUPP
+
+    monkeypatch.setattr(files, "_libc", NoReserve())
+    with pytest.raises(StorageError, match="cannot reserve blocks"):
+        files.Files().new_mapped(str(tmp_path / "file"), 4096, False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_ids_go_on_upwards_when_the_clock_jumps_back(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    now = wall()
+    for back_ns in (0, 3600 * 10**9, 1800 * 10**9):
+        topic.publish_body(body_of(1, SIZE), now - back_ns)
+    consumer = consumer_on(channel)
+    guids = [channel.take_message(consumer)[0] for _ in range(3)]
+    assert guids == sorted(set(guids))
+    broker.close()
+    topic = broker_on(tmp_path).topic("t")
+    topic.publish_body(body_of(1, SIZE), now - 3600 * 10**9)
+    consumer = consumer_on(topic.channel("c"))
+    assert max(topic.channel("c").take_message(consumer)[0] for _ in range(4)) > guids[-1]
+
+
+def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
+    (tmp_path / "data").mkdir()
+    filled(tmp_path / "data", finished=3)
+    change(segments(tmp_path / "data")[0], 128 + 7 * RECORD_BYTES, b"\xff" * 60)
+    (tmp_path / "data" / "topics" / "t.topic" / "c.channel" / "ledger").write_bytes(bytes(5000))
+    (tmp_path / "data" / "node.json").write_bytes(b"")
+    daemon = Daemon(pyqd(), tmp_path, ["-max-bytes-per-file=65536"])
+    daemon.start()
+    try:
+        client = Client(daemon.tcp_address)
+        client.sub("t", "c", rdy_count=2500)
+        numbers = {int.from_bytes(message.body[:8], "little") for message in client.read_messages(COUNT - 1)}
+        assert numbers == set(range(COUNT)) - {7}
+    finally:
+        daemon.stop()

@@ -1,0 +1,163 @@
+"""A disk that is full for real: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nsq import ERROR, Client, Message
+from tests.support.server import Daemon, pyqd, wait_until
+
+DISK_BYTES = 8 << 20
+TOPIC = "full"
+BODY_BYTES = 4000
+COUNT_MAX = 4000
+DETACH = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(path: Path) -> None:
+    """Mount a file system in memory. Raises: OSError where this user may not."""
+    options = f"size={DISK_BYTES}".encode()
+    if _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    try:
+        mount(path)
+    except OSError as error:
+        pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
+    try:
+        yield path
+    finally:
+        _libc.umount2(os.fsencode(path), DETACH)
+
+
+def daemon_on(directory: Path, *flags: str) -> Daemon:
+    """Return a daemon whose data, but not its log, is on the disk."""
+    daemon = Daemon(pyqd(), directory, ["-min-free-bytes=1048576", *flags])
+    daemon.log_path = directory.parent / "log"
+    return daemon
+
+
+@pytest.fixture
+def daemon(disk: Path) -> Iterator[Daemon]:
+    running = daemon_on(disk)
+    running.start()
+    try:
+        running.http("POST", "/topic/create", None, topic=TOPIC)
+        running.http("POST", "/channel/create", None, topic=TOPIC, channel="c")
+        yield running
+        running.stop()
+    finally:
+        running.kill()
+
+
+def body_of(number: int) -> bytes:
+    return b"%d " % number + bytes(BODY_BYTES)
+
+
+def number_of(message: Message) -> int:
+    return int(message.body.split(b" ", 1)[0])
+
+
+def publish_until_refused(daemon: Daemon, start: int = 0) -> int:
+    """Publish until it is refused. Returns: the number after the last that was accepted."""
+    for number in range(start, start + COUNT_MAX):
+        reply = daemon.http("POST", "/pub", body_of(number), topic=TOPIC)
+        if reply.status != 200:
+            assert reply.status == 503
+            return number
+    raise AssertionError("the disk was never full")
+
+
+def consume(daemon: Daemon, count: int) -> list[int]:
+    with Client(daemon.tcp_address) as client:
+        client.sub(TOPIC, rdy_count=50)
+        numbers = []
+        for _ in range(count):
+            message = client.read_message()
+            numbers.append(number_of(message))
+            client.fin(message)
+        client.rdy(0)
+        return numbers
+
+
+def healthy(daemon: Daemon) -> bool:
+    return daemon.http("GET", "/ping").status == 200
+
+
+def test_a_full_disk_refuses_publishing_until_consuming_has_made_room(daemon: Daemon) -> None:
+    end = publish_until_refused(daemon)
+    assert end * BODY_BYTES > DISK_BYTES // 4
+    reply = daemon.http("GET", "/ping")
+    assert reply.status == 500
+    assert reply.body.startswith(b"NOK - ")
+    with Client(daemon.tcp_address) as client:
+        client.send(b"PUB %s\n" % TOPIC.encode() + (BODY_BYTES).to_bytes(4, "big") + bytes(BODY_BYTES))
+        client.expect_fatal(
+            "E_PUB_FAILED",
+            f"PUB failed failed to store in topic {TOPIC} - less than 1048576 bytes would be left free on the disk",
+        )
+    assert consume(daemon, end) == list(range(end))
+    wait_until(lambda: healthy(daemon), "health is well again")
+    again = publish_until_refused(daemon, end)
+    assert again > end + 100
+    assert sorted(consume(daemon, again - end)) == list(range(end, again))
+    daemon.wait_for_channel(TOPIC, "c", depth=0, in_flight_count=0)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_was_accepted_on_a_full_disk_outlives_a_restart(daemon: Daemon, clean: bool) -> None:
+    end = publish_until_refused(daemon)
+    if clean:
+        daemon.stop()
+    else:
+        daemon.kill()
+    daemon.start()
+    assert consume(daemon, end) == list(range(end))
+
+
+def fill(path: Path) -> None:
+    """Take all that is left of the disk."""
+    found = os.statvfs(path.parent)
+    with open(path, "wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, found.f_bfree * found.f_frsize)
+    assert os.statvfs(path.parent).f_bfree == 0
+
+
+def test_messages_can_be_finished_while_others_fill_the_disk_to_the_last_byte(daemon: Daemon, disk: Path) -> None:
+    end = publish_until_refused(daemon)
+    fill(disk / "ballast")
+    with Client(daemon.tcp_address) as client:
+        client.sub(TOPIC, rdy_count=1)
+        first = client.read_message()
+        client.req(first, 60000)
+        kind, data = client.read_frame()
+        assert kind == ERROR
+        assert data.startswith(b"E_REQ_FAILED REQ " + first.id + b" failed ")
+        client.rdy(0)
+        client.fin(first)
+    daemon.wait_for_channel(TOPIC, "c", in_flight_count=0)
+    assert consume(daemon, end - 1) == list(range(1, end))
+    os.unlink(disk / "ballast")
+    wait_until(lambda: healthy(daemon), "health is well again")
+    assert publish_until_refused(daemon, end) > end + 100
+
+
+def test_deferred_messages_take_no_more_of_a_full_disk(daemon: Daemon, disk: Path) -> None:
+    for number in range(COUNT_MAX):
+        if daemon.http("POST", "/pub", body_of(number), topic=TOPIC, defer="600000").status != 200:
+            break
+    found = os.statvfs(disk)
+    assert found.f_bavail * found.f_frsize >= 1 << 20
+    daemon.wait_for_channel(TOPIC, "c", depth=0, deferred_count=number)
+    daemon.restart()
+    daemon.wait_for_channel(TOPIC, "c", depth=0, deferred_count=number)

@@ -1,0 +1,258 @@
+"""A kill between any two instructions of an operation: before or after, for each channel, and nothing between."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqd.hot.clock import mono, wall
+from pyqd.hot.record import span_bytes
+from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
+from tests.persistence.stepping import states_of
+from tests.persistence.views import views_in
+from tests.support.storage import (
+    RECORD_HEADER_BYTES,
+    SEGMENT_BYTES_MIN,
+    SEGMENT_HEADER_BYTES,
+    body_of,
+    broker_on,
+    consumer_on,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="single steps of x86-64"),
+]
+
+DUE = 1
+
+
+class Bench:
+    """A topic with two channels, some messages in each state, and consumers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.broker: Any = broker_on(directory)
+        self.topic: Any = self.broker.topic("t")
+        self.channels = [self.topic.channel(name) for name in "ab"]
+        self.consumers = [consumer_on(channel) for channel in self.channels]
+        self.count = 0
+
+    def publish(self, count: int = 1, size_bytes: int = 20, due_ns: int = 0) -> None:
+        for _ in range(count):
+            self.topic.publish_body(body_of(self.count, size_bytes), wall(), due_ns)
+            self.count += 1
+
+    def take(self, count: int = 1) -> list[int]:
+        """Take messages on the first channel. Returns: their ids."""
+        taken = [self.channels[0].take_message(self.consumers[0]) for _ in range(count)]
+        return [message[0] for message in taken]
+
+    def finish(self, guid: int) -> Callable[[], object]:
+        return lambda: self.channels[0].finish_message(self.consumers[0], guid)
+
+    def requeue(self, guid: int, delay_ns: int) -> Callable[[], object]:
+        return lambda: self.channels[0].requeue_message(self.consumers[0], guid, delay_ns)
+
+    def delete_channel(self, name: str) -> None:
+        self.topic.channel(name).close_consumers()
+        self.topic.delete_channel(name)
+
+    def release(self) -> None:
+        self.broker.scheduler.run_timers(mono() + 1)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path / "data")
+    bench.publish(5)
+    return bench
+
+
+def views_of_copy(directory: Path) -> dict[str, Any]:
+    copy = directory.parent / "view"
+    shutil.copytree(directory, copy)
+    try:
+        return views_in(copy)
+    finally:
+        shutil.rmtree(copy)
+
+
+def assert_all_or_nothing(bench: Bench, operation: Callable[[], object]) -> None:
+    """Step through an operation: what a start finds is for each thing what was there before, or what is there after.
+
+    Due times that the operation computes are equal to the hour's half.
+    """
+    before = rounded(views_of_copy(bench.directory))
+    seen = [rounded(views_in(state)) for state in states_of(bench.directory, operation)]
+    after = rounded(views_of_copy(bench.directory))
+    assert seen, "the operation changes no file"
+    assert seen[-1] == after
+    for found in seen:
+        for name, value in found.items():
+            assert value in (before.get(name), after.get(name)), name
+    # Once something is done it stays done.
+    for name in after:
+        done = [found.get(name) == after[name] for found in seen]
+        assert done == sorted(done) or before.get(name) == after[name], name
+
+
+def rounded(views: dict[str, Any]) -> dict[str, Any]:
+    """Return the views with due times in half hours."""
+    half_ns = HOUR_NS // 2
+    return {
+        name: view._replace(deferred=tuple((body, due // half_ns) for body, due in view.deferred))
+        if hasattr(view, "deferred")
+        else view
+        for name, view in views.items()
+    }
+
+
+def far() -> int:
+    """Return a due time in the middle of a half hour, an hour or more away."""
+    half_ns = HOUR_NS // 2
+    return (wall() // half_ns + 3) * half_ns + half_ns // 2
+
+
+def far_delay() -> int:
+    return far() - wall()
+
+
+def test_publishing(bench):
+    assert_all_or_nothing(bench, lambda: bench.publish())
+
+
+def test_publishing_a_deferred_message(bench):
+    bench.publish(due_ns=far())
+    assert_all_or_nothing(bench, lambda: bench.publish(due_ns=far()))
+
+
+def test_publishing_the_first_deferred_message_of_a_channel(bench):
+    bench.delete_channel("b")
+    assert_all_or_nothing(bench, lambda: bench.publish(due_ns=far()))
+
+
+def test_publishing_a_deferred_message_on_a_paused_topic_and_resuming_it(bench):
+    bench.publish(due_ns=far())
+    bench.topic.pause(True)
+    assert_all_or_nothing(bench, lambda: bench.publish(due_ns=far()))
+    bench.publish(due_ns=far())
+    bench.publish(due_ns=far())
+    assert_all_or_nothing(bench, lambda: bench.topic.pause(False))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_publishing_many_at_once(bench, count):
+    bodies = [body_of(100 + number, 24) for number in range(count)]
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_publishing_over_a_segments_end(bench, spare):
+    if not spare:
+        bench.topic.log.on_spare_wanted = None
+    room_bytes = SEGMENT_BYTES_MIN - SEGMENT_HEADER_BYTES - 5 * span_bytes(20)
+    bench.publish(1, room_bytes - RECORD_HEADER_BYTES - 16)
+    assert_all_or_nothing(bench, bench.publish)
+
+
+def test_handing_out(bench):
+    assert_all_or_nothing(bench, lambda: bench.take())
+
+
+def test_handing_out_a_deferred_message(bench):
+    bench.take(5)
+    bench.publish(due_ns=DUE)
+    bench.release()
+    assert_all_or_nothing(bench, lambda: bench.take())
+
+
+@pytest.mark.parametrize("order", [[0], [3], [1, 0], [4, 2, 1, 3, 0]])
+def test_finishing(bench, order):
+    guids = bench.take(5)
+    for index in order[:-1]:
+        bench.finish(guids[index])()
+    assert_all_or_nothing(bench, bench.finish(guids[order[-1]]))
+
+
+def test_finishing_a_deferred_message(bench):
+    bench.take(5)
+    bench.publish(2, due_ns=DUE)
+    bench.release()
+    guids = bench.take(2)
+    assert_all_or_nothing(bench, bench.finish(guids[1]))
+
+
+def test_finishing_the_last_message_of_a_segment_and_trimming(bench):
+    bench.delete_channel("b")
+    bench.publish(3, 30_000)
+    guids = bench.take(8)
+    for guid in guids[:-1]:
+        bench.finish(guid)()
+
+    def finish_and_trim():
+        bench.finish(guids[-1])()
+        bench.broker.scheduler.run_wakes()
+
+    assert_all_or_nothing(bench, finish_and_trim)
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_requeueing(bench, delay):
+    guids = bench.take(3)
+    assert_all_or_nothing(bench, bench.requeue(guids[1], far_delay() if delay else 0))
+
+
+def test_requeueing_with_a_delay_again(bench):
+    bench.take(5)
+    bench.publish(due_ns=DUE)
+    bench.release()
+    (guid,) = bench.take()
+    assert_all_or_nothing(bench, bench.requeue(guid, far_delay()))
+
+
+def test_timing_out(bench):
+    bench.take(1)
+    assert_all_or_nothing(bench, lambda: bench.broker.scheduler.run_timers(mono() + 2 * MINUTE_NS))
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_pausing_a_channel(bench, paused):
+    bench.channels[0].pause(not paused)
+    assert_all_or_nothing(bench, lambda: bench.channels[0].pause(paused))
+
+
+def test_pausing_a_topic(bench):
+    assert_all_or_nothing(bench, lambda: bench.topic.pause(True))
+
+
+def test_emptying_a_channel(bench):
+    bench.take(2)
+    assert_all_or_nothing(bench, bench.channels[0].empty)
+
+
+def test_making_a_channel(bench):
+    assert_all_or_nothing(bench, lambda: bench.topic.channel("c"))
+
+
+def test_making_the_first_channel_of_a_topic_that_holds_messages(bench):
+    topic = bench.broker.topic("u")
+    for due_ns in (0, far(), 0, far()):
+        topic.publish_body(b"held", wall(), due_ns)
+    assert_all_or_nothing(bench, lambda: topic.channel("c"))
+
+
+def test_deleting_a_channel(bench):
+    bench.take(2)
+    assert_all_or_nothing(bench, lambda: bench.delete_channel("a"))
+
+
+def test_making_and_deleting_a_topic(bench):
+    assert_all_or_nothing(bench, lambda: bench.broker.topic("u"))
+    bench.broker.topic("v")
+    assert_all_or_nothing(bench, lambda: bench.broker.delete_topic("v"))

@@ -1,0 +1,63 @@
+"""What clients of a data directory would see of it after a start."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyqd.hot.clock import mono
+from tests.support.storage import broker_on, consumer_on
+
+
+class View(NamedTuple):
+    """One channel: bodies with the attempts they come with, bodies with the time before which they do not come."""
+
+    queued: tuple[tuple[bytes, int], ...]
+    deferred: tuple[tuple[bytes, int], ...]
+    paused: bool
+
+
+def counts_of(channel: Any) -> tuple[int, int, int]:
+    return channel.message_count, channel.requeue_count, channel.timeout_count
+
+
+def deferred_in(channel: Any) -> list[tuple[bytes, int]]:
+    """Return body and due time of what waits for its time."""
+    if channel.parked is None:
+        return []
+    finished = channel.parked.ledger.has_finished
+    return sorted((body, due) for ordinal, _, _, due, _, body in channel.parked.log.records() if not finished(ordinal))
+
+
+def view_of(channel: Any) -> View:
+    """Take and finish what a channel has; what is not due stays."""
+    consumer = consumer_on(channel)
+    paused = channel.paused
+    queued = []
+    channel.topic.broker.scheduler.run_timers(mono() + 1)
+    depth = channel.depth
+    while (taken := channel.take_message(consumer)) is not None:
+        guid, attempts, _, body = taken
+        queued.append((body, attempts))
+        assert channel.finish_message(consumer, guid) == 0
+        channel.topic.check()
+    assert len(queued) == depth
+    deferred = deferred_in(channel)
+    assert len(deferred) == channel.deferred_count
+    return View(tuple(sorted(queued)), tuple(deferred), paused)
+
+
+def views_in(directory: Path) -> dict[str, Any]:
+    """Start on a directory. Returns: channel names with their View, and what the topic itself holds."""
+    broker = broker_on(directory)
+    found: dict[str, Any] = {}
+    for topic in broker.topic_of.values():
+        topic.check()
+        broker.scheduler.run_wakes()
+        topic.check()
+        found[f"{topic.name} paused"] = topic.paused
+        found[f"{topic.name} depth"] = topic.depth
+        found[f"{topic.name} messages"] = topic.message_count
+        found[f"{topic.name} channels"] = sorted(topic.channel_of)
+        for name, channel in topic.channel_of.items():
+            found[f"{name} counts"] = counts_of(channel)
+            found[name] = view_of(channel)
+    return found

@@ -1,0 +1,150 @@
+"""A disk that knows what would be left of it if the power failed now.
+
+What is on stable storage: of a file the bytes as of each completed sync, of a directory the names as of its sync. The
+kernel may write back more at any time, page by page and in any order, and names as well: `write_back` does it at random
+and for good, `cut` once more for what it leaves. A new file is its size of zeros until it is synced.
+"""
+
+import os
+import random
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pyqd.broker.broker import BOOT_ID
+from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import StorageError
+
+Names = dict[str, int]
+
+
+class PowerFiles(Files):
+    """Files under `root`, which is taken as it is found: all of it is on stable storage.
+
+    boot: the machine's boot id. chance: of each page and directory to be written back without being asked to.
+    on_sync: called before each sync. failing: syncs fail.
+    """
+
+    def __init__(self, root: Path, boot: str, seed: int = 0, chance: float = 0.5) -> None:
+        self.root = root
+        self.boot = boot
+        self.chance = chance
+        self.random = random.Random(seed)
+        self.failing = False
+        self.on_sync: Callable[[], object] = lambda: None
+        self.sync_count = 0
+        # Open descriptors keep the numbers of removed files from being given anew.
+        self._descriptors: dict[int, int] = {}
+        self._durable: dict[int, bytearray] = {}
+        self._names: dict[int, Names] = {}
+        self._mapped: dict[int, int] = {}
+        self._lock = threading.RLock()
+        self._adopt(str(root))
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _adopt(self, path: str) -> None:
+        number = self._know(path)
+        if number in self._names:
+            self._names[number] = self._names_now(path)
+            for name in self._names[number]:
+                self._adopt(os.path.join(path, name))
+        else:
+            self._durable[number][:] = Path(path).read_bytes()
+
+    def _know(self, path: str) -> int:
+        found = os.stat(path)
+        if found.st_ino not in self._descriptors:
+            self._descriptors[found.st_ino] = os.open(path, os.O_RDONLY)
+            if stat.S_ISDIR(found.st_mode):
+                self._names[found.st_ino] = {}
+            else:
+                self._durable[found.st_ino] = bytearray(found.st_size)
+        return found.st_ino
+
+    def _names_now(self, path: str | int) -> Names:
+        names = {}
+        for entry in os.scandir(path):
+            number = entry.inode()
+            if number not in self._descriptors:
+                self._know(entry.path if isinstance(path, str) else f"/proc/self/fd/{path}/{entry.name}")
+            names[entry.name] = number
+        return names
+
+    def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
+        with self._lock:
+            mapping = super().new_mapped(path, size_bytes, populate)
+            if path is not None:
+                self._mapped[mapping.address] = self._know(path)
+        return mapping
+
+    def open_mapped(self, path: str) -> Mapping:
+        with self._lock:
+            mapping = super().open_mapped(path)
+            self._mapped[mapping.address] = self._know(path)
+        return mapping
+
+    def read(self, path: str) -> bytes:
+        return self.boot.encode() if path == BOOT_ID else super().read(path)
+
+    def write(self, path: str, content: bytes) -> None:
+        with self._lock:
+            super().write(path, content)
+            self._durable[self._know(path)][:] = content
+
+    def _begin_sync(self, path: str) -> None:
+        self.sync_count += 1
+        self.on_sync()
+        if self.failing:
+            raise StorageError("sync", path, 5, "Input/output error")
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        if mapping.path is None or length_bytes <= 0:
+            return
+        self._begin_sync(mapping.path)
+        end = -(-(start_bytes + length_bytes) // PAGE_BYTES) * PAGE_BYTES
+        with self._lock:
+            self._durable[self._mapped[mapping.address]][start_bytes:end] = mapping.view()[start_bytes:end]
+
+    def sync_directory(self, path: str) -> None:
+        self._begin_sync(path)
+        super().sync_directory(path)
+        with self._lock:
+            self._names[self._know(path)] = self._names_now(path)
+
+    def write_back(self) -> None:
+        """Let the kernel write some of what is dirty, of its own accord."""
+        with self._lock:
+            for number in list(self._durable):
+                self._durable[number][:] = self._mixed(number)
+            for number, directory in list(self._descriptors.items()):
+                if number in self._names and self.random.random() < self.chance:
+                    self._names[number] = self._names_now(directory)
+
+    def _mixed(self, number: int) -> bytearray:
+        content = bytearray(self._durable[number])
+        now = os.pread(self._descriptors[number], len(content), 0)
+        for at in range(0, len(now), PAGE_BYTES):
+            page = slice(at, at + PAGE_BYTES)
+            if content[page] != now[page] and self.random.random() < self.chance:
+                content[page] = now[page]
+        return content
+
+    def cut(self, target: Path) -> None:
+        """Build what a machine would find after the power failed now, in a directory made for it."""
+        with self._lock:
+            self._restore(os.stat(self.root).st_ino, target)
+
+    def _restore(self, number: int, target: Path) -> None:
+        if number in self._names:
+            target.mkdir()
+            for name, entry in self._names[number].items():
+                self._restore(entry, target / name)
+        else:
+            target.write_bytes(self._mixed(number))

@@ -1,0 +1,328 @@
+"""Tests of pyqd.broker.space: retention, quota, floor of free bytes, stragglers, drained topics."""
+
+import pytest
+
+from pyqd.broker import space
+from pyqd.diskqueue.files import Files
+from pyqd.hot.clock import mono, wall
+from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from pyqd.primitives.errors import DiskFull
+from tests.support.storage import body_of, broker_on, consumer_on
+
+BODY_BYTES = 8 << 10
+PER_SEGMENT = 7
+KIB = 1024
+
+
+class Disk(Files):
+    """A disk that has so many bytes free."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def free_bytes(self, path):
+        return self.free
+
+
+def publish(topic, count, start=0):
+    for number in range(start, start + count):
+        topic.publish_body(body_of(number, BODY_BYTES), wall())
+    topic.scheduler.run_wakes()
+
+
+def publish_until_refused(topic):
+    for count in range(1000):
+        try:
+            publish(topic, 1, count)
+        except DiskFull as error:
+            return count, str(error)
+    raise AssertionError("nothing was refused")
+
+
+def take(channel, consumer, count):
+    taken = [channel.take_message(consumer) for _ in range(count)]
+    assert all(taken)
+    return taken
+
+
+def finish(channel, consumer, messages):
+    for message in messages:
+        assert channel.finish_message(consumer, message[0]) == 0
+    channel.feed.scheduler.run_wakes()
+
+
+def consume(channel, consumer, count):
+    finish(channel, consumer, take(channel, consumer, count))
+
+
+def segment_count(log):
+    count, segment = 1, log.first
+    while segment is not log.active:
+        segment = segment.next
+        count += 1
+    return count
+
+
+def test_finished_segments_go_without_retention(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 5 * PER_SEGMENT)
+    assert segment_count(topic.log) == 5
+    consume(channel, consumer, 5 * PER_SEGMENT)
+    assert segment_count(topic.log) == 1
+
+
+@pytest.mark.parametrize("kept_segments", [1, 2, 3])
+def test_the_last_finished_bytes_stay_with_retention_by_bytes(tmp_path, kept_segments):
+    topic = broker_on(tmp_path, retention_bytes=(kept_segments + 1) * 60000).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for number in range(10):
+        publish(topic, PER_SEGMENT, number * PER_SEGMENT)
+        consume(channel, consumer, PER_SEGMENT)
+    assert segment_count(topic.log) == kept_segments + 2
+    assert topic.retained_from() == topic.log.first.first_ordinal
+    topic.check()
+
+
+def test_retention_by_time_keeps_what_grew_since_and_a_change_is_live(tmp_path):
+    topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 3 * PER_SEGMENT)
+    consume(channel, consumer, 3 * PER_SEGMENT)
+    assert segment_count(topic.log) == 3
+    topic.space.tend(mono())
+    assert segment_count(topic.log) == 3
+    topic.space.set_own(retention_time_ns=1)
+    assert segment_count(topic.log) == 1
+
+
+def test_own_limits_outlive_a_restart_and_zero_is_not_the_default(tmp_path):
+    broker = broker_on(tmp_path, retention_bytes=10**9)
+    broker.topic("t").space.set_own(retention_bytes=0, bytes_max=1 << 20)
+    broker.topic("u")
+    broker.close()
+    broker = broker_on(tmp_path, retention_bytes=10**9)
+    topic = broker.topic("t")
+    assert topic.own_limits == (0, None, 1 << 20)
+    assert (topic.retention_bytes, topic.space.bytes_max) == (0, 1 << 20)
+    assert broker.topic("u").own_limits == (None, None, None)
+    assert broker.topic("u").retention_bytes == 10**9
+    topic.space.set_own(retention_bytes=None)
+    assert topic.retention_bytes == 10**9
+
+
+def test_a_finished_message_held_by_retention_asks_for_no_trim(tmp_path):
+    topic = broker_on(tmp_path, retention_bytes=10**9).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 2 * PER_SEGMENT)
+    consume(channel, consumer, PER_SEGMENT + 1)
+    channel.finish_message(consumer, take(channel, consumer, 1)[0][0])
+    assert topic.scheduler.run_wakes() == 0
+
+
+@pytest.mark.parametrize("ephemeral", [False, True])
+def test_a_quota_refuses_and_health_says_so_until_consuming_has_made_room(tmp_path, ephemeral):
+    broker = broker_on(tmp_path, max_topic_bytes=400 * KIB, mem_queue_size=10**6)
+    topic = broker.topic("t#ephemeral" if ephemeral else "t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    count, text = publish_until_refused(topic)
+    assert count >= 3 * PER_SEGMENT
+    assert "limit of 409600 bytes is reached" in text
+    assert topic.space.bytes_used() <= 400 * KIB
+    assert broker.health().startswith(f"NOK - topic {topic.name}: the topic's limit")
+    consume(channel, consumer, 2 * PER_SEGMENT)
+    assert broker.health() == "OK"
+    publish(topic, 1)
+    topic.check()
+
+
+def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
+    broker = broker_on(tmp_path, max_bytes_per_file=1 << 20)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 200)
+    consume(channel, consumer, 200)
+    topic.space.set_own(bytes_max=1)
+    assert topic.space.bytes_max == 256 * KIB
+    count, _ = publish_until_refused(topic)
+    consume(channel, consumer, count)
+    topic.space.tend(mono())
+    assert broker.health() == "OK"
+    publish(topic, PER_SEGMENT)
+    assert topic.space.bytes_used() <= 256 * KIB
+
+
+def test_publishing_stops_at_the_floor_of_free_bytes_and_goes_on_above_it(tmp_path):
+    disk = Disk(10 << 20)
+    broker = broker_on(tmp_path, disk, min_free_bytes=1 << 20)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    disk.free = (1 << 20) + 1000
+    count, text = publish_until_refused(topic)
+    assert PER_SEGMENT <= count <= 3 * PER_SEGMENT
+    assert "less than 1048576 bytes would be left free" in text
+    assert broker.health().startswith("NOK")
+    with pytest.raises(DiskFull):
+        broker.topic("another")
+    disk.free = 1000
+    messages = take(channel, consumer, count)
+    assert channel.requeue_message(consumer, messages[0][0], 0) == 0
+    with pytest.raises(DiskFull):
+        channel.parked or publish_deferred_until_refused(topic)
+    finish(channel, consumer, messages[1:])
+    consume(channel, consumer, 1)
+    disk.free = 10 << 20
+    assert broker.health() == "OK"
+    publish(topic, 1)
+    channel.check()
+
+
+def publish_deferred_until_refused(topic):
+    for number in range(100):
+        topic.publish_body(body_of(number, BODY_BYTES), wall(), wall() + HOUR_NS)
+
+
+def test_some_room_is_kept_even_with_a_floor_of_zero(tmp_path):
+    disk = Disk(space.RESERVE_BYTES + (64 << 10))
+    topic = broker_on(tmp_path, disk, min_free_bytes=0).topic("t")
+    topic.channel("c")
+    disk.free = space.RESERVE_BYTES
+    count, _ = publish_until_refused(topic)
+    assert count <= 2 * PER_SEGMENT
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(space, "STRAGGLER_AGE_NS", 0)
+    monkeypatch.setattr(space, "STRAGGLER_LOG_BYTES_MIN", 0)
+
+
+@pytest.mark.parametrize("name", ["c", "c#ephemeral"])
+def test_stragglers_move_out_of_old_segments_and_keep_what_they_are(tmp_path, eager, name):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    channel = topic.channel(name)
+    consumer = consumer_on(channel)
+    publish(topic, 8 * PER_SEGMENT)
+    messages = take(channel, consumer, 8 * PER_SEGMENT)
+    in_flight, waiting = messages[1], messages[3]
+    assert channel.requeue_message(consumer, waiting[0], 0) == 0
+    finish(channel, consumer, [message for message in messages if message not in (in_flight, waiting)])
+    assert segment_count(topic.log) == 8
+    topic.space.tend(mono())
+    topic.scheduler.run_wakes()
+    assert segment_count(topic.log) == 1
+    topic.check()
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 1, 0)
+    again = channel.take_message(consumer)
+    assert again == (waiting[0], 2, *waiting[2:])
+    assert channel.touch_message(consumer, in_flight[0]) == 0
+    finish(channel, consumer, [in_flight, again])
+    assert (channel.depth, channel.in_flight_count) == (0, 0)
+    assert channel.take_message(consumer) is None
+
+
+def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 8 * PER_SEGMENT)
+    messages = take(channel, consumer, 8 * PER_SEGMENT)
+    assert channel.requeue_message(consumer, messages[2][0], 0) == 0
+    (again,) = take(channel, consumer, 1)
+    finish(channel, consumer, messages[:2] + messages[3:])
+    topic.space.tend(mono())
+    assert segment_count(topic.log) == 1
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    topic.scheduler.run_timers(mono() + SECOND_NS)
+    topic.scheduler.run_wakes()
+    assert channel.depth == 1
+    assert channel.take_message(consumer_on(channel)) == (again[0], 3, *again[2:])
+
+
+def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storage(tmp_path, eager):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    channel.parks_durably = True
+    consumer = consumer_on(channel)
+    publish(topic, 8 * PER_SEGMENT)
+    messages = take(channel, consumer, 8 * PER_SEGMENT)
+    finish(channel, consumer, messages[1:])
+    for _ in range(2):
+        topic.space.tend(mono())
+        assert channel.parked.log.end == 1
+        assert segment_count(topic.log) == 8
+    channel.settle(1)
+    channel.note_settled(1)
+    topic.scheduler.run_wakes()
+    assert segment_count(topic.log) == 1
+    finish(channel, consumer, messages[:1])
+    channel.check()
+
+
+def test_a_queue_is_not_moved(tmp_path, eager):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    publish(topic, 8 * PER_SEGMENT)
+    consume(channel, consumer_on(channel), 2)
+    topic.space.tend(mono())
+    assert channel.parked is None
+    assert segment_count(topic.log) == 8
+
+
+def test_many_stragglers_move_a_bounded_number_at_a_time(tmp_path, eager, monkeypatch):
+    monkeypatch.setattr(space, "STRAGGLERS_PER_TURN", 5)
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 8 * PER_SEGMENT)
+    messages = take(channel, consumer, 8 * PER_SEGMENT)
+    topic.space.tend(mono())
+    assert channel.parked.log.end == 5
+    assert segment_count(topic.log) == 8
+    topic.space.tend(mono())
+    assert channel.parked.log.end == 10
+    assert segment_count(topic.log) == 7
+    finish(channel, consumer, messages)
+    assert segment_count(topic.log) == 1
+
+
+def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
+    topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, 500)
+    topic.space.tend(mono())
+    consume(channel, consumer, 500)
+    assert topic.space.bytes_used() > 1 << 20
+    topic.space.tend(mono())
+    assert topic.space.bytes_used() > 1 << 20
+    topic.space.tend(mono() + 2 * space.QUIET_NS)
+    assert topic.space.bytes_used() == 64 * KIB
+    assert len(list((tmp_path / "topics" / "t.topic" / "log").iterdir())) == 1
+    publish(topic, 3, 500)
+    consume(channel, consumer, 3)
+    topic.check()
+    topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
+    assert topic.log.end == 503
+    assert topic.channel("c").depth == 0
+
+
+def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
+    topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
+    channel = topic.channel("c")
+    publish(topic, 500)
+    consume(channel, consumer_on(channel), 499)
+    used = topic.space.bytes_used()
+    topic.space.tend(mono())
+    topic.space.tend(mono() + 2 * space.QUIET_NS)
+    assert 1 << 20 < topic.space.bytes_used() <= used
+    assert channel.depth == 1
