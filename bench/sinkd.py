@@ -11,7 +11,7 @@ def main() -> None:
     parser.add_argument("-tcp-address", required=True, metavar="HOST:PORT")
     parser.add_argument("-http-address", help="ignored")
     parser.add_argument("-data-path", help="ignored")
-    host, _, port = parser.parse_args().tcp_address.rpartition(":")
+    host, _, port = parser.parse_known_args()[0].tcp_address.rpartition(":")
     with socket.create_server((host, int(port)), backlog=4096) as listener:
         listener.setblocking(False)
         serve(listener.fileno())
