@@ -59,8 +59,8 @@ class StoredChannel:
         unfinished = set(self.parked_ledger.unfinished(self.parked_log.end))
         for record in self.parked_log.records(self.parked_ledger.floor):
             if record.ordinal in unfinished:
-                noted = self.attempts_of.get((FROM_PARKED, record.ordinal), record.handed_out)
-                yield Queued(record, noted or record.attempts, noted == 0)
+                noted = self.attempts_of.get((FROM_PARKED, record.ordinal), record.handed_out or None)
+                yield Queued(record, record.attempts if noted is None else noted, noted is None)
 
     def messages(self) -> Iterator[Queued]:
         """Yield all that is not finished: of the topic's log in its order, then what is parked, due first."""
