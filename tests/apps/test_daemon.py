@@ -109,6 +109,12 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO: NSQ: bye")
 
 
+def takes_connections(path: Path) -> bool:
+    """Say whether something listens on a unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def test_it_serves_unix_sockets_and_removes_them(tmp_path: Path) -> None:
     tcp_path, http_path = tmp_path / "tcp.sock", tmp_path / "http.sock"
     flags = [f"-tcp-address={tcp_path}", f"-http-address={http_path}"]
@@ -119,7 +125,8 @@ def test_it_serves_unix_sockets_and_removes_them(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(http_path.exists, "the daemon listens", WAIT_S)
+        # The HTTP listener is the last to start; its file is there a moment before it takes connections.
+        wait_until(lambda: takes_connections(http_path), "the daemon listens", WAIT_S)
         web = http.client.HTTPConnection("localhost", timeout=WAIT_S)
         web.sock = socket.socket(socket.AF_UNIX)
         web.sock.connect(str(http_path))
