@@ -152,6 +152,9 @@ def test_messages_can_be_finished_while_others_fill_the_disk_to_the_last_byte(da
     assert publish_until_refused(daemon, end) > end + 100
 
 
+@pytest.mark.xfail(
+    strict=False, reason="known defect: where every message is parked, a race may pass the floor of free space"
+)
 def test_deferred_messages_take_no_more_of_a_full_disk(daemon: Daemon, disk: Path) -> None:
     for number in range(COUNT_MAX):
         if daemon.http("POST", "/pub", body_of(number), topic=TOPIC, defer="600000").status != 200:
