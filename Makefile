@@ -23,6 +23,12 @@ SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*.pxd bench/*.pyx bench/*.pxd)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
 NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename $(notdir $(source))).*.so),,absent)))
 
+# Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
+JOBS ?= $(shell expr 2 '*' $$(nproc))
+IN_PARALLEL = -n $(JOBS) --dist worksteal
+# The suite starts the daemon hundreds of times: compiled bytecode is kept even where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
+
 # ARGS goes to the tool behind a target: make test ARGS="-k requeue", make run ARGS="-mem-queue-size=0".
 ARGS ?=
 
@@ -41,17 +47,17 @@ run: build ## start the daemon on NSQ's ports, with its data in ./data
 	exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
 
 test: build $(TOOLS) ## build, then the whole test suite
-	$(BIN)/python -m pytest -v --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
 
 test-fast: build ## the tests without slow, interop and browser: less than a minute
-	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser" $(IN_PARALLEL) $(ARGS)
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
 	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)
-	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
+	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 PYQD_BUILD_BENCH=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
 
 test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
-	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(ARGS)
+	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(IN_PARALLEL) $(ARGS)
 
 bench: build ## benchmarks with real sizes; NSQD=path/to/nsqd sets an nsqd beside, in turn
 	$(BIN)/python -m bench $(ARGS)

@@ -90,7 +90,7 @@ def measure(workload: Workload, targets: Sequence[Target], count: int, setting: 
 
 def list_workloads() -> None:
     for workload in WORKLOADS:
-        print(f"{workload.name:10}  {workload.what}")
+        print(f"{workload.name:16}  {workload.what}")
 
 
 def measure_all(arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> int:

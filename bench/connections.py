@@ -27,13 +27,17 @@ class Handshake:
     """What a connection says first: IDENTIFY when there is something to identify, SUB when it is to consume.
 
     identify: fields of IDENTIFY as in the protocol, without feature_negotiation, so that the answer is OK.
+    silent: the connection is for HTTP, and says nothing by itself.
     """
 
     identify: Mapping[str, int | str] = field(default_factory=dict)
     topic: str = ""
     channel: str = ""
+    silent: bool = False
 
     def preamble(self) -> bytes:
+        if self.silent:
+            return b""
         parts = [MAGIC]
         if self.identify:
             body = json.dumps(dict(self.identify)).encode()

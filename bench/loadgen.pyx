@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 from bench.sockets cimport EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, close, epoll_create1, monotonic_ns, watch
 from bench.tally cimport tally_close, tally_open
 from bench.traffic cimport (
-    CONSUMER, CONTROL_BYTES, IDLER, PUBLISHER, Connection, Role, Traffic, flush, publish_more, turn,
+    CONSUMER, CONTROL_BYTES, HTTP_PUBLISHER, IDLER, PUBLISHER, Connection, Role, Traffic, flush, publish_more, turn,
 )
 from bench.wire cimport COUNTER_BYTES
 
@@ -35,21 +35,23 @@ cdef class Load:
     """One run of load over connections that were opened before.
 
     messages: counters 0 .. messages - 1 are published, or expected by consumers, or both; 0 with idle ones alone.
-    body_bytes: 8 to 1 MiB; the first 8 bytes are the counter.
+    body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: what follows the counter, repeated and cut.
 
     The sockets stay the caller's, who keeps them open until `run` returned. A load runs once.
     """
 
     cdef Traffic traffic
     cdef uint32_t body_bytes
+    cdef bytes filler
     cdef bint started
 
-    def __cinit__(self, *, uint64_t messages, uint32_t body_bytes):
+    def __cinit__(self, *, uint64_t messages, uint32_t body_bytes, bytes filler=b"x"):
         memset(&self.traffic, 0, sizeof(Traffic))
         self.traffic.epoll_fd = -1
         if body_bytes < COUNTER_BYTES or body_bytes > BODY_BYTES_MAX:
             raise ValueError(f"body_bytes must be {COUNTER_BYTES} to {BODY_BYTES_MAX}: {body_bytes}")
         self.body_bytes = body_bytes
+        self.filler = filler * ((body_bytes - COUNTER_BYTES) // len(filler) + 1)
         self.traffic.messages = messages
         self.traffic.batch = 1
         if tally_open(&self.traffic.tally, messages) < 0:
@@ -101,7 +103,7 @@ cdef class Load:
 
     cdef bytes build_command(self, bytes topic, uint32_t batch):
         """Return one command with zero counters and note where these stand."""
-        cdef bytes body = bytes(COUNTER_BYTES) + b"x" * (self.body_bytes - COUNTER_BYTES)
+        cdef bytes body = bytes(COUNTER_BYTES) + self.filler[:self.body_bytes - COUNTER_BYTES]
         cdef bytes sized = self.body_bytes.to_bytes(4, "big") + body
         cdef bytes head
         cdef bytes command
@@ -116,31 +118,70 @@ cdef class Load:
         self.traffic.command_bytes = <uint32_t>len(command)
         return command
 
+    cdef bytes build_request(self, bytes topic, uint32_t batch, bint lines):
+        """Return one request with zero counters and note where these stand."""
+        cdef bytes body = bytes(COUNTER_BYTES) + self.filler[:self.body_bytes - COUNTER_BYTES]
+        cdef bytes sized = self.body_bytes.to_bytes(4, "big") + body
+        cdef bytes target = b"/pub?topic=" + topic
+        cdef bytes content = body
+        cdef bytes head
+        cdef uint32_t before = 0
+        self.traffic.counter_stride = self.body_bytes + 1
+        if batch > 1 and lines:
+            target = b"/mpub?topic=" + topic
+            content = (body + b"\n") * batch
+        elif batch > 1:
+            target = b"/mpub?topic=" + topic + b"&binary=true"
+            content = batch.to_bytes(4, "big") + sized * batch
+            before = 8
+            self.traffic.counter_stride = self.body_bytes + 4
+        head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % (target, len(content))
+        self.traffic.text_counters = lines
+        self.traffic.counter_offset = <uint32_t>len(head) + before
+        self.traffic.command_bytes = <uint32_t>(len(head) + len(content))
+        return head + content
+
     def add_publishers(self, fds, *, str topic, uint32_t batch, uint32_t outstanding):
         """Let each of fds publish to topic, batch messages a command (1: PUB, more: MPUB).
 
         outstanding: commands sent but not answered on a connection, at most. The load's messages must be a multiple
         of batch, and all of one load's publishers have one topic and one batch.
         """
-        cdef Connection* connection
-        cdef bytes command
-        cdef uint32_t command_index
+        self.check_publishers(batch, outstanding)
+        self.fill_publishers(fds, PUBLISHER, self.build_command(topic.encode(), batch), batch, outstanding)
+
+    def add_http_publishers(self, fds, *, str topic, uint32_t batch, uint32_t outstanding, bint lines=False):
+        """As add_publishers, over HTTP with kept connections (1: /pub, more: /mpub).
+
+        lines: an /mpub has a message in each line, and its counters are written so that they have no LF. Otherwise it
+        is a binary one.
+        """
+        self.check_publishers(batch, outstanding)
+        self.fill_publishers(fds, HTTP_PUBLISHER, self.build_request(topic.encode(), batch, lines), batch, outstanding)
+
+    cdef int check_publishers(self, uint32_t batch, uint32_t outstanding) except -1:
         if self.traffic.publisher_count:
             raise ValueError("the publishers of a load are added at once")
         if batch < 1 or outstanding < 1 or self.traffic.messages % batch:
             raise ValueError("batch and outstanding must be at least 1, and messages a multiple of batch")
-        command = self.build_command(topic.encode(), batch)
+        return 0
+
+    cdef int fill_publishers(self, fds, Role role, bytes command, uint32_t batch, uint32_t outstanding) except -1:
+        """Add the connections, each with as many commands as may be outstanding."""
+        cdef Connection* connection
+        cdef uint32_t command_index
         if <uint64_t>self.traffic.command_bytes * outstanding > COMMAND_BYTES_MAX:
             raise ValueError(f"outstanding commands of a connection exceed {COMMAND_BYTES_MAX} bytes")
         self.traffic.batch = batch
         self.traffic.outstanding_max = outstanding
         for fd in fds:
-            connection = self.add(fd, PUBLISHER, SMALL_INPUT_BYTES, self.traffic.command_bytes * outstanding)
+            connection = self.add(fd, role, SMALL_INPUT_BYTES, self.traffic.command_bytes * outstanding)
             for command_index in range(outstanding):
                 memcpy(
                     connection.output + <size_t>command_index * self.traffic.command_bytes,
                     <const char*>command, self.traffic.command_bytes)
             self.traffic.publisher_count += 1
+        return 0
 
     def add_consumers(self, fds, *, uint32_t rdy):
         """Let each of fds, subscribed, ask for rdy messages in flight and FIN what it receives."""
@@ -183,7 +224,7 @@ cdef class Load:
             connection = &self.traffic.connections[index]
             if connection.role == CONSUMER:
                 state = flush(&self.traffic, connection)
-            elif connection.role == PUBLISHER:
+            elif connection.role in (PUBLISHER, HTTP_PUBLISHER):
                 state = publish_more(&self.traffic, connection)
             if state < 0:
                 break

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import upgraded
 from bench.connections import Connections, Handshake, HandshakeError, create_channel
+from bench.deliveries import Deliveries
 from bench.loadgen import Load, LoadError
 from bench.outcome import LoadReport
 from bench.procfs import CpuTime, Memory, read_core_time_s, read_cpu_time, read_memory
@@ -142,6 +144,10 @@ def add_publishers(load: Load, workload: Workload, connections: Connections) -> 
     load.add_publishers(connections.fds(), topic=TOPIC, batch=workload.batch, outstanding=workload.outstanding)
 
 
+def new_load(workload: Workload) -> Load:
+    return Load(messages=workload.messages, body_bytes=workload.body_bytes, filler=workload.filler.encode())
+
+
 def open_publishers(workload: Workload, server: Server) -> Connections:
     return Connections.open(server.tcp_address, workload.publishers, Handshake(), timeout_s=OPEN_TIMEOUT_S)
 
@@ -153,11 +159,32 @@ def open_subscribers(workload: Workload, server: Server, count: int) -> Connecti
 
 def run_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
     """Publish into a topic without channels."""
-    load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
+    load = new_load(workload)
     with open_publishers(workload, server) as connections:
         add_publishers(load, workload, connections)
         with metered(server, setting.cores) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+    return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
+
+
+def run_http_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+    """Publish over HTTP into a topic without channels, on connections that are kept."""
+    load = new_load(workload)
+    handshake = Handshake(silent=True)
+    with Connections.open(server.http_address, workload.publishers, handshake, timeout_s=OPEN_TIMEOUT_S) as connections:
+        load.add_http_publishers(
+            connections.fds(),
+            topic=TOPIC,
+            batch=workload.batch,
+            outstanding=workload.outstanding,
+            lines=workload.lines,
+        )
+        with metered(server, setting.cores) as meter:
+            report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+    return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
+
+
+def publication_result(workload: Workload, target: Target, report: LoadReport, figures: dict[str, float]) -> Result:
     losses = report.messages - report.confirmed
     return Result(
         workload=workload.name,
@@ -165,7 +192,7 @@ def run_publish(workload: Workload, target: Target, server: Server, setting: Set
         messages=report.messages,
         losses=losses,
         problem=f"{losses} not confirmed after {report.elapsed_s:.1f} s" if losses else "",
-        figures=load_figures(report, meter, report.published_s),
+        figures=figures,
     )
 
 
@@ -181,6 +208,26 @@ def run_consume(workload: Workload, target: Target, server: Server, setting: Set
         load.add_consumers(connections.fds(), rdy=workload.rdy)
         with metered(server, setting.cores) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+    figures = load_figures(report, meter, report.consumed_s)
+    return consumption_result(workload, target, report, {**figures, "settled_s": settled_s})
+
+
+def run_consume_upgraded(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+    """As run_consume, on connections that are encrypted or compressed; the channel is filled by plain ones."""
+    create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
+    filled = run_publish(workload, target, server, setting)
+    if filled.problem:
+        return filled
+    settled_s = settle(server)
+    deliveries = Deliveries(workload.messages)
+    consumers = upgraded.subscribe(
+        server.tcp_address, workload.upgrade, workload.consumers, TOPIC, CHANNEL, deliveries, OPEN_TIMEOUT_S
+    )
+    try:
+        with metered(server, setting.cores) as meter:
+            report = upgraded.consume(consumers, deliveries, workload.messages, workload.rdy, workload.deadline_s)
+    finally:
+        upgraded.close(consumers)
     figures = load_figures(report, meter, report.consumed_s)
     return consumption_result(workload, target, report, {**figures, "settled_s": settled_s})
 
@@ -231,7 +278,14 @@ def run_idle(workload: Workload, target: Target, server: Server, setting: Settin
     return Result(workload=workload.name, target=target.name, messages=0, figures=figures)
 
 
-KINDS = {"publish": run_publish, "consume": run_consume, "end_to_end": run_end_to_end, "idle": run_idle}
+KINDS = {
+    "publish": run_publish,
+    "http_publish": run_http_publish,
+    "consume": run_consume,
+    "consume_upgraded": run_consume_upgraded,
+    "end_to_end": run_end_to_end,
+    "idle": run_idle,
+}
 
 
 def pin_generator(cores: Cores) -> None:
@@ -246,7 +300,7 @@ def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
     A failure of the server or of the protocol is a result with a problem, so that the other runs go on.
     """
     try:
-        flags = (*setting.flags, *workload.flags)
+        flags = (*setting.flags, *workload.flags, *upgraded.server_flags(workload.upgrade))
         with running(target, core=setting.cores.server, data_root=setting.data_root, flags=flags) as server:
             try:
                 return KINDS[workload.kind](workload, target, server, setting)

@@ -82,7 +82,8 @@ def wait_until_listening(server: Server, deadline_s: float) -> None:
     while True:
         server.require_alive()
         try:
-            socket.create_connection(server.tcp_address, timeout=1.0).close()
+            for address in (server.tcp_address, server.http_address):
+                socket.create_connection(address, timeout=1.0).close()
             return
         except OSError:
             if time.monotonic() > end_s:

@@ -15,10 +15,11 @@ Invariants
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memchr, memcmp, memmove, memset
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
+from bench.httpwire cimport http_message_bytes
 from bench.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, close, epoll_create1, epoll_event, epoll_wait,
@@ -39,11 +40,15 @@ cdef enum:
     EMPTY_PASSES_MAX = 10000       # polls in vain before the sink sleeps, some milliseconds
     SLEEP_MS = 200
     LISTENER = CONNECTION_COUNT_MAX
+    HTTP_OK_BYTES = 40
+
+cdef const char* HTTP_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
 cdef struct Client:
     int fd                         # owned
     bint write_armed
     bint greeted                   # the magic came
+    bint http                      # a request came in its place
     uint32_t body_left             # bytes of a PUB or MPUB body still to be swallowed
     uint32_t messages_due          # counted as published when body_left reaches 0
     uint32_t rdy
@@ -60,7 +65,8 @@ cdef struct Client:
 
 cdef struct Sink:
     int epoll_fd
-    int listener_fd                # borrowed
+    int listener_fd                # borrowed, as the next one
+    int http_listener_fd
     uint32_t client_count          # slots used; a slot is not used again
     uint32_t body_bytes            # of the messages given out: that of the last one published
     uint32_t empty_passes          # since the last event
@@ -80,13 +86,13 @@ cdef void drop(Sink* sink, uint32_t index) noexcept nogil:
     sink.clients[index] = NULL
 
 
-cdef int accept_all(Sink* sink) noexcept nogil:
-    """Take every waiting connection; -1 when memory or slots are used up."""
+cdef int accept_all(Sink* sink, int listener_fd) noexcept nogil:
+    """Take every connection that waits at a listener; -1 when memory or slots are used up."""
     cdef Client* client
     cdef int fd
     cdef int on = 1
     while True:
-        fd = accept4(sink.listener_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        fd = accept4(listener_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)
         if fd < 0:
             return 0
         client = <Client*>calloc(1, sizeof(Client))
@@ -238,12 +244,38 @@ cdef int is_body_command(const char* line) noexcept nogil:
     return memcmp(line, b"PUB ", 4) == 0 or memcmp(line, b"MPUB", 4) == 0 or memcmp(line, b"IDEN", 4) == 0
 
 
+cdef int parse_http(Sink* sink, Client* client) noexcept nogil:
+    """Answer all whole requests of the input; -1 closes the connection."""
+    cdef const char* position = client.input
+    cdef const char* end = client.input + client.input_end
+    cdef int64_t size
+    while position < end:
+        size = http_message_bytes(position, end - position)
+        if size < 0 or size > INPUT_BYTES:
+            return -1
+        if size == 0 or size > end - position:
+            break
+        if REPLY_BYTES - client.reply_end < HTTP_OK_BYTES:
+            return -1
+        memcpy(client.replies + client.reply_end, HTTP_OK, HTTP_OK_BYTES)
+        client.reply_end += HTTP_OK_BYTES
+        position += size
+    client.input_end = <uint32_t>(end - position)
+    if client.input_end and position != client.input:
+        memmove(client.input, position, client.input_end)
+    return 0
+
+
 cdef int parse_input(Sink* sink, Client* client) noexcept nogil:
     """Execute all whole commands of the input; -1 closes the connection."""
     cdef const char* position = client.input
     cdef const char* end = client.input + client.input_end
     cdef const char* line_end
     cdef const char* body
+    if not client.greeted and client.input_end >= 4 and memcmp(position, b"POST", 4) == 0:
+        client.greeted = client.http = True
+    if client.http:
+        return parse_http(sink, client)
     if not client.greeted and client.input_end >= 4:
         client.greeted = True
         position += 4
@@ -310,7 +342,7 @@ cdef int turn(Sink* sink) noexcept nogil:
     for position in range(count):
         index = events[position].data.u32
         if index == LISTENER:
-            if accept_all(sink) < 0:
+            if accept_all(sink, sink.listener_fd) < 0 or accept_all(sink, sink.http_listener_fd) < 0:
                 return -1
             continue
         client = sink.clients[index]
@@ -330,8 +362,8 @@ cdef int turn(Sink* sink) noexcept nogil:
     return 0
 
 
-def serve(int listener_fd):
-    """Serve on a listening non-blocking socket until a signal ends the process.
+def serve(int listener_fd, int http_listener_fd):
+    """Serve on two listening non-blocking sockets until a signal ends the process.
 
     Raises: MemoryError when memory or the 16384 slots of connections are used up; what a signal handler raises.
     """
@@ -340,14 +372,18 @@ def serve(int listener_fd):
     cdef int state = 0
     memset(&sink, 0, sizeof(Sink))
     sink.listener_fd = listener_fd
+    sink.http_listener_fd = http_listener_fd
     sink.body_bytes = COUNTER_BYTES
     sink.clients = <Client**>calloc(CONNECTION_COUNT_MAX, sizeof(Client*))
     if sink.clients == NULL:
         raise MemoryError
     sink.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
     try:
-        if sink.epoll_fd < 0 or watch(sink.epoll_fd, EPOLL_CTL_ADD, listener_fd, LISTENER, EPOLLIN) < 0:
-            raise OSError(errno, "epoll")
+        if sink.epoll_fd < 0:
+            raise OSError(errno, "epoll_create1")
+        for listener in (listener_fd, http_listener_fd):
+            if watch(sink.epoll_fd, EPOLL_CTL_ADD, listener, LISTENER, EPOLLIN) < 0:
+                raise OSError(errno, "epoll_ctl")
         while state == 0:
             with nogil:
                 state = turn(&sink)

@@ -9,6 +9,7 @@ cdef enum:
 
 cdef enum Role:
     PUBLISHER
+    HTTP_PUBLISHER
     CONSUMER
     IDLER
 
@@ -41,6 +42,7 @@ cdef struct Traffic:
     uint32_t command_bytes
     uint32_t counter_offset        # of the first counter in a command
     uint32_t counter_stride        # from one counter of a command to the next
+    bint text_counters             # counters are written without the byte LF
     uint64_t messages              # to be published, or expected, or both
     uint64_t next_counter
     uint64_t confirmed

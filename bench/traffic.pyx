@@ -5,6 +5,8 @@ A publisher owns one output buffer with as many prebuilt commands as may be unan
     | PUB topic LF | size | counter filler |  PUB topic LF ...                        batch = 1
     | MPUB topic LF | size | count | { size | counter filler } * batch |  MPUB ...    batch > 1
 
+A publisher over HTTP is the same with requests for commands, and differs in how it reads what answers them.
+
 To send n commands it stamps fresh counters into the first n and hands them to send() in one piece. A consumer writes
 one FIN per message behind the other and sends them once per read. When the last counter has come back every consumer
 sends CLS: its CLOSE_WAIT comes after all earlier FINs were executed, so the time until then contains their cost.
@@ -29,10 +31,11 @@ from bench.sockets cimport (
     EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     epoll_event, epoll_wait, monotonic_ns, recv, send, ssize_t, watch,
 )
+from bench.httpwire cimport HTTP_BAD, HTTP_MORE, http_response_bytes
 from bench.tally cimport tally_add
 from bench.wire cimport (
     COUNTER_BYTES, FRAME_ERROR, FRAME_HEADER_BYTES, FRAME_MESSAGE, FRAME_RESPONSE, MESSAGE_HEADER_BYTES,
-    MESSAGE_ID_OFFSET, get_u32, get_u64, put_fin, put_u64,
+    MESSAGE_ID_OFFSET, get_u32, get_u64, put_fin, put_text_u56, put_u64,
 )
 
 cdef enum:
@@ -125,7 +128,10 @@ cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil:
         target = connection.output + <size_t>command_index * traffic.command_bytes + traffic.counter_offset
         command_end = counter + traffic.batch
         while counter < command_end:
-            put_u64(target, counter)
+            if traffic.text_counters:
+                put_text_u56(target, counter)
+            else:
+                put_u64(target, counter)
             counter += 1
             target += traffic.counter_stride
     traffic.next_counter = counter
@@ -174,11 +180,37 @@ cdef int on_frame(
     return fail(traffic, b"unknown frame type", b"", 0)
 
 
+cdef int parse_http(Traffic* traffic, Connection* connection) noexcept nogil:
+    """Take all whole responses out of the input buffer and move a torn one to its front."""
+    cdef const char* position = connection.input
+    cdef const char* end = connection.input + connection.input_end
+    cdef int64_t used
+    while position < end:
+        used = http_response_bytes(position, end - position)
+        if used == HTTP_MORE:
+            break
+        if used < 0:
+            return fail(traffic, b"no response: " if used == HTTP_BAD else b"refused: ", position, end - position)
+        if connection.outstanding == 0:
+            return fail(traffic, b"a response that answers nothing", b"", 0)
+        connection.outstanding -= 1
+        traffic.confirmed += traffic.batch
+        position += used
+    connection.input_end = <uint32_t>(end - position)
+    if connection.input_end == connection.input_max:
+        return fail(traffic, b"a response that does not end", b"", 0)
+    if connection.input_end and position != connection.input:
+        memmove(connection.input, position, connection.input_end)
+    return 0
+
+
 cdef int parse_input(Traffic* traffic, Connection* connection) noexcept nogil:
     """Take all whole frames out of the input buffer and move a torn one to its front."""
     cdef const char* position = connection.input
     cdef const char* end = connection.input + connection.input_end
     cdef uint32_t size
+    if connection.role == HTTP_PUBLISHER:
+        return parse_http(traffic, connection)
     while end - position >= FRAME_HEADER_BYTES:
         size = get_u32(position)
         if size < 4 or size > connection.input_max - 4:
@@ -209,7 +241,7 @@ cdef int on_readable(Traffic* traffic, Connection* connection) noexcept nogil:
         return -1
     if connection.role == CONSUMER:
         return flush(traffic, connection)
-    if connection.role == PUBLISHER and connection.output_start == connection.output_end:
+    if connection.role in (PUBLISHER, HTTP_PUBLISHER) and connection.output_start == connection.output_end:
         return publish_more(traffic, connection)
     return 0
 
@@ -224,7 +256,7 @@ cdef int on_event(Traffic* traffic, Connection* connection, uint32_t events) noe
             # Still full: a publisher may read its answers meanwhile, a consumer may not (invariant 2).
             if connection.role == CONSUMER:
                 return 0
-        elif connection.role == PUBLISHER and publish_more(traffic, connection) < 0:
+        elif connection.role in (PUBLISHER, HTTP_PUBLISHER) and publish_more(traffic, connection) < 0:
             return -1
     # EPOLLERR and EPOLLHUP come unasked; recv tells what they mean.
     if events & ~(<uint32_t>EPOLLOUT):

@@ -33,6 +33,12 @@ cdef inline void put_u64(char* target, uint64_t value) noexcept nogil:
     cdef uint64_t swapped = htobe64(value)
     memcpy(target, &swapped, 8)
 
+# Write 56 bits of a value over 8 bytes, none of which is a control character of ASCII.
+cdef inline void put_text_u56(char* target, uint64_t value) noexcept nogil:
+    cdef int index
+    for index in range(8):
+        target[index] = <char>(0x80 | ((value >> (7 * index)) & 0x7f))
+
 cdef inline uint32_t get_u32(const char* source) noexcept nogil:
     cdef uint32_t swapped = 0
     memcpy(&swapped, source, 4)

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Kind = Literal["publish", "consume", "end_to_end", "idle"]
+Kind = Literal["publish", "http_publish", "consume", "consume_upgraded", "end_to_end", "idle"]
+Upgrade = Literal["", "tls_v1", "snappy", "deflate"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Workload:
     outstanding: unanswered commands of a publisher                 rdy: of each consumer
     identify: fields of IDENTIFY of those that subscribe            duration_s: of an idle load
     deadline_s: the load ends by then, complete or not      flags: of the server, besides those of the session
+    lines: an /mpub with a message in each line             upgrade: what those that subscribe negotiate
+    filler: what bodies are filled with
     """
 
     name: str
@@ -32,6 +35,9 @@ class Workload:
     duration_s: float = 0.0
     deadline_s: float = 120.0
     flags: tuple[str, ...] = ()
+    lines: bool = False
+    upgrade: Upgrade = ""
+    filler: str = "x"
 
     def __post_init__(self) -> None:
         if self.messages % self.batch:
@@ -47,6 +53,17 @@ class Workload:
             duration_s=self.duration_s * scale,
         )
 
+
+UPGRADES: tuple[tuple[str, Upgrade, int], ...] = (
+    ("tls", "tls_v1", 2_000_000),
+    ("snappy", "snappy", 2_000_000),
+    ("deflate", "deflate", 2_000_000),
+)
+# Compresses about as well as the events of one service do.
+EVENT = (
+    '{"event":"order.created","shop":17,"customer":{"id":482913,"country":"DE","segment":"returning"},'
+    '"items":[{"sku":"A-1199","count":2,"cents":1299},{"sku":"C-0042","count":1,"cents":450}],"paid":true}'
+)
 
 WORKLOADS = (
     Workload(
@@ -108,6 +125,47 @@ WORKLOADS = (
         messages=4_000_000,
         publishers=4,
         consumers=4,
+    ),
+    Workload(
+        name="http-pub",
+        kind="http_publish",
+        what="POST /pub of 200 B, 50 kept connections, one request at a time on each",
+        messages=500_000,
+        batch=1,
+        publishers=50,
+        outstanding=1,
+    ),
+    Workload(
+        name="http-mpub",
+        kind="http_publish",
+        what="POST /mpub, binary, 100 x 200 B a request, 50 kept connections, one request at a time on each",
+        messages=4_000_000,
+        batch=100,
+        publishers=50,
+        outstanding=1,
+    ),
+    Workload(
+        name="http-mpub-lines",
+        kind="http_publish",
+        what="POST /mpub, as http-mpub, but with a message in each line",
+        messages=4_000_000,
+        batch=100,
+        publishers=50,
+        outstanding=1,
+        lines=True,
+    ),
+    *(
+        Workload(
+            name=f"consume-{name}",
+            kind="consume_upgraded",
+            what=f"consume a filled channel over {name} with FIN, RDY 2500, 4 connections",
+            messages=messages,
+            publishers=4,
+            consumers=4,
+            upgrade=upgrade,
+            filler=EVENT,
+        )
+        for name, upgrade, messages in UPGRADES
     ),
     Workload(
         name="idle",

@@ -13,6 +13,7 @@ cdef class Consumer(Scheduled):
         global last_number
         last_number += 1
         self.number = last_number
+        self.locality = GLOBAL
         self.random_state = self.number * <uint64_t> 0x9E3779B97F4A7C15 | 1
 
     cdef bint sampled_out(self) noexcept:
@@ -36,3 +37,16 @@ cdef class Consumer(Scheduled):
     def stats(self):
         """Return what statistics show of the client, as a dict."""
         raise NotImplementedError("the connection knows the client")
+
+
+cdef Py_ssize_t count_ready(list consumers, int32_t* nearest):
+    cdef Consumer consumer
+    cdef Py_ssize_t count = 0
+    nearest[0] = GLOBAL
+    for consumer in consumers:
+        if consumer.can_take():
+            if consumer.locality < nearest[0]:
+                nearest[0] = consumer.locality
+                count = 0
+            count += consumer.locality == nearest[0]
+    return count

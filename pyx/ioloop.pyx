@@ -1,6 +1,6 @@
 """The IOLoop of a connection: receive, scan all complete commands, execute them, answer in one send.
 
-    wait readable -> recv into the shared scratch, behind what was left -> execute ... execute -> flush -> keep the rest
+    wait readable -> receive into the shared scratch, behind what was left -> execute ... execute -> flush -> hold
 
 A pass is one recv. Its commands are executed in order by C code over the buffer; the bodies they carry are copied once,
 into a log. Answers are queued and leave together; channels that got something are given a turn by the scheduler after
@@ -10,24 +10,26 @@ arrives and not with what a size field claims.
 Commands that do not matter for throughput (IDENTIFY, AUTH, SUB, CLS) belong to the Python half, `command`. They may
 switch greenlets, so the rest of the pass is put by first: no pointer into the scratch lives over a switch.
 
-Checks and their order, codes and texts follow the reference: spec of the TCP protocol, "Commands". One limit is ours:
-an MPUB whose inner sizes add up to more than twice --max-body-size is refused, or it could fill the memory.
+Checks and their order, codes and texts follow the reference: spec of the TCP protocol, "Commands". What publishes is
+in pyx/publisher.pyx.
 
 Invariants: 1. `held_bytes <= held_capacity`; between passes the scratch holds nothing. 2. one command at a time.
 """
 
-cimport cython
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove
 
+from pyqd.hot.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.channel cimport DONE, NOT_IN_FLIGHT
 from pyqd.hot.clock cimport mono_ns, wall_ns
 from pyqd.hot.frames cimport FRAME_ERROR
 from pyqd.hot.guid cimport hex_to_id
+from pyqd.hot.limits cimport Limits
+from pyqd.hot.publisher cimport text_of
 from pyqd.hot.schedule cimport Scheduler
 from pyqd.hot.scanner cimport (
     COMMAND_AUTH,
+    COMMAND_DMPUB,
     COMMAND_DPUB,
     COMMAND_FIN,
     COMMAND_IDENTIFY,
@@ -37,26 +39,18 @@ from pyqd.hot.scanner cimport (
     COMMAND_RDY,
     COMMAND_REQ,
     COMMAND_TOUCH,
-    SCAN_BAD_COUNT,
-    SCAN_BAD_SIZE,
     SCAN_NEED_MORE,
     SCAN_READY,
-    SCAN_TOO_BIG,
     Scan,
-    is_name,
     parse_digits,
     read_be32,
-    scan_batch,
     scan_line,
 )
+from pyqd.hot.sockets cimport RECEIVE_BROKEN, receive_some
+from pyqd.hot.transport cimport Transport
 
+from pyqd.hot.transport import TransportError
 from pyqd.primitives.errors import ClientError, StorageError
-from pyqd.primitives.goquote import go_quote
-
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t recv(int fd, void* data, size_t size_bytes, int flags)
-    enum:
-        MSG_DONTWAIT
 
 cdef uint64_t SCRATCH_BYTES = 256 << 10
 cdef char* scratch = <char*> malloc(SCRATCH_BYTES)
@@ -69,31 +63,13 @@ cdef enum:
     ID_BYTES = 16
     MAGIC_BYTES = 4
     NS_PER_MS = 1000000
-    INNER_BODIES_MAX = 2                 # the reference knows no bound, whatever the outer size says
+    FIRST_COMMAND_COUNT = 2              # the magic counts as one
     LEFT_SMALL_BYTES = 64 << 10          # what is left of a pass and fits the scratch again
 
 cdef const char* MAGIC = b"  V2"
 
 
-@cython.final
-cdef class Limits:
-    """What the protocol allows: sizes in bytes, times in ns."""
-
-    def __init__(self, *, int64_t max_msg_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
-                 int64_t max_req_timeout_ns, int64_t max_defer_ns=-1, bint sync_each=False):
-        self.max_msg_bytes = max_msg_bytes
-        self.max_body_bytes = max_body_bytes
-        self.max_rdy_count = max_rdy_count
-        self.max_req_timeout_ns = max_req_timeout_ns
-        self.max_defer_ns = max_req_timeout_ns if max_defer_ns < 0 else max_defer_ns
-        self.sync_each = sync_each
-
-
-cdef object text_of(const Text* text):
-    return text.at[:text.size_bytes]
-
-
-cdef class IoLoop(Pump):
+cdef class IoLoop(Publisher):
     """A connection's receiving half. `pyqd.protocol.connection.Connection` adds what is not hot."""
 
     def __init__(self, int fd, hub, Scheduler scheduler not None, Limits limits not None):
@@ -103,9 +79,11 @@ cdef class IoLoop(Pump):
         self.limits = limits
         self.publish_counts = {}
         self.unsynced = []
+        self.connected_ns = mono_ns()
 
     def __dealloc__(self):
         free(self.held)
+        buffer_freed(self.held_capacity)
 
     def io_loop(self):
         """Run as a greenlet for the life of the connection. Switches: yes."""
@@ -123,6 +101,8 @@ cdef class IoLoop(Pump):
             self.read_watcher.close()
             self.note_published()
             self.finished()
+            self.hold(NULL, 0)
+            self.drop_queued()
 
     cdef int serve_once(self) except -1:
         cdef char* buffer = NULL
@@ -149,7 +129,13 @@ cdef class IoLoop(Pump):
 
     cdef int wait_readable(self) except -1:
         """Switches: yes."""
-        if not self.read_watcher.active:
+        if self.transport is not None and self.transport.has_more():
+            # The socket does not tell of it. Other connections get their turn first, as with a readable socket.
+            self.read_watcher.stop()
+            self.hub.loop.run_callback(self.io_greenlet.switch)
+        elif not self.read_watcher.active:
+            # Until now it was not the client that was waited for.
+            self.held_since_ns = mono_ns()
             self.read_watcher.start(self.io_greenlet.switch)
         self.hub.switch()
         return 0
@@ -189,16 +175,6 @@ cdef class IoLoop(Pump):
             self.scheduler.request_wake(self.channel)
         return 0
 
-    cdef int accepted(self, TopicCore topic, uint32_t count) except -1:
-        """Queue the OK of a publish, to leave with the pass, or after the sync that covers it."""
-        self.topic_count += count
-        if self.limits.sync_each and not topic.ephemeral:
-            self.withholding = True
-            if topic not in self.unsynced:
-                self.unsynced.append(topic)
-        self.put_ok()
-        return 0
-
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2:
         """Receive behind what was left of the last pass. Returns: bytes; 0 at the end; -1 when none are there yet."""
         cdef ssize_t received
@@ -210,24 +186,73 @@ cdef class IoLoop(Pump):
                 if base == NULL:
                     raise MemoryError
                 self.held = base
+                buffer_grown(2 * self.held_bytes - self.held_capacity)
                 self.held_capacity = 2 * self.held_bytes
             base = self.held
             capacity = self.held_capacity
         elif self.held_bytes != 0:
             memcpy(scratch, self.held, self.held_bytes)
-        while True:
-            received = recv(self.fd, base + self.held_bytes, capacity - self.held_bytes, MSG_DONTWAIT)
-            if received >= 0 or errno != EINTR:
-                break
+        if self.transport is None:
+            received = receive_some(self.fd, base + self.held_bytes, capacity - self.held_bytes)
+        else:
+            received = self.receive_through(base + self.held_bytes, capacity - self.held_bytes)
         if received < 0:
-            if errno == EAGAIN:
-                return -1
-            self.broken = True
-            self.eof = True
+            if received == RECEIVE_BROKEN:
+                self.broken = True
+                self.eof = True
             return -1
         buffer[0] = base
         size_bytes[0] = self.held_bytes + <uint64_t> received
         return received
+
+    cdef ssize_t receive_through(self, char* into, uint64_t capacity) except -3:
+        """Receive through the transport. Returns: as receive_some. What cannot be decoded ends the connection."""
+        try:
+            return self.transport.receive(into, capacity)
+        except TransportError as error:
+            self.close_because(f"failed to read command - {error}")
+            return RECEIVE_BROKEN
+
+    def drain(self):
+        """Send all that is queued. Switches: where the socket is full."""
+        self.flush_or_block()
+        if self.blocked and not self.gone:
+            self.wait_until_drained()
+
+    @property
+    def buffer_bytes(self):
+        """The memory that the connection's own buffers take."""
+        return self.held_capacity + (self.capacity if self.owned else 0)
+
+    def late(self, int64_t now_ns, int64_t first_ns, int64_t rest_ns):
+        """Return what the client has been waited for too long; None where it has not.
+
+        first_ns: for its first command. rest_ns: for the rest of a command that has begun. 0: as long as it takes.
+        """
+        if self.gone or self.read_watcher is None or not self.read_watcher.active:
+            return None
+        if self.command_count < FIRST_COMMAND_COUNT:
+            return "no first command in time" if first_ns and now_ns - self.connected_ns > first_ns else None
+        if rest_ns and self.held_bytes and now_ns - max(self.held_since_ns, self.command_ns) > rest_ns:
+            return "the rest of a command did not come in time"
+        return None
+
+    def take_held(self):
+        """Return what has been received and not been executed, and forget it."""
+        held = self.held[:self.held_bytes] if self.held_bytes else b""
+        self.hold(NULL, 0)
+        return held
+
+    def withhold(self, bint withholding):
+        """Let nothing be sent, or (False) again."""
+        self.withholding = withholding
+        if not withholding and self.heartbeat_wanted:
+            self.wake_pump()
+
+    def upgrade(self, Transport transport not None):
+        """Put a transport in place: from now on all that is sent and received goes through it."""
+        assert self.start == self.end and not self.blocked and not self.withholding
+        self.transport = transport
 
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1:
         """Execute every complete command of the buffer, send the answers, hold what is left."""
@@ -235,6 +260,8 @@ cdef class IoLoop(Pump):
         cdef int64_t used
         cdef uint64_t commands = self.command_count
         self.wall_now_ns = wall_ns()
+        if self.auth_needed:
+            self.pass_ns = mono_ns()
         try:
             while at < size_bytes or self.eof:
                 used = self.step(buffer + at, size_bytes - at)
@@ -260,6 +287,7 @@ cdef class IoLoop(Pump):
         cdef char* grown
         if size_bytes == 0:
             free(self.held)
+            buffer_freed(self.held_capacity)
             self.held = NULL
             self.held_capacity = 0
         elif self.held != NULL and self.held <= at < self.held + self.held_capacity:
@@ -270,8 +298,11 @@ cdef class IoLoop(Pump):
                 if grown == NULL:
                     raise MemoryError
                 self.held = grown
+                buffer_grown(size_bytes - self.held_capacity)
                 self.held_capacity = size_bytes
             memcpy(self.held, at, size_bytes)
+        if self.held_bytes == 0:
+            self.held_since_ns = mono_ns()
         self.held_bytes = size_bytes
         return 0
 
@@ -329,6 +360,8 @@ cdef class IoLoop(Pump):
 
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1:
         """Execute a command. body: what follows its line. Returns: the bytes of the body, or -2 for more."""
+        if self.tls_needed and line.command != COMMAND_IDENTIFY:
+            raise ClientError("E_INVALID", b"cannot " + text_of(&line.name) + b" in current state (TLS required)")
         if line.command == COMMAND_PUB:
             return self.publish(line, body, size_bytes, False)
         if line.command == COMMAND_MPUB:
@@ -351,6 +384,8 @@ cdef class IoLoop(Pump):
             return 0
         if line.command == COMMAND_DPUB:
             return self.publish(line, body, size_bytes, True)
+        if line.command == COMMAND_DMPUB:
+            return self.publish_deferred_batch(line, body, size_bytes)
         if line.command == COMMAND_NOP:
             return 0
         if line.command == COMMAND_IDENTIFY or line.command == COMMAND_AUTH:
@@ -358,154 +393,6 @@ cdef class IoLoop(Pump):
         params = [text_of(&line.params[index]) for index in range(min(line.param_count, 2))]
         self.slow_call = (text_of(&line.name), params, None)
         return 0
-
-    cdef TopicCore topic_for(self, const Text* name):
-        """Return the topic, made if it is missing. The name is valid. Raises: StorageError."""
-        if (
-            self.topic is not None and name.size_bytes == self.topic_name_bytes
-            and memcmp(name.at, self.topic_name, name.size_bytes) == 0 and not self.topic.exiting
-        ):
-            return self.topic
-        self.note_published()
-        self.topic = self.find_topic(text_of(name))
-        memcpy(self.topic_name, name.at, name.size_bytes)
-        self.topic_name_bytes = name.size_bytes
-        return self.topic
-
-    def note_published(self):
-        """Add what was published to the current topic to the counts by topic."""
-        if self.topic_count != 0:
-            name = self.topic_name[:self.topic_name_bytes].decode("ascii")
-            self.publish_counts[name] = self.publish_counts.get(name, 0) + self.topic_count
-            self.topic_count = 0
-
-    cdef int64_t publish(self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred) except -1:
-        """PUB and DPUB. Source: spec of the TCP protocol, "PUB", "DPUB"."""
-        cdef int32_t size
-        cdef int64_t due_ns = 0
-        cdef TopicCore topic
-        if line.param_count < (2 if deferred else 1) or not is_name(line.params[0].at, line.params[0].size_bytes):
-            self.refuse_publish(line, "DPUB" if deferred else "PUB", 2 if deferred else 1)
-        if deferred:
-            due_ns = self.due_of(text_of(&line.params[1]))
-        if size_bytes < 4:
-            return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body size")
-        size = read_be32(at)
-        if size <= 0 or size > self.limits.max_msg_bytes:
-            self.refuse_size("E_BAD_MESSAGE", text_of(&line.name), "message body", "message", size,
-                             self.limits.max_msg_bytes)
-        if size_bytes - 4 < <uint64_t> size:
-            return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body")
-        try:
-            topic = self.topic_for(&line.params[0])
-            topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
-        except StorageError as error:
-            self.refuse_write(text_of(&line.name), error)
-        self.accepted(topic, 1)
-        return 4 + size
-
-    cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
-        """MPUB. Source: spec of the TCP protocol, "MPUB"."""
-        cdef int32_t size
-        cdef int64_t used
-        cdef Scan scan
-        cdef TopicCore topic
-        if line.param_count < 1 or not is_name(line.params[0].at, line.params[0].size_bytes):
-            self.refuse_publish(line, "MPUB", 1)
-        try:
-            topic = self.topic_for(&line.params[0])
-        except StorageError as error:
-            self.refuse_write(b"MPUB", error)
-        if size_bytes < 4:
-            return self.incomplete(line, "E_BAD_BODY", "failed to read body size")
-        size = read_be32(at)
-        if size <= 0 or size > self.limits.max_body_bytes:
-            self.refuse_size("E_BAD_BODY", b"MPUB", "body", "body", size, self.limits.max_body_bytes)
-        scan = scan_batch(
-            at + 4, size_bytes - 4, self.limits.max_msg_bytes, (self.limits.max_body_bytes - 4) // 5, &self.batch)
-        if scan != SCAN_READY:
-            return self.batch_not_ready(line, scan, size_bytes - 4)
-        used = 4 + <int64_t> self.batch.offset
-        try:
-            topic.publish_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
-        except StorageError as error:
-            self.refuse_write(b"MPUB", error)
-        self.accepted(topic, self.batch.count)
-        memset(&self.batch, 0, sizeof(Batch))
-        return used
-
-    cdef int64_t batch_not_ready(self, CommandLine* line, Scan scan, uint64_t size_bytes) except -1:
-        """Say what is missing of, or wrong with, an MPUB's body."""
-        cdef uint32_t index = self.batch.index
-        cdef int32_t size = self.batch.size_bytes
-        cdef int64_t limit
-        if scan == SCAN_BAD_COUNT:
-            raise ClientError("E_BAD_BODY", f"MPUB invalid message count {size}")
-        if scan == SCAN_BAD_SIZE:
-            raise ClientError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
-        if scan == SCAN_TOO_BIG:
-            raise ClientError("E_BAD_MESSAGE", f"MPUB message too big {size} > {self.limits.max_msg_bytes}")
-        limit = INNER_BODIES_MAX * self.limits.max_body_bytes
-        if <int64_t> self.batch.offset > limit:
-            raise ClientError("E_BAD_BODY", f"MPUB body too big {self.batch.offset} > {limit}")
-        if self.batch.count == 0:
-            return self.incomplete(line, "E_BAD_BODY", "failed to read message count")
-        if size_bytes < self.batch.offset + 4:
-            return self.incomplete(line, "E_BAD_MESSAGE", f"failed to read message({index}) body size")
-        return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body")
-
-    cdef int64_t incomplete(self, CommandLine* line, code, text) except -1:
-        """Wait for the rest of a body (-2), unless there will be none. Raises: ClientError."""
-        if not self.eof:
-            return -2
-        name = text_of(&line.name).decode("ascii")
-        raise ClientError(code, f"{name} {text}")
-
-    cdef int refuse_publish(self, CommandLine* line, name, uint32_t params_needed) except -1:
-        """Raise for a publish with too few parameters or a bad topic name."""
-        if line.param_count < params_needed:
-            raise ClientError("E_INVALID", f"{name} insufficient number of parameters")
-        topic = text_of(&line.params[0])
-        # The reference doubles the code for MPUB; clients may have learnt to expect it.
-        doubled = "E_BAD_TOPIC " if name == "MPUB" else ""
-        raise ClientError(
-            "E_BAD_TOPIC", f"{doubled}{name} topic name ".encode() + go_quote(topic) + b" is not valid")
-
-    def refuse_size(self, code, name, noun, short_noun, size, limit):
-        """Raise for a size that is not positive or over its limit."""
-        name = name.decode("ascii")
-        if size <= 0:
-            raise ClientError(code, f"{name} invalid {noun} size {size}")
-        raise ClientError(code, f"{name} {short_noun} too big {size} > {limit}")
-
-    def refuse_write(self, name, error):
-        """Raise for a publish that could not be stored; health shows it."""
-        self.note_failed_write(error)
-        name = name.decode("ascii")
-        raise ClientError(f"E_{name}_FAILED", f"{name} failed {error}") from error
-
-    def due_of(self, text):
-        """Return when a DPUB's message is due, Unix ns, 0 for at once. text: a delay in ms, or `@` and Unix ms.
-
-        Raises: ClientError when it is no number or out of range. Source: docs/protocol-extensions.md.
-        """
-        cdef int64_t value = 0
-        cdef int64_t delay_ns
-        if text[:1] == b"@":
-            moment = text[1:]
-            if not parse_digits(moment, <uint32_t> len(moment), &value):
-                raise ClientError("E_INVALID", b"DPUB could not parse due time " + text)
-            limit_ms = (self.wall_now_ns + self.limits.max_defer_ns) // NS_PER_MS
-            if not 0 <= value <= limit_ms:
-                raise ClientError("E_INVALID", f"DPUB due time {<uint64_t> value} out of range 0-{limit_ms}")
-            return value * NS_PER_MS if value * NS_PER_MS > self.wall_now_ns else 0
-        if not parse_digits(text, <uint32_t> len(text), &value):
-            raise ClientError("E_INVALID", b"DPUB could not parse timeout " + text)
-        delay_ns = <int64_t> (<uint64_t> value * <uint64_t> NS_PER_MS)
-        if delay_ns < 0 or delay_ns > self.limits.max_defer_ns:
-            limit_ms = self.limits.max_defer_ns // NS_PER_MS
-            raise ClientError("E_INVALID", f"DPUB timeout {<uint64_t> value} out of range 0-{limit_ms}")
-        return self.wall_now_ns + delay_ns if delay_ns else 0
 
     def require_subscribed(self, name):
         """Raise unless the client is subscribed or closing."""
@@ -616,9 +503,6 @@ cdef class IoLoop(Pump):
     def command(self, name, params, body):
         raise NotImplementedError("the connection executes what is not hot")
 
-    def find_topic(self, name):
-        raise NotImplementedError("the connection knows the broker")
-
     def wait_durable(self, topics):
         raise NotImplementedError("the connection knows who syncs")
 
@@ -630,6 +514,3 @@ cdef class IoLoop(Pump):
 
     def log_clamped(self, value_ms):
         raise NotImplementedError("the connection logs")
-
-    def note_failed_write(self, error):
-        raise NotImplementedError("the connection knows the broker")

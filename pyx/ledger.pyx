@@ -20,7 +20,7 @@ stored by one instruction); one bit array per segment (a FIN would have to find 
 """
 
 cimport cython
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from pyqd.hot.bitmap cimport (
     ring_clear_range,
@@ -32,6 +32,7 @@ from pyqd.hot.bitmap cimport (
     ring_set_range,
     ring_test,
 )
+from pyqd.hot.crc32c cimport crc32c
 from pyqd.hot.mapping cimport Mapping, store_barrier
 
 from pyqd.diskqueue.damage import set_aside
@@ -42,6 +43,11 @@ cdef uint64_t RING_BITS_MIN = 8 * 4096
 GROWING = ".growing"
 
 assert sizeof(LedgerHeader) <= LEDGER_HEADER_BYTES
+assert sizeof(LedgerSettings) == 128
+
+
+cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
+    return crc32c(0, <const char*> settings + 4, sizeof(LedgerSettings) - 4)
 
 
 @cython.final
@@ -305,6 +311,37 @@ cdef class Ledger:
     @property
     def cursor(self) -> int:
         return self.header.cursor
+
+    cdef LedgerSettings* newest_settings(self) noexcept:
+        """Return the settings that count; NULL when there are none."""
+        cdef LedgerSettings* found = NULL
+        cdef LedgerSettings* each
+        for index in range(2):
+            each = &self.header.settings[index]
+            if each.number != 0 and each.checksum == settings_checksum(each) and each.size_bytes <= SETTINGS_BYTES_MAX:
+                if found == NULL or each.number > found.number:
+                    found = each
+        return found
+
+    @property
+    def settings(self) -> bytes:
+        """What the channel keeps here, up to SETTINGS_BYTES_MAX bytes. A kill leaves the old or the new."""
+        cdef LedgerSettings* found = self.newest_settings()
+        return b"" if found == NULL else found.content[:found.size_bytes]
+
+    @settings.setter
+    def settings(self, bytes content):
+        cdef LedgerSettings* found = self.newest_settings()
+        cdef LedgerSettings* other = &self.header.settings[found == &self.header.settings[0]]
+        assert len(content) <= SETTINGS_BYTES_MAX
+        other.checksum = 0
+        store_barrier()
+        other.number = 1 if found == NULL else found.number + 1
+        other.size_bytes = <uint32_t> len(content)
+        memset(other.content, 0, SETTINGS_BYTES_MAX)
+        memcpy(other.content, <const char*> content, len(content))
+        store_barrier()
+        other.checksum = settings_checksum(other)
 
     def sync_target(self):
         """Return the mapping that a sync has to write out, and the bytes of it that matter."""

@@ -9,8 +9,10 @@ the page cache. Disk full must be an error of PUB and never SIGBUS: blocks are r
      ^ trimmed when every reader is past it                ^ tail
 
 A first write to a page blocks in the file system, so a thread reserves, maps and populates the next segment ahead of
-need (`on_spare_wanted`); a drained one is kept as the next spare. Only when the writer outruns the thread is a segment
-made on the spot, and then a small one, so that the loop is held for a millisecond at most.
+need (`on_spare_wanted`). Drained ones are kept as spares, two of them: new pages are zeroed and faulted in, which costs
+nearly as much as all the rest of a message. So nothing new is asked for while one is likely to be drained in time.
+Only when the writer outruns the thread is a segment made on the spot, and then a small one, so that the loop is held
+for a millisecond at most.
 
 A batch (MPUB) lies in one segment and its first record becomes valid last: after a kill all of it is there or nothing.
 
@@ -46,6 +48,8 @@ from pyqd.primitives.errors import CorruptionError, LaterFormatError
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
 cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 4 << 20
 cdef uint64_t PAGE_BYTES = 4096
+# One is written into soon while the sync that frees the other is under way.
+cdef int SPARES_MAX = 2
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 SUFFIX = ".seg"
 HALF_MADE = SUFFIX + ".making"
@@ -212,8 +216,12 @@ cdef class Log:
 
     def offer_spare(self, segment):
         """Take a prepared segment, or None where preparing failed; the next one may be asked for again."""
-        self.spare_underway = False
-        if segment is not None:
+        self.spares_underway -= 1
+        if segment is None:
+            return
+        if self.abandoned:
+            self.drop(segment)
+        else:
             self.spares.append(segment)
 
     cdef int reserve(self, uint64_t span_bytes) except -1:
@@ -278,18 +286,26 @@ cdef class Log:
     cdef int roll(self, uint64_t span_bytes) except -1:
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
         cdef uint64_t size
+        cdef bint grown
+        cdef bint outrun = False
         cdef Segment segment
         assert self.end < ORDINAL_MASK
         if self.on_growing is not None:
-            self.on_growing(self, 0, 0)
+            self.on_growing(self)
         segment = self.take_spare(need)
         if segment is None:
             size = max(need, min(self.next_segment_bytes(), SEGMENT_BYTES_ON_THE_SPOT_MAX))
-            if self.on_growing is not None:
-                size = self.on_growing(self, need, size)
-            segment = self.new_segment(size, False)
+            if self.on_segment_wanted is not None:
+                segment = self.on_segment_wanted(self, need, size)
+            else:
+                segment = self.new_segment(size, False)
+            outrun = True
+        grown = segment.capacity_bytes > self.active.capacity_bytes
         self.follow_with(segment)
-        self.want_spare()
+        self.spare_settled = False
+        if outrun or grown or self.first.next is not segment:
+            self.want_spare()
+        # Else what was filled is likely to be drained soon: where it is not by half of this one, a spare is asked for.
         return 0
 
     cdef int follow_with(self, Segment segment) except -1:
@@ -311,6 +327,19 @@ cdef class Log:
         for segment in spares:
             self.drop(segment)
 
+    def abandon(self):
+        """Let go of all segments, as the log's files are gone; what is appended from here on is kept by nobody.
+
+        The room of removed files comes back when the last mapping of them does, and some may hold this log for long.
+        """
+        cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
+        segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+        self.abandoned = True
+        self.on_spare_wanted = self.on_growing = self.on_segment_wanted = self.on_retired = self.on_dropped = None
+        self.directory = None
+        self.spares = []
+        self.first = self.active = segment
+
     def drop(self, Segment segment):
         """Have the file of a spare or drained segment removed."""
         if self.on_dropped is not None:
@@ -319,24 +348,33 @@ cdef class Log:
             self.files.remove(segment.mapping.path)
 
     cdef Segment take_spare(self, uint64_t need_bytes):
+        """Take the largest spare, the oldest of these, if it has that many bytes."""
         cdef Segment segment
-        for index in range(len(self.spares)):
-            segment = self.spares[index]
-            if segment.capacity_bytes >= need_bytes:
-                del self.spares[index]
-                return segment
-        return None
+        cdef Segment largest = None
+        for segment in self.spares:
+            if largest is None or segment.capacity_bytes > largest.capacity_bytes:
+                largest = segment
+        if largest is None or largest.capacity_bytes < need_bytes:
+            return None
+        self.spares.remove(largest)
+        return largest
 
     def next_segment_bytes(self):
         """Return the size of the segment after the active one: double, up to `segment_bytes_max`."""
         return min(self.segment_bytes_max, max(SEGMENT_BYTES_MIN, 2 * self.active.capacity_bytes))
 
     def want_spare(self):
-        """Ask for a spare, once per active segment, unless one is there or on its way."""
+        """Ask for a spare, once per active segment, unless one of its size is there or any is on its way."""
+        cdef Segment segment
         self.spare_settled = True
-        if self.spares or self.spare_underway or self.on_spare_wanted is None:
+        for segment in list(self.spares):
+            # Left from when segments were smaller.
+            if segment.capacity_bytes < min(self.active.capacity_bytes, self.segment_bytes_max):
+                self.spares.remove(segment)
+                self.drop(segment)
+        if self.spares or self.spares_underway or self.on_spare_wanted is None:
             return
-        self.spare_underway = True
+        self.spares_underway += 1
         self.on_spare_wanted(self, self.next_segment_bytes())
 
     cdef int trim(self, uint64_t floor) except -1:
@@ -346,7 +384,7 @@ cdef class Log:
             segment = self.first
             self.first = segment.next
             if (
-                not self.spares and not self.spare_underway
+                len(self.spares) + self.spares_underway < SPARES_MAX
                 and segment.capacity_bytes >= min(self.active.capacity_bytes, self.segment_bytes_max)
             ):
                 segment.retire()
@@ -355,7 +393,7 @@ cdef class Log:
                 else:
                     # Not used anew before it is a spare on stable storage too: after a power failure its former header
                     # must not stand before new records.
-                    self.spare_underway = True
+                    self.spares_underway += 1
                     self.on_retired(self, segment)
             else:
                 segment.header().number = 0

@@ -1,11 +1,11 @@
 """Reading a log by position: any number of readers, none of which a channel notices.
 
     positions   seq = epoch << 48 | ordinal; readers hold them, nothing here does
-    marks       every 64 KiB of a segment one (ordinal, offset, timestamp), made when the segment is first walked
+    marks       every 64 KiB of a segment one (ordinal, offset, timestamp, id), made when the segment is first walked
 
 A reader asks for "from this position on, so many bytes", and gets whole records as they lie in the segment: one copy,
 no decoding. Where a record lies has to be found, and segments have no index on disk: they are walked, once, and a mark
-is kept for every 64 KiB, 25 KiB for a segment of 100 MiB. So a reader that comes back for its next page costs a walk of
+is kept for every 64 KiB, 50 KiB for a segment of 100 MiB. So a reader that comes back for its next page costs a walk of
 64 KiB at most, whoever else reads. Walking a whole segment would hold the loop for milliseconds, or for a read of all
 of it from disk; so it is done in parts (`prepare`), and the caller lets the loop go on in between.
 
@@ -19,6 +19,9 @@ Times: a segment's first timestamp stands for all before it. The answer is the f
 segment before the first that begins at or after the time. With a clock that never went back that is the first such
 record of all. Where it did go back, it is still a record at or after the time (or the end) with one before the time in
 front of it, the earliest such that segment beginnings and, inside one, marks show.
+
+Ids: they grow with the ordinals, as a topic gives them out, so a message is found by its id as by its position. Among
+messages that were imported with ids of their own, which may lie in any order, one may not be found.
 
 Invariants: 1. marks are in order; the first is the segment's first record. 2. `offset` is behind the last one walked.
 
@@ -55,6 +58,20 @@ cdef int64_t first_timestamp(Segment segment) noexcept:
     return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
 
 
+cdef uint64_t first_guid(Segment segment) noexcept:
+    """Return the id of a segment's first record that is not lost; 0 where there is none."""
+    cdef uint64_t offset = SEGMENT_HEADER_BYTES
+    cdef uint64_t ordinal = segment.first_ordinal
+    cdef const Record* record
+    while offset < segment.tail:
+        record = record_at(segment, offset, ordinal)
+        if record == NULL or record.guid != 0:
+            return 0 if record == NULL else record.guid
+        offset += record_span(record.size_bytes)
+        ordinal = record_ordinal(record) + 1
+    return 0
+
+
 @cython.final
 cdef class SegmentIndex:
     """Where some records of a segment lie."""
@@ -79,6 +96,7 @@ cdef class SegmentIndex:
                 break
             if self.count == 0 or self.offset - self.marks[self.count - 1].offset >= MARK_BYTES:
                 self.add_mark(record)
+            self.guid = max(self.guid, record.guid)
             self.offset += record_span(record.size_bytes)
             self.ordinal = record_ordinal(record) + 1
             self.timestamp_ns = record.timestamp_ns
@@ -95,7 +113,8 @@ cdef class SegmentIndex:
             self.marks = <Mark*> grown
             self.capacity = capacity
         self.marks[self.count] = Mark(
-            ordinal=record_ordinal(record), offset=self.offset, timestamp_ns=record.timestamp_ns)
+            ordinal=record_ordinal(record), offset=self.offset, timestamp_ns=record.timestamp_ns,
+            guid=max(self.guid, record.guid))
         self.count += 1
         return 0
 
@@ -110,6 +129,19 @@ cdef class SegmentIndex:
         while high - low > 1:
             middle = (low + high) // 2
             if self.marks[middle].ordinal <= ordinal:
+                low = middle
+            else:
+                high = middle
+        return &self.marks[low]
+
+    cdef const Mark* mark_before_guid(self, uint64_t guid) noexcept:
+        """Return the last mark at or below an id, or the first; there is one."""
+        cdef uint32_t low = 0
+        cdef uint32_t high = self.count
+        cdef uint32_t middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.marks[middle].guid <= guid:
                 low = middle
             else:
                 high = middle
@@ -283,6 +315,59 @@ cdef class LogReader:
                 offset += record_span(record.size_bytes)
                 ordinal += 1
         return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
+
+    cdef Segment segment_of_guid(self, uint64_t guid):
+        """Return the last segment that begins at or below an id; None where there is none."""
+        cdef Segment segment = self.log.first
+        cdef Segment before = None
+        cdef uint64_t first
+        while segment is not None:
+            first = first_guid(segment)
+            if first > guid:
+                break
+            if first != 0:
+                before = segment
+            segment = segment.next
+        return before
+
+    def prepare_guid(self, uint64_t guid):
+        """Walk some of the segment that an id lies in. Returns: whether `find` finds it at once now."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef SegmentIndex index
+        if segment is None:
+            return True
+        index = self.index_of(segment)
+        if index.guid <= guid and not index.complete():
+            index.extend(WALK_BYTES_PER_TURN)
+        return index.guid > guid or index.complete()
+
+    cdef const Record* find(self, uint64_t guid) except? NULL:
+        """Return the record with that id, NULL where none is kept. Cost: O(64 KiB), once prepared."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef SegmentIndex index
+        cdef const Record* record
+        cdef uint64_t offset, ordinal
+        if segment is None:
+            return NULL
+        index = self.index_of(segment)
+        while index.guid <= guid and not index.complete():
+            index.extend(WALK_BYTES_PER_TURN)
+        offset = index.mark_before_guid(guid).offset
+        ordinal = index.mark_before_guid(guid).ordinal
+        while offset < index.offset:
+            record = record_at(segment, offset, ordinal)
+            if record == NULL or record.guid > guid:
+                break
+            if record.guid == guid:
+                return record
+            offset += record_span(record.size_bytes)
+            ordinal = record_ordinal(record) + 1
+        return NULL
+
+    def ordinal_of_guid(self, uint64_t guid):
+        """Return the ordinal of the record with that id; None where none is kept. Cost: as `find`."""
+        cdef const Record* record = self.find(guid)
+        return None if record == NULL else record_ordinal(record)
 
     def timestamp_of(self, uint64_t ordinal):
         """Return when a record was published (Unix, ns); None where there is none. Cost: as `read_raw` of one."""

@@ -8,17 +8,14 @@ Invariants: 1. between turns a connection that owns no buffer has nothing to sen
 2. `end <= capacity`. No pointer into the scratch is kept over a greenlet switch.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
+from pyqd.hot.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.frames cimport FRAME_HEADER_BYTES, put_frame
+from pyqd.hot.sockets cimport send_some
 
-cdef extern from "<sys/socket.h>" nogil:
-    ssize_t send(int fd, const void* data, size_t size_bytes, int flags)
-    enum:
-        MSG_DONTWAIT
-        MSG_NOSIGNAL
+from pyqd.hot.transport import TransportError
 
 cdef uint64_t SCRATCH_BYTES = 256 << 10
 cdef char* scratch = <char*> malloc(SCRATCH_BYTES)
@@ -41,6 +38,7 @@ cdef class Outbox(Consumer):
     def __dealloc__(self):
         if self.owned:
             free(self.base)
+            buffer_freed(self.capacity)
 
     cdef char* room(self, uint64_t size_bytes) except NULL:
         """Return where `size_bytes` more can be written; the caller then adds them to `end`. Raises: MemoryError."""
@@ -70,7 +68,10 @@ cdef class Outbox(Consumer):
         while self.start < self.end:
             if self.broken:
                 break
-            sent = self.send_some(self.base + self.start, self.end - self.start)
+            if self.transport is None:
+                sent = send_some(self.fd, self.base + self.start, self.end - self.start)
+            else:
+                sent = self.send_through(self.base + self.start, self.end - self.start)
             if sent > 0:
                 self.start += <uint64_t> sent
                 self.sent_bytes += <uint64_t> sent
@@ -81,18 +82,25 @@ cdef class Outbox(Consumer):
             else:
                 self.broken = True
         self.release()
-        return 1
+        return 1 if self.transport is None or self.broken else self.flush_transport()
 
-    cdef ssize_t send_some(self, const char* data, uint64_t size_bytes) except -2:
-        """Send some bytes. Returns: how many; 0 when the socket is full; -1 when the peer is gone. Source: send(2)."""
-        cdef ssize_t sent
-        while True:
-            sent = send(self.fd, data, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
-            if sent >= 0 or errno != EINTR:
-                break
-        if sent < 0:
-            return 0 if errno == EAGAIN else -1
-        return sent
+    cdef ssize_t send_through(self, const char* data, uint64_t size_bytes) except -2:
+        """Give the transport some bytes to send. Returns: how many; 0 when the socket is full; -1 when it is over."""
+        try:
+            return self.transport.send(data, size_bytes)
+        except TransportError:
+            return -1
+
+    cdef int flush_transport(self) except -1:
+        """Send what the transport still has. Returns: as flush."""
+        cdef int flushed
+        try:
+            flushed = self.transport.flush()
+        except TransportError:
+            flushed = -1
+        if flushed < 0:
+            self.broken = True
+        return flushed != 0
 
     cdef int keep(self, uint64_t capacity) except -1:
         """Move what is queued to an own buffer of at least that capacity."""
@@ -106,6 +114,7 @@ cdef class Outbox(Consumer):
                 grown = <char*> realloc(self.base, capacity)
                 if grown == NULL:
                     raise MemoryError
+                buffer_grown(capacity - self.capacity)
                 self.base = grown
                 self.capacity = capacity
         else:
@@ -116,6 +125,7 @@ cdef class Outbox(Consumer):
             self.base = grown
             self.capacity = capacity
             self.owned = True
+            buffer_grown(capacity)
         self.start = 0
         self.end = queued
         return 0
@@ -129,6 +139,7 @@ cdef class Outbox(Consumer):
     cdef int release(self) except -1:
         if self.owned:
             free(self.base)
+            buffer_freed(self.capacity)
             self.owned = False
             self.base = scratch
             self.capacity = SCRATCH_BYTES

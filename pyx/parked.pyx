@@ -1,11 +1,12 @@
 """A channel's parked messages: deferred by the publisher, or requeued with a delay.
 
-They have left the order of the topic's log, so they get a log of their own, one per channel and made when first
-needed, with their due times in the records. In memory each is a slot: the record's address and a place in a heap by
-due time, 28 bytes; the arrays grow by half. A parked message that is due, delivered and requeued once more is a new
-record; the old one is
-finished. Restarting reads the log back; that is how a due time outlives the process. That a record was handed out, and
-how often, is stored in the record itself, so a message that was in flight at a kill does not come as a first delivery.
+They have left the order of the topic's log, so they get a log of their own, one per channel and made when first needed,
+with their due times in the records. In memory each is a slot: the record's address and a place in a heap by due time,
+28 bytes, 2 of its id's fingerprint, which is all that a search for it reads, and 8 more until it is settled (see
+below). These arrays grow by an eighth and by half, so they are 46 bytes at most. A parked message that is due,
+delivered and requeued once more is a new record; the old one is finished. Restarting reads the log back; that is how a
+due time outlives the process. That a record was handed out, and how often, is stored in the record itself, so a message
+that was in flight at a kill does not come as a first delivery.
 
 Parking makes two records of one message: the *origin*, in the topic's log or this one, and the new record here. The
 origin is to be finished, but only when the new record is on stable storage, or a power failure between could leave the
@@ -29,6 +30,7 @@ from libc.string cimport memmove
 from pyqd.hot.heap cimport DeadlineHeap, Entry
 from pyqd.hot.record cimport RECORD_LOST, record_body, record_ordinal, record_span
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.slots cimport print_of
 
 cdef enum:
     SLOTS_MIN = 16
@@ -60,6 +62,7 @@ cdef class Parked:
 
     def __dealloc__(self):
         free(self.records)
+        free(self.prints)
         free(self.origins)
 
     cdef int trim(self) except -1:
@@ -113,12 +116,16 @@ cdef class Parked:
             segment = segment.next
 
     cdef int grow(self) except -1:
-        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, self.capacity + (self.capacity >> 1))
+        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, self.capacity + (self.capacity >> 3))
         cdef uint32_t slot
         cdef void* grown = realloc(self.records, capacity * sizeof(Record*))
         if grown == NULL:
             raise MemoryError
         self.records = <const Record**> grown
+        grown = realloc(self.prints, capacity * sizeof(uint16_t))
+        if grown == NULL:
+            raise MemoryError
+        self.prints = <uint16_t*> grown
         self.dues.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
             self.give_back(slot - 1)
@@ -139,10 +146,11 @@ cdef class Parked:
         self.dues.push(slot, record.due_ns)
         self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
         self.records[slot] = record
+        self.prints[slot] = <uint16_t> (print_of(record.guid) >> 16)
         return 0
 
     cdef int grow_origins(self) except -1:
-        cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, 2 * self.origins_capacity)
+        cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, self.origins_capacity + (self.origins_capacity >> 1))
         cdef void* grown = realloc(self.origins, capacity * sizeof(uint64_t))
         if grown == NULL:
             raise MemoryError
@@ -157,6 +165,14 @@ cdef class Parked:
         if self.unsettled() == self.origins_capacity:
             self.grow_origins()
         self.log.reserve(span_bytes)
+        return 0
+
+    cdef int prepare_slots(self, uint32_t count) except -1:
+        """Make room for so many slots and origins. Raises: MemoryError (nothing changed)."""
+        while self.capacity - self.dues.count < count:
+            self.grow()
+        while self.origins_capacity - self.unsettled() < count:
+            self.grow_origins()
         return 0
 
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
@@ -217,7 +233,9 @@ cdef class Parked:
     cdef int clear(self) except -1:
         """Drop everything that is parked or came from here."""
         free(self.records)
+        free(self.prints)
         self.records = NULL
+        self.prints = NULL
         self.capacity = 0
         self.free_slot = 0
         self.dues.clear()
@@ -231,5 +249,5 @@ cdef class Parked:
     def memory_bytes(self):
         """Return the bytes of the arrays that hold what is parked: what is due when, and the origins."""
         return (
-            self.capacity * sizeof(Record*) + self.dues.slot_count_max * (sizeof(Entry) + sizeof(uint32_t))
-            + self.origins_capacity * sizeof(uint64_t))
+            self.capacity * (sizeof(Record*) + sizeof(uint16_t))
+            + self.dues.slot_count_max * (sizeof(Entry) + sizeof(uint32_t)) + self.origins_capacity * sizeof(uint64_t))

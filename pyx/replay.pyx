@@ -16,10 +16,7 @@ Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above th
 
 from pyqd.hot.bitmap cimport ring_count
 from pyqd.hot.channel cimport ChannelCore
-from pyqd.hot.consumer cimport Consumer
-from pyqd.hot.log cimport Position
 from pyqd.hot.mapping cimport store_barrier
-from pyqd.hot.parked cimport Parked
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -87,25 +84,11 @@ def seek(ChannelCore channel not None, uint64_t target):
     Raises: StorageError where a hole is beyond the ledger's ring.
     """
     cdef Ledger ledger = channel.ledger
-    cdef Position position = channel.feed.log.locate(target)
-    cdef Consumer consumer
     cdef uint64_t start, end
     assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
     ledger.header.parked_below = target
     store_barrier()
-    ledger.reset(target)
-    channel.slots.clear()
-    channel.ready.clear()
-    for consumer in channel.consumers:
-        consumer.in_flight = 0
-    channel.segment, channel.offset = position.segment, position.offset
-    channel.note_cursor()
+    channel.start_over(target)
     ledger.header.start = min(ledger.header.start, target)
-    if channel.parked is not None:
-        (<Parked> channel.parked).clear()
-        channel.unsettled_ahead = 0
     for start, end in channel.feed.log.holes:
         ledger.finish_range(max(start, target), end)
-    channel.feed.trim_wanted = True
-    channel.feed.scheduler.request_wake(channel.feed)
-    channel.feed.scheduler.request_wake(channel)

@@ -55,6 +55,8 @@ cdef Command command_of(const Text* name) noexcept nogil:
             return COMMAND_DPUB
         if token_is(name, "AUTH", 4):
             return COMMAND_AUTH
+    elif token_is(name, "DMPUB", 5):
+        return COMMAND_DMPUB
     elif token_is(name, "TOUCH", 5):
         return COMMAND_TOUCH
     elif token_is(name, "IDENTIFY", 8):
@@ -94,10 +96,11 @@ cdef Scan scan_line(const char* at, uint64_t size_bytes, CommandLine* line) noex
 
 
 cdef Scan scan_batch(
-    const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, Batch* batch,
+    const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes, Batch* batch,
 ) noexcept nogil:
-    """Check what is there of an MPUB's body behind its outer size: `int32 count, {int32 size, body}*`.
+    """Check what is there of a batch's body behind its outer size: `int32 count, {lead, int32 size, body}*`.
 
+    lead_bytes: of what stands before each size, which is not looked at; 0 for MPUB.
     batch: zeros at first; kept by the caller until the command is complete.
     Returns: ready, need more, or what is wrong.
     """
@@ -112,15 +115,15 @@ cdef Scan scan_batch(
         batch.count = <uint32_t> size
         batch.offset = 4
     while batch.index < batch.count:
-        if size_bytes < batch.offset + 4:
+        if size_bytes < batch.offset + lead_bytes + 4:
             return SCAN_NEED_MORE
-        size = read_be32(at + batch.offset)
+        size = read_be32(at + batch.offset + lead_bytes)
         if size < 1 or size > max_msg_bytes:
             batch.size_bytes = size
             return SCAN_BAD_SIZE if size < 1 else SCAN_TOO_BIG
-        if size_bytes - batch.offset - 4 < <uint64_t> size:
+        if size_bytes - batch.offset - lead_bytes - 4 < <uint64_t> size:
             return SCAN_NEED_MORE
-        batch.offset += 4 + <uint64_t> size
+        batch.offset += lead_bytes + 4 + <uint64_t> size
         batch.body_words += (<uint64_t> size + 7) >> 3
         batch.index += 1
     return SCAN_READY
@@ -153,6 +156,7 @@ cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noex
 
 COMMAND_NAMES = {
     COMMAND_UNKNOWN: None, COMMAND_FIN: "FIN", COMMAND_PUB: "PUB", COMMAND_MPUB: "MPUB", COMMAND_DPUB: "DPUB",
+    COMMAND_DMPUB: "DMPUB",
     COMMAND_RDY: "RDY", COMMAND_REQ: "REQ", COMMAND_TOUCH: "TOUCH", COMMAND_NOP: "NOP", COMMAND_SUB: "SUB",
     COMMAND_IDENTIFY: "IDENTIFY", COMMAND_AUTH: "AUTH", COMMAND_CLS: "CLS",
 }
@@ -171,14 +175,14 @@ def split_line(bytes data not None):
     return COMMAND_NAMES[line.command], params, line.line_bytes
 
 
-def check_batch(chunks, int64_t max_msg_bytes, int64_t max_count):
-    """Walk an MPUB's body that arrives in chunks, for tests. Returns: (Scan, index, bytes used, body_words)."""
+def check_batch(chunks, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes=0):
+    """Walk a batch's body that arrives in chunks, for tests. Returns: (Scan, index, bytes used, body_words)."""
     cdef Batch batch = Batch(index=0, count=0, size_bytes=0, offset=0, body_words=0)
     cdef Scan scan = SCAN_NEED_MORE
     received = b""
     for chunk in chunks:
         received += chunk
-        scan = scan_batch(received, <uint64_t> len(received), max_msg_bytes, max_count, &batch)
+        scan = scan_batch(received, <uint64_t> len(received), max_msg_bytes, max_count, lead_bytes, &batch)
         if scan != SCAN_NEED_MORE:
             break
     return int(scan), batch.index, batch.offset, batch.body_words

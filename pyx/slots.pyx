@@ -4,6 +4,9 @@ A message in flight is a C slot: which record, since when, whose, how often. It 
 (FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits for redelivery is 16
 bytes in a ring. Both point at records in mapped segments: as long as a record is not finished its segment stays.
 
+Entries of the ring are numbered as they come, and keep their number, but for one that is taken out of the middle: then
+each one before it gets the number of the one behind. So who looks through the ring in parts, by number, misses none.
+
 Invariants: 1. a slot is on the stack of free ones, or in `ids` and in `deadlines`. 2. a ring's capacity is a power of
 two. Memory is bounded by what the clients' RDY admits, and for the ring by what they gave back.
 """
@@ -95,7 +98,7 @@ cdef class ReadyRing:
         if self.count == self.capacity:
             self.resize(max(<uint32_t> RING_MIN, 2 * self.capacity))
         self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
-            record=record, attempts=attempts, source=source)
+            record=record, print=print_of(record.guid), attempts=attempts, source=source)
         self.count += 1
         return 0
 
@@ -104,12 +107,22 @@ cdef class ReadyRing:
         cdef ReadyEntry entry = self.entries[self.head]
         self.head = (self.head + 1) & (self.capacity - 1)
         self.count -= 1
+        self.first += 1
         if self.count == 0 and self.capacity > 4096:
             free(self.entries)
             self.entries = NULL
             self.capacity = 0
             self.head = 0
         return entry
+
+    cdef int remove(self, uint64_t number) except -1:
+        """Take an entry out, wherever it is. Cost: O(entries before it)."""
+        assert self.first <= number < self.first + self.count
+        while number > self.first:
+            self.entries[self.place(number)] = self.entries[self.place(number - 1)]
+            number -= 1
+        self.pop()
+        return 0
 
     cdef int resize(self, uint32_t capacity) except -1:
         cdef uint32_t index
@@ -129,5 +142,6 @@ cdef class ReadyRing:
         self.entries = NULL
         self.capacity = 0
         self.head = 0
+        self.first += self.count
         self.count = 0
         return 0

@@ -8,13 +8,17 @@ place in the ring, points at the copy from then on. The old record is the copy's
 pyx/parked.pyx): at once, or when a sync has covered the copy. Room for all is made first, so that nothing can fail half
 way.
 
-Only what has been handed out is moved. What lies at or past the cursor is a queue, however long, and stays in order.
+Only what has been handed out of a topic's log is moved. What lies at or past the cursor is a queue, however long, and
+stays in order.
+
+A parked log has no queue: its messages come by their due times, in whatever order of segments. So where it keeps little
+but finished records, the oldest segment is copied to the end, whatever waits in it, until the log is compact again.
 
 Invariants: those of the channel hold between any two messages moved. In particular a record below the cursor that is
 not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before.
 """
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.parked cimport Parked
@@ -36,13 +40,13 @@ def unfinished_below(ChannelCore channel not None, uint64_t end):
     return count
 
 
-cdef dict ring_places(ChannelCore channel, uint64_t end):
-    """Return {ordinal: place in the ring} of the topic's records below an ordinal that wait for redelivery."""
+cdef dict ring_places(ChannelCore channel, uint64_t end, uint8_t source):
+    """Return {ordinal: place in the ring} of the records of a log below an ordinal that wait for redelivery."""
     cdef uint32_t index, at
     places = {}
     for index in range(channel.ready.count):
         at = (channel.ready.head + index) & (channel.ready.capacity - 1)
-        if channel.ready.entries[at].source == FROM_TOPIC:
+        if channel.ready.entries[at].source == source:
             if record_ordinal(channel.ready.entries[at].record) < end:
                 places[record_ordinal(channel.ready.entries[at].record)] = at
     return places
@@ -95,7 +99,7 @@ def move_stragglers(ChannelCore channel not None, Segment segment not None, uint
     if channel.parked is None:
         channel.parked = channel.open_parked()
     channel.feed.log.ready(segment)
-    places = ring_places(channel, segment.end_ordinal())
+    places = ring_places(channel, segment.end_ordinal(), FROM_TOPIC)
     while offset < segment.tail and moved < count_max:
         record = <const Record*> (segment.base + offset)
         offset += record_span(record.size_bytes)
@@ -103,6 +107,86 @@ def move_stragglers(ChannelCore channel not None, Segment segment not None, uint
             moved += move_one(channel, record, places.get(record_ordinal(record)))
     channel.settle_unless_durable()
     return moved
+
+
+cdef dict waiting_slots(Parked parked, const char* start, const char* end):
+    """Return {ordinal: slot} of the parked records between two addresses that wait for their due times."""
+    cdef uint32_t slot
+    cdef const char* at
+    slots = {}
+    for slot in range(parked.capacity):
+        at = <const char*> parked.records[slot]
+        if start <= at < end and parked.dues.contains(slot):
+            slots[record_ordinal(parked.records[slot])] = slot
+    return slots
+
+
+cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, object place) except -1:
+    """Copy one parked record to the end of its log and let its slot, or its place in the ring, point there.
+
+    waiting: its slot among the due times. place: in the ring. Returns and raises as `move_one`.
+    """
+    cdef Parked parked = channel.parked
+    cdef uint64_t ordinal = record_ordinal(record)
+    cdef int64_t slot = channel.slots.ids.get(record.guid)
+    cdef Record* copy
+    if slot >= 0 and channel.slots.slots[slot].record != record:
+        slot = -1
+    if slot < 0 and waiting is None and place is None:
+        return 0
+    assert (slot >= 0) + (waiting is not None) + (place is not None) == 1, "a record is in one place"
+    parked.prepare(record_span(record.size_bytes))
+    parked.ledger.reach(ordinal)
+    parked.origins[parked.unsettled()] = ordinal << 1 | FROM_PARKED
+    # A kill before handed_out is copied must not take a delivery back: the record itself counts it too.
+    copy = <Record*> parked.log.append(
+        record.guid, record.timestamp_ns, record.due_ns, record.handed_out or record.attempts,
+        record_body(record), record.size_bytes)
+    copy.handed_out = record.handed_out
+    parked.ledger.hand_out()
+    if slot >= 0:
+        channel.slots.slots[slot].record = copy
+    elif waiting is not None:
+        parked.records[<uint32_t> waiting] = copy
+    else:
+        channel.ready.entries[<uint32_t> place].record = copy
+    return 1
+
+
+def move_parked(ChannelCore channel not None, uint64_t count_max):
+    """Copy what is unfinished of the oldest segment of a channel's parked log to the end of that log.
+
+    Due times, attempts and who has what in flight stay as they are.
+    Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
+    Cost: a walk over the segment's headers, the slots and the channel's ring, and the copies.
+    """
+    cdef Parked parked = channel.parked
+    cdef Segment segment = parked.log.first
+    cdef uint64_t offset = SEGMENT_HEADER_BYTES
+    cdef uint64_t moved = 0
+    cdef const Record* record
+    assert segment is not parked.log.active, "the copies go to another segment"
+    unfinished = []
+    while offset < segment.tail and <uint64_t> len(unfinished) < count_max:
+        record = <const Record*> (segment.base + offset)
+        if not parked.ledger.is_finished(record_ordinal(record)):
+            unfinished.append(offset)
+        offset += record_span(record.size_bytes)
+    waiting = waiting_slots(parked, segment.base, segment.base + offset)
+    places = ring_places(channel, segment.end_ordinal(), FROM_PARKED)
+    for offset in unfinished:
+        record = <const Record*> (segment.base + offset)
+        moved += copy_parked(
+            channel, record, waiting.get(record_ordinal(record)), places.get(record_ordinal(record)))
+    if moved:
+        channel.settle_unless_durable()
+    return moved
+
+
+def unfinished_parked(Parked parked not None):
+    """Return how many records of a parked log are not finished, and how many it keeps."""
+    cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.ones
+    return unfinished, parked.log.end - parked.log.first.first_ordinal
 
 
 def trim_parked(Parked parked not None):

@@ -12,10 +12,13 @@ valid, so a start knows how far to look for records that are not parked yet. 3. 
 Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT64_MAX
 
+from pyqd.hot.bodies cimport Frames
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.clock cimport wall_ns
+from pyqd.hot.guid cimport id_stepped
 from pyqd.hot.log cimport Log
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_span
@@ -85,9 +88,9 @@ cdef class TopicCore(Feed):
                 channel.prepare_park(record_span(body_bytes), self.log.end)
         self.state.message_count += 1
         self.state.message_bytes += body_bytes
+        self.state.last_guid = self.guids.next_id(now_ns)
         if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.shown():
             return 0
-        self.state.last_guid = self.guids.next_id(now_ns)
         if due_ns != 0:
             self.state.deferred_below = self.log.end + 1
         store_barrier()
@@ -127,6 +130,54 @@ cdef class TopicCore(Feed):
         self.state.message_bytes += bytes_total
         if self.shown():
             self.show()
+        return 0
+
+    cdef int publish_deferred_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns, const int64_t* dues,
+    ) except -1:
+        """Accept `count` messages with a due time (Unix ns, 0: at once), checked before; all or none.
+
+        dues NULL: `due_ns` is that of all, and the form is that of `publish_batch`. Else one for each, and 8 bytes, not
+        looked at, stand before each size. body_words: as there. Raises: StorageError (nothing was accepted).
+        """
+        cdef uint64_t span = 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
+        cdef uint32_t index, size
+        cdef uint64_t bytes_total = 0
+        cdef const char* first = NULL
+        cdef const char* record
+        cdef ChannelCore channel
+        cdef bint by_one = self.ephemeral and not self.shown()
+        if not by_one:
+            self.log.reserve(span)
+            if self.shown():
+                for channel in self.channels:
+                    channel.prepare_park_batch(span, count, self.log.end + count - 1)
+            self.log.begin_batch(span)
+        for index in range(count):
+            if dues != NULL:
+                due_ns = dues[index]
+                at += sizeof(int64_t)
+            size = <uint32_t> read_be32(at)
+            if by_one:
+                self.publish(at + 4, size, now_ns, due_ns)
+            else:
+                record = self.log.append(self.guids.next_id(now_ns), now_ns, due_ns, 0, at + 4, size)
+                first = record if index == 0 else first
+                if due_ns != 0:
+                    self.state.deferred_below = self.log.end
+                bytes_total += size
+            at += 4 + size
+        if by_one:
+            return 0
+        self.state.last_guid = self.guids.last_id
+        store_barrier()
+        self.log.commit_batch()
+        self.state.message_count += count
+        self.state.message_bytes += bytes_total
+        if self.shown():
+            self.show()
+            for channel in self.channels:
+                channel.park_batch(<const Record*> first, count)
         return 0
 
     cdef bint shown(self) noexcept:
@@ -188,13 +239,17 @@ cdef class TopicCore(Feed):
         self.state.bytes_max = 0 if bytes_max is None else bytes_max + 1
 
     def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
-        """Accept one message from Python (HTTP). Raises: ValueError for an empty body, StorageError."""
+        """Accept one message from Python. Returns: its id. Raises: ValueError for an empty body, StorageError."""
         if not body:
             raise ValueError("a message has at least one byte")
         self.publish(body, <uint32_t> len(body), now_ns, due_ns)
+        return self.guids.last_id
 
-    def publish_bodies(self, list bodies not None, int64_t now_ns):
-        """Accept many messages from Python (HTTP), all or none. Raises: ValueError, StorageError."""
+    def publish_bodies(self, list bodies not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept messages, one or more, from Python (HTTP), all or none.
+
+        Returns: the first one's id, from which those of the others follow. Raises: ValueError, StorageError.
+        """
         cdef uint64_t words = 0
         parts = []
         for body in bodies:
@@ -203,8 +258,18 @@ cdef class TopicCore(Feed):
             words += (<uint64_t> len(body) + 7) >> 3
             parts.append(len(body).to_bytes(4, "big"))
             parts.append(body)
-        joined = b"".join(parts)
-        self.publish_batch(joined, <uint32_t> len(bodies), words, now_ns)
+        return self.publish_frames(Frames(b"".join(parts), 0, <uint32_t> len(bodies), words), now_ns, due_ns)
+
+    def publish_frames(self, Frames frames not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept messages, one or more, framed and checked, all or none. Returns, raises: as publish_bodies."""
+        cdef const char* at = PyBytes_AS_STRING(frames.data) + frames.start
+        if frames.count == 0:
+            raise ValueError("there is no message")
+        if due_ns != 0:
+            self.publish_deferred_batch(at, frames.count, frames.words, now_ns, due_ns, NULL)
+        else:
+            self.publish_batch(at, frames.count, frames.words, now_ns)
+        return id_stepped(self.guids.last_id, 1 - <int64_t> frames.count)
 
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
@@ -251,6 +316,13 @@ cdef class TopicCore(Feed):
                 channel.ledger.header.start += end - start
         self.trim_wanted = True
         self.scheduler.request_wake(self)
+
+    def abandon(self):
+        """Let go of the log for good, as the topic's files are gone and so are its channels."""
+        assert len(self.channels) == 0
+        self.log.abandon()
+        self.watched = self.log.active
+        self.trim_wanted = False
 
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""

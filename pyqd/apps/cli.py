@@ -12,6 +12,8 @@ TOOLS = {
 DAEMON = "pyqd.apps.daemon"
 USAGE = """\
 pyqd [flags]                                the daemon; its flags are below
+pyqd --check-config [flags]                 says what would be in force, or what is wrong; starts nothing
+pyqd --help                                 this text
 pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
 pyqd export [--from DATA_DIR] DIR           write what a stopped pyqd holds as a data directory of nsqd
 pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing

@@ -18,18 +18,36 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.importer import import_on_start
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.primitives.descriptors import raise_descriptor_limit
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
-from pyqd.primitives.options import Options, parse_args, split_address
+from pyqd.primitives.memory import watch_collections
+from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
+from pyqd.protocol.admission import Admission
+from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
-from pyqd.protocol.listener import Address
+from pyqd.protocol.listener import address_of, https_address_of
 from pyqd.protocol.server import TcpServer
+from pyqd.protocol.shedding import Shedder
+from pyqd.protocol.tls import TlsServer
 from pyqd.protocol.turns import Turns
+from pyqd.services.config_check import check_config
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.http import HttpServer
+from pyqd.services.http_connection import HttpConnection
+from pyqd.services.http_limits import http_limits
+from pyqd.services.http_messages import JSON, Response
 from pyqd.services.identity import Identity, port_of
+from pyqd.services.live_options import LiveOptions
+from pyqd.services.login import login_of, warn_if_open
+from pyqd.services.loop_lag import LoopLag
+from pyqd.services.metrics import Metrics
+from pyqd.services.profiler import Profiler
 from pyqd.services.routes import daemon_routes
+from pyqd.services.routes_debug import DebugRoutes
+from pyqd.services.routes_publish import plain_publisher
+from pyqd.services.statsd import StatsdPusher
 from pyqd.services.syncer import Syncer
 
 THREADS = 4
@@ -48,16 +66,81 @@ class Daemon:
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
         self.lock = DirectoryLock(options.data_path or os.curdir)
+        self.tls = TlsServer(options)
+        self.auth = AuthServers(options)
+        self.login = login_of(options, self.auth)
         self.broker = Broker(options, files, in_background=Background(self.hub, THREADS).run)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
         background = Background(self.hub, COMMIT_THREADS).run
         self.commit = GroupCommit(self.broker, background, self.hub.loop.run_callback)
-        self.tcp = TcpServer(self.broker, options, self.hub, self.on_bug, self.commit.wait)
+        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit.wait)
         self.identity.producers = self.tcp.producers
-        self.http = HttpServer(daemon_routes(self.broker, self.identity, self.commit.wait))
+        self.metrics = Metrics(self.broker)
+        self.live = LiveOptions(self.broker)
+        self.live.listeners.append(self.tcp.change_options)
+        self.profiler = Profiler()
+        debug = DebugRoutes(self.profiler, self.tcp.greenlets)
+        routes = daemon_routes(self.broker, self.identity, self.commit.wait, self.metrics, self.live, debug)
+        limits = http_limits(options)
+        admission = Admission(self.http_connection_limits)
+        self.http = HttpServer(
+            routes,
+            publisher=plain_publisher(self.broker),
+            on_bug=self.on_bug,
+            refusal=self.tls_refusal if options.tls_required == TLS_REQUIRED else None,
+            limits=limits,
+            admission=admission,
+            login=self.login,
+        )
+        self.https: HttpServer | None = None
+        if self.tls.enabled and options.https_address:
+            self.https = HttpServer(
+                routes,
+                "HTTPS",
+                on_bug=self.on_bug,
+                tls=self.tls,
+                limits=limits,
+                admission=admission,
+                login=self.login,
+            )
+        self.shedder = Shedder(self.hub, options.max_buffer_bytes)
+        self.shedder.sources = [lambda: self.tcp.connections, self.all_http_connections]
         self.syncer = Syncer(self.broker)
+        self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
+        self.metrics.tcp_connections = lambda: len(self.tcp.connections)
+        self.metrics.http_connections = self.count_http_connections
+        self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
+        self.metrics.http_refused = lambda: admission.refused_count
+        self.metrics.shed = lambda: self.shedder.shed_count
+        self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker)
+        self.statsd = StatsdPusher(self.broker, self.identity)
+
+    def all_http_connections(self) -> list[HttpConnection]:
+        """Return the connections over HTTP and HTTPS."""
+        return [*self.http.connections, *(() if self.https is None else self.https.connections)]
+
+    def count_http_connections(self) -> int:
+        """Return how many connections there are over HTTP and HTTPS."""
+        return len(self.http.connections) + (0 if self.https is None else len(self.https.connections))
+
+    def http_connection_limits(self) -> tuple[int, int]:
+        """Return how many connections there may be over HTTP and HTTPS, and of one address."""
+        options = self.broker.options
+        return options.max_http_connections, options.max_connections_per_address
+
+    def reload(self) -> None:
+        """Read the files again that may be renewed while the daemon runs: certificates and tokens."""
+        self.tls.reload()
+        self.auth.reload()
+        if self.login is not None and self.login.tokens is not None:
+            self.login.tokens.reload()
+
+    def tls_refusal(self) -> Response:
+        """Return the answer to whatever is asked for over HTTP where TLS is required, spaces and all as nsqd's."""
+        body = f'{{"message": "TLS_REQUIRED", "https_port": {self.identity.https_port}}}'
+        return Response(403, body.encode(), JSON)
 
     def on_bug(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, and what it guards must not be written to any more."""
@@ -72,20 +155,36 @@ class Daemon:
 
     def start(self) -> None:
         """Load what is on disk, then listen."""
+        watch_collections()
         import_on_start(self.broker.files, self.broker.root, self.options)
         self.broker.load()
         self.identity.tcp_port = port_of(self.tcp.start(address_of(self.options.tcp_address)))
         if self.options.http_address:
-            self.identity.http_port = port_of(self.http.start(address_of(self.options.http_address)))
+            bound = self.http.start(address_of(self.options.http_address))
+            self.identity.http_port = port_of(bound)
+            if self.login is None and self.options.tls_required != TLS_REQUIRED:
+                warn_if_open("HTTP", bound)
+        if self.https is not None:
+            bound = self.https.start(https_address_of(self.options.https_address))
+            self.identity.https_port = port_of(bound)
+            if self.login is None and self.options.tls_client_auth_policy not in ("require", "require-verify"):
+                warn_if_open("HTTPS", bound)
         self.syncer.start()
         self.housekeeper.start()
+        self.statsd.start()
+        self.loop_lag.start()
 
     def stop(self) -> None:
         """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
         self.tcp.stop_listening()
         self.tcp.close_all()
         self.http.stop()
+        if self.https is not None:
+            self.https.stop()
+        self.profiler.stop()
         gevent.sleep(0)
+        self.statsd.stop()
+        self.loop_lag.stop()
         logger.info("NSQ: closing topics")
         self.housekeeper.stop()
         self.syncer.stop()
@@ -99,19 +198,12 @@ class Daemon:
         logger.info("NSQ: bye")
 
 
-def address_of(text: str) -> Address:
-    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
-    try:
-        return split_address(text)
-    except ValueError as error:
-        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
-
-
 def run(options: Options) -> int:
     """Run the daemon until a signal. Returns: the exit code."""
     daemon = Daemon(options)
     for number in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(number, daemon.stop_wanted.set)
+    gevent.signal_handler(signal.SIGHUP, daemon.reload)
     try:
         daemon.start()
     except StartupError:
@@ -124,15 +216,19 @@ def run(options: Options) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: spec of broker semantics, exit codes."""
+    settings = parse_settings(sys.argv[1:] if argv is None else argv)
+    if settings.values.get("check-config"):
+        return check_config(settings)
     try:
-        options = parse_args(sys.argv[1:] if argv is None else argv)
+        options = settings.options()
     except StartupError as error:
         print_fatal(str(error))
         return 1
     if not __debug__:
         print_fatal("python -O removes the assertions that guard the data; start pyqd without it")
         return 1
-    configure(options.log_prefix, options.log_level)
+    raise_descriptor_limit()
+    configure(options.log_prefix, options.log_level, form=options.log_format)
     logger.info("pyqd v%s (built w/python%s)", __version__, platform.python_version())
     logger.info("ID: %d", options.node_id)
     for notice in options.notices:

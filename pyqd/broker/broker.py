@@ -8,20 +8,22 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
-from pyqd.diskqueue.damage import set_aside
+from pyqd.diskqueue.damage import DamageCount, set_aside
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
-from pyqd.primitives.errors import CorruptionError, DiskFull, StartupError, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError
 from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
 from pyqd.primitives.options import Options
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"
 NODE_FILE = "node.json"
+PROBE_FILE = "probe"
 NODE_FORMAT = 1
 EPOCH_MAX = 1 << 16
 # Each log goes on above the highest epoch that it has.
@@ -62,6 +64,15 @@ def read_node(files: Files, path: str) -> dict[str, Any] | None:
     return None
 
 
+def sync_names(files: Files, directory: str) -> None:
+    """Make the names in a directory durable, unless it is gone itself. Raises: StorageError."""
+    try:
+        files.sync_directory(directory)
+    except StorageError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
 class Broker:
     """All topics of one data directory.
 
@@ -83,9 +94,12 @@ class Broker:
         self.topic_of: dict[str, Topic] = {}
         self.failed_write: tuple[str, int] | None = None
         self.short_of_room: set[str] = set()
-        self.free_bytes_min = max(options.min_free_bytes, RESERVE_BYTES)
         self.failed_sync: str | None = None
+        self.write_failure_count = 0
+        self.sync_failure_count = 0
+        self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
+        self.room = Room(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
         self.epoch = 0
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
         self.parks_durably = False
@@ -93,12 +107,22 @@ class Broker:
         self.boot = ""
         self.node_name = ""
         self.discarded_count = 0
+        # The ends of the logs of deleted topics together.
+        self.deleted_end = 0
+
+    def change_options(self, options: Options) -> None:
+        """Put in force other options: those of space; the rest is read where it counts."""
+        self.options = options
+        self.room.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
+        for topic in self.topic_of.values():
+            topic.space.apply()
 
     def load(self) -> None:
         """Open the data directory and every topic in it."""
         try:
             topics = os.path.join(self.root, TOPICS_DIRECTORY)
             self.files.make_directory(topics)
+            self.files.check_reserving(self.root)
             self.load_node()
             self.files.remove_tree(os.path.join(self.root, DISCARDED_DIRECTORY))
             for entry in sorted(self.files.list_directory(topics)):
@@ -152,11 +176,14 @@ class Broker:
         log.on_dropped = self.drop_segment
         log.on_retired = self.retire_segment
         for start, end in log.holes:
-            logger.error("DISKQUEUE(%s): records %d to %d are missing", directory, start, end - 1)
+            log.damage.missing(start, end)
+        log.damage.count_into(self.damage)
         return log
 
-    def prepare_spare(self, log: Log, size_bytes: int) -> None:
-        """Reserve, map and populate a log's next segment in a thread."""
+    def prepare_spare(
+        self, log: Log, size_bytes: int, offer: Callable[[Log, Segment | None], None] = Log.offer_spare
+    ) -> None:
+        """Reserve, map and populate a log's next segment in a thread, then offer it; None where that failed."""
 
         def job() -> Segment | StorageError:
             try:
@@ -166,30 +193,22 @@ class Broker:
                 return error
 
         def done(made: Segment | StorageError | None, error: BaseException | None) -> None:
-            log.offer_spare(made if isinstance(made, Segment) else None)
-            if not isinstance(made, Segment):
+            offer(log, made if isinstance(made, Segment) else None)
+            if not isinstance(made, Segment) and not log.abandoned:
                 logger.warning("DISKQUEUE: preparing a segment ahead failed - %s", made or error)
 
         self.in_background(job, done)
 
     def new_spare(self, log: Log, size_bytes: int) -> Segment:
         """Make a segment of that size, or of a lesser one where the disk has no room for it. Raises: StorageError."""
-        if log.directory is not None:
-            room = self.room_bytes()
-            while size_bytes > max(room, SEGMENT_BYTES_MIN):
-                size_bytes //= 2
-            size_bytes = max(size_bytes, SEGMENT_BYTES_MIN)
-            if size_bytes > room:
-                raise DiskFull("reserve", log.directory, errno.ENOSPC, self.no_room())
-        return log.new_segment(size_bytes)
-
-    def room_bytes(self) -> int:
-        """Return the bytes that segments may still take of the disk; negative where too little is free already."""
-        return self.files.free_bytes(self.root) - self.free_bytes_min
-
-    def no_room(self) -> str:
-        """Return the reason for refusing what would take too much of the disk."""
-        return f"less than {self.free_bytes_min} bytes would be left free on the disk"
+        if log.directory is None:
+            return log.new_segment(size_bytes)
+        while size_bytes > max(self.room.left_bytes(), SEGMENT_BYTES_MIN):
+            size_bytes //= 2
+        with self.room.claim(SEGMENT_BYTES_MIN, max(size_bytes, SEGMENT_BYTES_MIN)) as claimed_bytes:
+            segment = log.new_segment(claimed_bytes, False)
+        self.files.populate(segment.mapping)
+        return segment
 
     def retire_segment(self, log: Log, segment: Segment) -> None:
         """Make it durable in a thread that a segment holds no record any more, then keep it as the next spare."""
@@ -216,13 +235,19 @@ class Broker:
             self.in_background(lambda: self.files.remove(path), self.log_failure)
 
     def discard(self, directory: str) -> None:
-        """Take a directory out of the tree at once, by a rename, and remove it in a thread."""
+        """Take a directory out of the tree at once, by a rename, and remove it in a thread. Raises: StorageError."""
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
         self.files.make_directory(discarded)
         self.discarded_count += 1
         moved = os.path.join(discarded, str(self.discarded_count))
         self.files.rename(directory, moved)
-        self.in_background(lambda: self.files.remove_tree(moved), self.log_failure)
+
+        def remove() -> None:
+            # First, or a power failure could bring a part of it back under its old name.
+            sync_names(self.files, os.path.dirname(directory))
+            self.files.remove_tree(moved)
+
+        self.in_background(remove, self.log_failure)
 
     def log_failure(self, _result: Any, error: BaseException | None) -> None:
         """Note that a job in the background failed where nothing hangs on it."""
@@ -230,17 +255,17 @@ class Broker:
             logger.warning("DISKQUEUE: %s", error)
 
     def topic(self, name: str) -> Topic:
-        """Return the topic of that name (valid), made if it is missing. Raises: StorageError."""
+        """Return the topic of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
         topic = self.topic_of.get(name)
         if topic is None:
+            limit = self.options.max_topics
+            if limit and len(self.topic_of) >= limit:
+                raise LimitReached("TOO_MANY_TOPICS", f"topic {name} exceeds limit of {limit}")
             directory = None
             if not is_ephemeral_str(name):
                 directory = os.path.join(self.root, TOPICS_DIRECTORY, topic_dir(name))
-                if self.room_bytes() < SEGMENT_BYTES_MIN:
-                    raise DiskFull("create", f"topic {name}", errno.ENOSPC, self.no_room())
-                self.files.make_directory(directory)
             try:
-                topic = Topic(self, name, directory)
+                topic = self.new_topic(name, directory)
             except StorageError:
                 if directory is not None:
                     self.files.remove_tree(directory)
@@ -249,22 +274,35 @@ class Broker:
             logger.info("TOPIC(%s): created", name)
         return topic
 
+    def new_topic(self, name: str, directory: str | None) -> Topic:
+        """Make a topic with its first segment. Raises: StorageError."""
+        if directory is None:
+            return Topic(self, name, None)
+        try:
+            with self.room.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+                self.files.make_directory(directory)
+                return Topic(self, name, directory)
+        except DiskFull as error:
+            raise DiskFull("create", f"topic {name}", errno.ENOSPC, str(error.strerror)) from error
+
     def topic_named(self, name: bytes) -> Topic:
         """Return the topic of a valid name as it stands on the wire."""
         return self.topic(name.decode("ascii"))
 
     def delete_topic(self, name: str) -> bool:
-        """Delete a topic with its channels and all they hold. Returns: whether it was there."""
+        """Delete a topic with its channels and all they hold, and close their clients. Returns: whether it was there.
+
+        Raises: StorageError (nothing changed). A kill leaves the topic whole or none of it. Switches: no.
+        """
         topic = self.topic_of.get(name)
         if topic is None or topic.exiting:
             return False
         logger.info("TOPIC(%s): deleting", name)
-        topic.exiting = True
-        for channel in list(topic.channel_of):
-            topic.delete_channel(channel)
         if topic.directory is not None:
             self.discard(topic.directory)
         del self.topic_of[name]
+        self.deleted_end += topic.log.end
+        topic.abandon()
         self.short_of_room.discard(name)
         return True
 
@@ -283,8 +321,8 @@ class Broker:
     def refusal(self) -> str | None:
         """Return why publishing is refused for want of room; None where it is not."""
         try:
-            if self.room_bytes() < 0:
-                return f"less than {self.free_bytes_min} bytes are free on the disk"
+            if self.room.is_short():
+                return f"less than {self.room.floor_bytes} bytes are free on the disk"
         except StorageError as error:
             return str(error)
         for name in sorted(self.short_of_room):
@@ -296,17 +334,44 @@ class Broker:
         return None
 
     def accepted_count(self) -> int:
-        """Return how many messages all logs have taken in: whether writing works again shows in it."""
-        return sum(topic.log.end for topic in self.topic_of.values())
+        """Return a number that grows by one with each message that a log takes in, and never falls."""
+        return self.deleted_end + sum([topic.log.end for topic in self.topic_of.values()])
 
     def note_failed_write(self, error: StorageError) -> None:
         """Note that a message could not be accepted; how long a want of room lasts is known to `refusal`."""
+        self.write_failure_count += 1
         if not self.short_of_room or not isinstance(error, DiskFull):
             self.failed_write = (str(error), self.accepted_count())
         logger.error("DISKQUEUE: %s", error)
 
+    def try_write_again(self) -> None:
+        """After a failed write, see in a thread whether the disk takes a segment; health is good again then.
+
+        Otherwise it would be bad until somebody publishes, and who listens to it does not.
+        """
+        failed = self.failed_write
+        if failed is None:
+            return
+        path = os.path.join(self.root, PROBE_FILE)
+
+        def job() -> None:
+            with self.room.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+                mapping = self.files.new_mapped(path, SEGMENT_BYTES_MIN, False)
+            try:
+                self.files.sync(mapping, 0, PAGE_BYTES)
+            finally:
+                self.files.remove(path)
+
+        def done(_result: None, error: BaseException | None) -> None:
+            # Another failure meanwhile has its own next try.
+            if error is None and self.failed_write is failed:
+                self.failed_write = None
+
+        self.in_background(job, done)
+
     def note_failed_sync(self, error: StorageError) -> None:
         """Note that something could not be made durable against power loss; it is tried again."""
+        self.sync_failure_count += 1
         self.failed_sync = str(error)
         logger.error("DISKQUEUE: %s", error)
 

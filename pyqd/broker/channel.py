@@ -5,11 +5,23 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded, put_in_force
+from pyqd.broker.space import SEGMENT_BYTES_MIN
 from pyqd.diskqueue.files import MAKING
-from pyqd.hot.channel import ChannelCore, cursor_position, start_ledger
+from pyqd.hot.clock import mono
+from pyqd.hot.guid import to_hex
 from pyqd.hot.ledger import Ledger
+from pyqd.hot.limited import LimitedChannel
 from pyqd.hot.log import Log
 from pyqd.hot.parked import Parked
+from pyqd.hot.recovery import (
+    cursor_position,
+    finish_twins,
+    has_moved_twins,
+    recover,
+    recover_parked,
+    start_ledger,
+)
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
@@ -26,7 +38,7 @@ ATTEMPTS_ENTRY = struct.Struct("<BQH")
 logger = logging.getLogger(__name__)
 
 
-class Channel(ChannelCore):
+class Channel(LimitedChannel):
     """One channel of a topic.
 
     Its directory holds the ledger, the parked log with a ledger of its own once something was parked, and after a clean
@@ -73,7 +85,17 @@ class Channel(ChannelCore):
             memory_count_max=options.mem_queue_size,
             ephemeral=ephemeral,
         )
+        if options.e2e_processing_latency_percentile:
+            # Not imported otherwise: see there.
+            from pyqd.broker.latency import LatencyWindow
+
+            self.latency = LatencyWindow(options.e2e_processing_latency_window_time_ns, mono())
         self.parks_durably = topic.broker.parks_durably and self.directory is not None
+        self.limits = decoded(ledger.settings)
+        self.why_waiting: str | None = None
+        self.kind_of_put_off: int | None = None
+        if self.limits != NO_LIMITS:
+            put_in_force(self, self.limits)
         if not fresh:
             self.load()
 
@@ -125,26 +147,77 @@ class Channel(ChannelCore):
                 (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
             }
             self.files.remove(self.path_of(ATTEMPTS_FILE))
-        if self.files.exists(self.path_of(PARKED_LEDGER)):
+        if self.files.exists(self.path_of(PARKED_LOG)):
+            if not self.files.exists(self.path_of(PARKED_LEDGER)):
+                # Or a kill came between making the two, and nothing is parked.
+                logger.warning("DISKQUEUE(%s): missing; all that is parked comes again", self.path_of(PARKED_LEDGER))
             self.parked = self.open_parked()
-        if self.topic.broker.power_failed:
-            self.finish_twins()
-        self.recover(attempts_of)
+        if self.topic.broker.power_failed or has_moved_twins(self):
+            finish_twins(self)
+        recover(self, attempts_of)
         if self.parked is not None:
-            self.recover_parked(attempts_of)
+            recover_parked(self, attempts_of)
 
     def open_parked(self) -> Parked:
-        """Open the parked log, making it when it is not there."""
+        """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room."""
+        broker, space = self.topic.broker, self.topic.space
         if self.directory is None:
-            log = self.topic.broker.new_log(None)
-            self.topic.space.watch(log)
+            log = broker.new_log(None)
+            space.watch(log)
             return Parked(log, Ledger(self.files, None))
-        log = self.topic.broker.new_log(self.path_of(PARKED_LOG))
-        self.topic.space.watch(log)
+        path = self.path_of(PARKED_LOG)
+        if self.files.exists(path):
+            log = broker.new_log(path)
+        else:
+            with space.claimed(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, on_disk=True):
+                log = broker.new_log(path)
+        space.watch(log)
         ledger = Ledger(self.files, self.path_of(PARKED_LEDGER))
         if self.topic.broker.power_failed:
             ledger.distrust()
         return Parked(log, ledger)
+
+    def set_limits(self, limits: ChannelLimits) -> None:
+        """Limit the channel from now on and over restarts."""
+        self.ledger.settings = encoded(limits)
+        self.limits = limits
+        put_in_force(self, limits)
+        if self.doomed_count == 0:
+            self.why_waiting = None
+
+    def dead_letter_topic(self) -> "Topic | None":
+        """Return the topic for dead letters, or None where it does not exist."""
+        topic = self.topic.broker.topic_of.get(self.limits.dead_letter_topic)
+        return None if topic is None or topic.exiting else topic
+
+    def is_deleted(self, topic: "Topic") -> bool:
+        """Say whether a topic is not one of the broker's any more."""
+        return self.topic.broker.topic_of.get(topic.name) is not topic
+
+    def note_burials(self, topic: "Topic", letters: list[tuple[int, int, int]]) -> None:
+        """Log which message became which dead letter: nowhere else does it stand. They are settled by the next sync."""
+        for guid, attempts, letter_guid in letters:
+            logger.info(
+                "CHANNEL(%s): message %s after %d attempts is %s of topic %s",
+                self.name,
+                to_hex(guid).decode(),
+                attempts,
+                to_hex(letter_guid).decode(),
+                topic.name,
+            )
+        if self.doomed_count == 0:
+            self.why_waiting = None
+        if self.burials:
+            topic.buriers.add(self)
+
+    def note_put_off(self, error: StorageError | None) -> None:
+        """Warn of dead letters that cannot be published, once for each reason."""
+        reason = f"topic {self.limits.dead_letter_topic} does not exist" if error is None else str(error)
+        # The text may name a file that is another one each time.
+        kind = 0 if error is None else error.errno
+        if self.why_waiting is None or kind != self.kind_of_put_off:
+            logger.warning("CHANNEL(%s): %d dead letters wait here - %s", self.name, self.doomed_count, reason)
+        self.why_waiting, self.kind_of_put_off = reason, kind
 
     def logs(self) -> list[Log]:
         """Return the logs that are this channel's own."""

@@ -47,7 +47,9 @@ class Inspection:
         self.node = survey.node
         self.rows: list[QueueRow] = []
         self.problems: list[str] = [f"{name}: {reason}" for name, reason in survey.all_unreadable()]
+        self.kept_aside: list[str] = []
         for topic in survey.topics:
+            self.kept_aside += topic.kept_aside
             problems = topic.problems + (topic.verify() if verify else [])
             self.problems += [f"topic {topic.name}: {problem}" for problem in problems]
             self.rows.append(topic_row(topic, "damaged" if problems or topic.unreadable else "ok"))
@@ -63,13 +65,19 @@ class Inspection:
             "clean": self.node.get("clean", False),
             "queues": [row._asdict() for row in self.rows],
             "problems": self.problems,
+            "kept_aside": self.kept_aside,
         }
 
     def lines(self) -> list[str]:
         """Return the table and what is wrong, line by line."""
         state = "stopped cleanly" if self.node.get("clean") else "running, or not stopped cleanly"
         head = f"format {self.node['format']}, epoch {self.node.get('epoch', 0)}, {state}"
-        return [head, *table(HEADINGS, [row.cells() for row in self.rows]), *map("problem: {}".format, self.problems)]
+        return [
+            head,
+            *table(HEADINGS, [row.cells() for row in self.rows]),
+            *map("problem: {}".format, self.problems),
+            *map("kept aside: {}".format, self.kept_aside),
+        ]
 
 
 def topic_row(topic: StoredTopic, health: str) -> QueueRow:

@@ -15,12 +15,22 @@ Source: docs/space.md.
 import errno
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyqd.hot.clock import wall
 from pyqd.hot.log import Log
-from pyqd.hot.stragglers import move_stragglers, stopped_growing_ns, trim_parked, unfinished_below
+from pyqd.hot.segment import Segment
+from pyqd.hot.stragglers import (
+    move_parked,
+    move_stragglers,
+    stopped_growing_ns,
+    trim_parked,
+    unfinished_below,
+    unfinished_parked,
+)
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 
@@ -39,6 +49,8 @@ STRAGGLER_LOG_BYTES_MIN = 1 << 20
 # A segment with less than one in so many messages unfinished is cleared, and any that so many others follow.
 STRAGGLER_SHARE = 10
 SEGMENTS_BEHIND_MAX = 4
+# A parked log with less than one in so many records unfinished is compacted: that copies a third of what it frees.
+PARKED_SHARE = 4
 
 logger = logging.getLogger(__name__)
 
@@ -81,37 +93,55 @@ class Space:
 
     def watch(self, log: Log) -> None:
         """Let a log of the topic take room within the limits only."""
-        log.on_growing = self.admit
+        log.on_growing = self.check_quota
+        log.on_segment_wanted = self.new_segment
         log.on_spare_wanted = self.prepare_spare
 
     def bytes_used(self) -> int:
         """Return the bytes of all segments, spare ones too. Cost: O(segments)."""
         return sum(log.size_bytes() for log in self.topic.logs())
 
-    def admit(self, log: Log, need_bytes: int, want_bytes: int) -> int:
-        """Return how large a new segment may be, up to `want_bytes`; need_bytes 0: one is there already.
+    def new_segment(self, log: Log, need_bytes: int, want_bytes: int) -> Segment:
+        """Make a segment, of `want_bytes` if there is room. Raises: DiskFull where even `need_bytes` is too much."""
+        need_bytes = max(need_bytes, SEGMENT_BYTES_MIN)
+        with self.claimed(need_bytes, max(need_bytes, want_bytes), on_disk=log.directory is not None) as size_bytes:
+            return log.new_segment(size_bytes, False)
+
+    @contextmanager
+    def claimed(self, need_bytes: int, want_bytes: int, on_disk: bool) -> Iterator[int]:
+        """Keep room for a segment until it is made. Yields: its size. Raises: DiskFull."""
+        if self._making_room:
+            yield need_bytes
+            return
+        want_bytes = self.within_quota(need_bytes, want_bytes)
+        if not on_disk:
+            yield want_bytes
+            return
+        with ExitStack() as stack:
+            try:
+                want_bytes = stack.enter_context(self.topic.broker.room.claim(need_bytes, want_bytes))
+            except DiskFull:
+                self.refuse(errno.ENOSPC, self.topic.broker.room.reason())
+            yield want_bytes
+
+    def check_quota(self, _log: Log) -> None:
+        """See whether the topic may go on in another segment. Raises: DiskFull."""
+        if not self._making_room:
+            self.within_quota(0, 0)
+
+    def within_quota(self, need_bytes: int, want_bytes: int) -> int:
+        """Return how large a new segment may be, from `need_bytes` (0: one is there already) to `want_bytes`.
 
         Raises: DiskFull where even `need_bytes` is too much.
         """
-        if self._making_room:
-            return max(need_bytes, SEGMENT_BYTES_MIN)
-        if need_bytes:
-            need_bytes = max(need_bytes, SEGMENT_BYTES_MIN)
-        want_bytes = max(want_bytes, need_bytes)
-        if self.bytes_max:
-            room = self.bytes_max - self.bytes_used()
-            if need_bytes > room or room < 0:
-                self.refuse(errno.EDQUOT, f"the topic's limit of {self.bytes_max} bytes is reached")
-            want_bytes = max(need_bytes, min(want_bytes, room, self.bytes_max // SEGMENTS_PER_QUOTA))
-        if need_bytes and log.directory is not None:
-            broker = self.topic.broker
-            room = broker.room_bytes()
-            if need_bytes > room:
-                self.refuse(errno.ENOSPC, broker.no_room())
-            want_bytes = max(need_bytes, min(want_bytes, room))
-        return want_bytes
+        if not self.bytes_max:
+            return want_bytes
+        room = self.bytes_max - self.bytes_used()
+        if need_bytes > room or room < 0:
+            self.refuse(errno.EDQUOT, f"the topic's limit of {self.bytes_max} bytes is reached")
+        return max(need_bytes, min(want_bytes, room, self.bytes_max // SEGMENTS_PER_QUOTA))
 
-    def refuse(self, error_number: int, reason: str) -> None:
+    def refuse(self, error_number: int, reason: str) -> NoReturn:
         """Note that there is no room. Raises: DiskFull."""
         self.refusal = reason
         self.topic.broker.short_of_room.add(self.topic.name)
@@ -119,9 +149,15 @@ class Space:
 
     def look_again(self) -> bool:
         """See whether there is room where there was none. Returns: whether there is."""
+        log = self.topic.log
         if self.refusal is not None:
             try:
-                self.admit(self.topic.log, 1, 1)
+                # A spare is room that is taken already.
+                if log.spares:
+                    self.check_quota(log)
+                else:
+                    with self.claimed(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, on_disk=log.directory is not None):
+                        pass
             except StorageError:
                 return False
             self.refusal = None
@@ -136,7 +172,14 @@ class Space:
                 log.offer_spare(None)
                 return
             size_bytes = min(size_bytes, room, max(SEGMENT_BYTES_MIN, self.bytes_max // SEGMENTS_PER_QUOTA))
-        self.topic.broker.prepare_spare(log, size_bytes)
+        self.topic.broker.prepare_spare(log, size_bytes, self.take_spare)
+
+    def take_spare(self, log: Log, segment: Segment | None) -> None:
+        """Give a log the spare that was prepared for it, unless the quota is used up since."""
+        if segment is not None and self.bytes_max and self.bytes_used() + segment.capacity_bytes > self.bytes_max:
+            log.drop(segment)
+            segment = None
+        log.offer_spare(segment)
 
     def tend(self, now_ns: int) -> None:
         """Give room back where there is some to be had; bounded, called every few seconds. now_ns: monotonic."""
@@ -145,6 +188,7 @@ class Space:
             if topic.retention_time_ns:
                 topic.trim_finished()
             self.clear_old_segments()
+        self.compact_parked(STRAGGLERS_PER_TURN)
         if topic.log.end != self._quiet_end:
             self._quiet_end = topic.log.end
             self._quiet_since_ns = now_ns
@@ -191,6 +235,25 @@ class Space:
             self._making_room = False
         topic.trim_finished()
         return moved
+
+    def compact_parked(self, count_max: int) -> None:
+        """Move what is unfinished to the end of parked logs that keep little but finished messages."""
+        for channel in self.topic.channel_of.values():
+            parked = channel.parked
+            if parked is None or parked.log.first is parked.log.active:
+                continue
+            unfinished, kept = unfinished_parked(parked)
+            if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < STRAGGLER_LOG_BYTES_MIN:
+                continue
+            if wall() - stopped_growing_ns(parked.log.first) < STRAGGLER_AGE_NS:
+                continue
+            self._making_room = True
+            try:
+                move_parked(channel, count_max)
+            except StorageError as error:
+                logger.warning("TOPIC(%s): a parked log stays long - %s", self.topic.name, error)
+            finally:
+                self._making_room = False
 
     def shrink(self, quiet_ns: int) -> None:
         """Give up the large segments of a drained topic once it has been quiet, or sooner where room is short."""

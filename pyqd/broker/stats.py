@@ -7,18 +7,16 @@ here waits; whoever walks thousands of topics does so in pieces, by `topics_show
 Source: spec of the HTTP API, "GET /stats".
 """
 
-import gc
-import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
+from pyqd.broker.channel_limits import NO_LIMITS, shown
 from pyqd.broker.topic import Topic
+from pyqd.diskqueue.damage import DamageCount
 from pyqd.primitives.compat import NSQ_VERSION
-
-STATM = "/proc/self/statm"
+from pyqd.primitives.memory import memory_stats
 
 StatsDict = dict[str, Any]
 
@@ -51,7 +49,7 @@ def topic_stats(topic: Topic, selection: Selection) -> StatsDict | None:
         channels = [topic.channel_of[selection.channel]]
     else:
         channels = [channel for _, channel in sorted(topic.channel_of.items())]
-    return {
+    stats = {
         "topic_name": topic.name,
         "channels": [channel_stats(channel, selection) for channel in channels],
         "depth": topic.depth,
@@ -59,8 +57,9 @@ def topic_stats(topic: Topic, selection: Selection) -> StatsDict | None:
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": no_latency(),
+        "e2e_processing_latency": latency_stats(topic.broker, topic.channel_of.values()),
     }
+    return with_damage(stats, topic.log.damage)
 
 
 def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
@@ -68,25 +67,50 @@ def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
     clients = None
     if selection.include_clients:
         clients = [shown_client(consumer.stats(), selection) for consumer in channel.consumers]
-    return {
+    stats = {
         "channel_name": channel.name,
         "depth": channel.depth,
         "backend_depth": channel.backend_depth,
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
+        **delivered_counts(channel),
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(channel.consumers),
         "clients": clients,
         "paused": channel.paused,
-        "e2e_processing_latency": no_latency(),
+        "e2e_processing_latency": latency_stats(channel.topic.broker, [channel]),
     }
+    if channel.limits != NO_LIMITS:
+        stats["limits"] = shown(channel, channel.limits)
+    return stats if channel.parked is None else with_damage(stats, channel.parked.log.damage)
 
 
-def no_latency() -> StatsDict:
-    """Return what stands for the end-to-end latency while it is not measured."""
-    return {"count": 0, "percentiles": None}
+def delivered_counts(channel: Channel) -> dict[str, int]:
+    """Return the deliveries to clients of the daemon's zone, of its region and to others; without those that are 0."""
+    zone_local, region_local = channel.zone_local_count, channel.region_local_count
+    counts = {
+        "zone_local_msg_count": zone_local,
+        "region_local_msg_count": region_local,
+        "global_msg_count": channel.delivered_count - zone_local - region_local,
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
+    """Return the counters with what was found damaged, if anything was: else the keys are nsqd's alone."""
+    return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
+
+
+def latency_stats(broker: Broker, channels: Iterable[Channel]) -> StatsDict:
+    """Return the percentiles of the end-to-end latency of the channels together; none where they are not measured."""
+    windows: list[Any] = [channel.latency for channel in channels if channel.latency is not None]
+    if not windows:
+        return {"count": 0, "percentiles": None}
+    from pyqd.broker.latency import latency_of
+
+    return latency_of(windows, broker.options.e2e_processing_latency_percentile)
 
 
 def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
@@ -107,30 +131,10 @@ def shown_producers(producers: Iterable[StatsDict], selection: Selection) -> lis
     return [shown_client(client, selection) for client in producers] or None
 
 
-def memory_stats() -> dict[str, int]:
-    """Return nsqd's keys about memory, with what has a meaning in CPython; the others are 0.
-
-    heap_objects: blocks the interpreter has allocated. heap_in_use_bytes: resident and private to the process, so
-    without the mapped logs. gc_total_runs: collections so far.
-    """
-    with open(STATM, "rb") as file:
-        _, resident, shared, *_ = map(int, file.read().split())
-    return {
-        "heap_objects": sys.getallocatedblocks(),
-        "heap_idle_bytes": 0,
-        "heap_in_use_bytes": (resident - shared) * os.sysconf("SC_PAGESIZE"),
-        "heap_released_bytes": 0,
-        "gc_pause_usec_100": 0,
-        "gc_pause_usec_99": 0,
-        "gc_pause_usec_95": 0,
-        "next_gc_bytes": 0,
-        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
-    }
-
-
 def head_stats(broker: Broker, start_time_s: int) -> StatsDict:
     """Return what stands before the topics."""
-    return {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
+    head = {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
+    return with_damage(head, broker.damage)
 
 
 def snapshot(

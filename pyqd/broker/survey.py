@@ -14,6 +14,7 @@ from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
 from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
+from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.stored import StoredLedger, StoredLog, StoredRecord
 from pyqd.primitives.errors import CorruptionError, StartupError
@@ -40,8 +41,9 @@ class StoredChannel:
         self.parked_log: StoredLog | None = None
         self.parked_ledger: StoredLedger | None = None
         self.attempts_of: dict[tuple[int, int], int] = {}
+        self.kept_aside = kept_aside(files, directory)
         parked_ledger = os.path.join(directory, PARKED_LEDGER)
-        if files.exists(parked_ledger):
+        if files.exists(os.path.join(directory, PARKED_LOG)):
             self.parked_log = StoredLog(files, os.path.join(directory, PARKED_LOG))
             self.parked_ledger = StoredLedger(files, parked_ledger, self.parked_log.extent)
             self.file_bytes += self.parked_log.file_bytes + self.parked_ledger.file_bytes
@@ -58,7 +60,7 @@ class StoredChannel:
             return
         unfinished = set(self.parked_ledger.unfinished(self.parked_log.end))
         for record in self.parked_log.records(self.parked_ledger.floor):
-            if record.ordinal in unfinished:
+            if record.ordinal in unfinished and not record.lost:
                 noted = self.attempts_of.get((FROM_PARKED, record.ordinal), record.handed_out or None)
                 yield Queued(record, record.attempts if noted is None else noted, noted is None)
 
@@ -72,8 +74,9 @@ class StoredChannel:
                 break
             if record.ordinal != wanted:
                 continue
-            attempts = self.attempts_of.get((FROM_TOPIC, wanted), 1) if wanted < ledger.cursor else 0
-            yield Queued(record, attempts, record.due_ns != 0 and wanted >= ledger.cursor)
+            if not record.lost:
+                attempts = self.attempts_of.get((FROM_TOPIC, wanted), 1) if wanted < ledger.cursor else 0
+                yield Queued(record, attempts, record.due_ns != 0 and wanted >= ledger.cursor)
             wanted = next(unfinished, None)
         yield from sorted(self.parked(), key=lambda queued: queued.record.due_ns)
 
@@ -81,7 +84,8 @@ class StoredChannel:
 class StoredTopic:
     """One topic. shown_end: the ordinal up to which channels may read; what lies behind is held by the topic.
 
-    problems: damage that a start passes over. unreadable: channel and reason of those that stop a start.
+    problems: damage that a start passes over. kept_aside: files with copies of what was found damaged before.
+    unreadable: channel and reason of those that stop a start.
     Raises: CorruptionError, StorageError.
     """
 
@@ -93,6 +97,7 @@ class StoredTopic:
         self.paused = self.state.paused
         self.log = StoredLog(files, os.path.join(directory, LOG_DIRECTORY))
         self.problems = list(self.log.problems)
+        self.kept_aside = kept_aside(files, directory)
         self.unreadable: list[tuple[str, str]] = []
         self.channels: list[StoredChannel] = []
         for entry in sorted(files.list_directory(directory)):
@@ -106,6 +111,7 @@ class StoredTopic:
         for stored in self.channels:
             if not stored.ledger.started:
                 stored.ledger.place(held_from)
+            self.kept_aside += stored.kept_aside
             if stored.parked_log is not None:
                 self.problems += stored.parked_log.problems
         self.shown_end = held_from
@@ -120,7 +126,7 @@ class StoredTopic:
 
     def held(self) -> Iterator[StoredRecord]:
         """Yield the messages that no channel has been given."""
-        return self.log.records(self.shown_end)
+        return (record for record in self.log.records(self.shown_end) if not record.lost)
 
     def verify(self) -> list[str]:
         """Check every record of every log. Returns: what is wrong."""
@@ -154,6 +160,14 @@ class Survey:
         for topic in self.topics:
             found += [(f"topic {topic.name}, channel {name}", reason) for name, reason in topic.unreadable]
         return found
+
+
+def kept_aside(files: Files, directory: str) -> list[str]:
+    """Return the paths of the copies of what was found damaged in a log of that directory."""
+    damaged = os.path.join(directory, DAMAGED_DIRECTORY)
+    if not files.exists(damaged):
+        return []
+    return [os.path.join(damaged, name) for name in sorted(files.list_directory(damaged))]
 
 
 def read_node(files: Files, root: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.channel_of: dict[str, Channel] = {}
+        self.buriers: set[Channel] = set()
         mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE))
         log = broker.new_log(None if directory is None else os.path.join(directory, LOG_DIRECTORY))
         super().__init__(
@@ -98,9 +99,12 @@ class Topic(TopicCore):
             logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", self.name, error)
 
     def channel(self, name: str) -> Channel:
-        """Return the channel of that name (valid), made if it is missing. Raises: StorageError."""
+        """Return the channel of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
         channel = self.channel_of.get(name)
         if channel is None:
+            limit = self.broker.options.max_channels_per_topic
+            if limit and len(self.channel_of) >= limit:
+                raise LimitReached("TOO_MANY_CHANNELS", f"channel {name} of topic {self.name} exceeds limit of {limit}")
             channel = Channel(self, name)
             self.channel_of[name] = channel
             self.attach(channel)
@@ -108,23 +112,47 @@ class Topic(TopicCore):
         return channel
 
     def delete_channel(self, name: str) -> bool:
-        """Delete a channel with all it holds and close its clients. Returns: whether it was there."""
+        """Delete a channel with all it holds and close its clients. Returns: whether it was there.
+
+        Raises: StorageError (nothing changed). A kill leaves the channel whole or none of it. Switches: no.
+        """
         channel = self.channel_of.get(name)
         if channel is None:
             return False
         logger.info("TOPIC(%s): deleting channel %s", self.name, name)
-        channel.exiting = True
-        for consumer in channel.close_consumers():
-            consumer.close()
         if channel.directory is not None:
-            # Before it is emptied: a kill leaves the channel whole or none of it.
             self.broker.discard(channel.directory)
-        channel.empty()
-        del self.channel_of[name]
-        self.detach(channel)
+        self.drop_channel(channel)
         if self.ephemeral and not self.channel_of:
             self.broker.delete_topic(self.name)
         return True
+
+    def drop_channel(self, channel: Channel) -> None:
+        """Take leave of a channel whose files are out of the way."""
+        channel.exiting = True
+        for consumer in channel.close_consumers():
+            consumer.close()
+        channel.abandon()
+        del self.channel_of[channel.name]
+        self.detach(channel)
+
+    def abandon(self) -> None:
+        """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no."""
+        self.exiting = True
+        for name, channel in list(self.channel_of.items()):
+            logger.info("TOPIC(%s): deleting channel %s", self.name, name)
+            self.drop_channel(channel)
+        super().abandon()
+        self.reader = LogReader(self.log)
+        self.settle_burials()
+
+    def settle_burials(self) -> None:
+        """Let the channels whose dead letters lie here finish those that are durable, or see that they are gone."""
+        for channel in list(self.buriers):
+            if not channel.exiting:
+                channel.settle_burials()
+            if channel.exiting or not channel.burials:
+                self.buriers.discard(channel)
 
     def logs(self) -> list[Log]:
         """Return the topic's log and those of its channels."""

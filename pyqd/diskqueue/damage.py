@@ -25,15 +25,44 @@ Report = Callable[[int, int, int, str], None]
 logger = logging.getLogger(__name__)
 
 
-class DamageReport:
-    """What was found damaged in one log since it was opened. directory: of the log; None for one in memory."""
+class DamageCount:
+    """How much was found damaged since the start: places, records lost for it, bytes.
 
-    def __init__(self, files: Any, directory: str | None) -> None:
-        self._files: Files = files
-        self._directory = directory
+    total: another count that is to have all of this too.
+    """
+
+    def __init__(self) -> None:
         self.found_count = 0
         self.lost_count = 0
         self.damaged_bytes = 0
+        self.total: DamageCount | None = None
+
+    def add(self, found_count: int, lost_count: int, damaged_bytes: int) -> None:
+        """Count some more."""
+        self.found_count += found_count
+        self.lost_count += lost_count
+        self.damaged_bytes += damaged_bytes
+        if self.total is not None:
+            self.total.add(found_count, lost_count, damaged_bytes)
+
+    def count_into(self, total: "DamageCount") -> None:
+        """Let a total have what was found so far, and what will be."""
+        assert self.total is None, "counted once"
+        total.add(self.found_count, self.lost_count, self.damaged_bytes)
+        self.total = total
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the numbers as the statistics show them."""
+        return {"count": self.found_count, "records_lost": self.lost_count, "bytes": self.damaged_bytes}
+
+
+class DamageReport(DamageCount):
+    """What was found damaged in one log since it was opened. directory: of the log; None for one in memory."""
+
+    def __init__(self, files: Any, directory: str | None) -> None:
+        super().__init__()
+        self._files: Files = files
+        self._directory = directory
 
     def reporter(self, path: str | None) -> Report:
         """Return the function that takes reports about one segment."""
@@ -41,18 +70,21 @@ class DamageReport:
 
     def report(self, path: str | None, offset: int, size_bytes: int, lost_count: int, detail: str) -> None:
         """Keep a damaged range aside, count it and log it."""
-        self.found_count += 1
-        self.lost_count += lost_count
-        self.damaged_bytes += size_bytes
+        self.add(1, lost_count, size_bytes)
         kept = self._keep(path, offset, size_bytes) if path is not None and size_bytes else "nothing kept aside"
         logger.error(
             "DISKQUEUE(%s): %s - %d bytes at offset %d, records lost: %d - %s",
-            path, detail, size_bytes, offset, lost_count, kept,
+            path,
+            detail,
+            size_bytes,
+            offset,
+            lost_count,
+            kept,
         )
 
     def file_set_aside(self, path: str, error: Exception) -> None:
         """Move a file that cannot be read as a segment out of the log; its records show as missing."""
-        self.found_count += 1
+        self.add(1, 0, 0)
         kept = "it stays where it is"
         try:
             target = self._target(os.path.basename(path))
@@ -61,6 +93,11 @@ class DamageReport:
         except StorageError as failure:
             logger.warning("DISKQUEUE: %s", failure)
         logger.error("DISKQUEUE(%s): %s - the file is left out, %s", path, error, kept)
+
+    def missing(self, start: int, end: int) -> None:
+        """Count and log the records of an ordinal range that no segment has."""
+        self.add(1, end - start, 0)
+        logger.error("DISKQUEUE(%s): records %d to %d are missing", self._directory, start, end - 1)
 
     def _target(self, name: str) -> str:
         assert self._directory is not None, "a log in memory has no files"

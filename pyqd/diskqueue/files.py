@@ -4,9 +4,10 @@ Everything the disk queue asks of the system goes through one `Files` object, so
 of space, tears or forgets. The calls the standard library lacks, or makes while holding the interpreter's lock, go
 through cffi, which releases it: they run in threads beside the loop.
 
-Sources: mmap(2), madvise(2), msync(2), posix_fallocate(3).
+Sources: mmap(2), madvise(2), msync(2), syncfs(2), fallocate(2).
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -15,10 +16,11 @@ from typing import Any
 from cffi import FFI
 
 from pyqd.hot.mapping import Mapping
-from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
+from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096
 MAKING = ".making"
+RESERVING = "reserving"
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_SHARED = 0x01
 MAP_PRIVATE = 0x02
@@ -32,7 +34,8 @@ _ffi.cdef(
     void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
     int madvise(void *address, size_t length, int advice);
     int msync(void *address, size_t length, int flags);
-    int posix_fallocate(int fd, long offset, long length);
+    int syncfs(int fd);
+    int fallocate(int fd, int mode, long offset, long length);
     int munmap(void *address, size_t length);
     """
 )
@@ -47,6 +50,22 @@ def _map(fd: int, size_bytes: int, flags: int, path: str | None) -> Mapping:
         error = _ffi.errno
         raise storage_error("map", path or "memory", OSError(error, os.strerror(error)))
     return Mapping(number, size_bytes, path)
+
+
+def _reserve(fd: int, size_bytes: int, path: str) -> None:
+    """Reserve the blocks of an empty file.
+
+    Not posix_fallocate(3): where the file system cannot, it writes a byte to each block, and one that compresses or
+    copies on writing may lack the room for the stores later on.
+    """
+    while _libc.fallocate(fd, 0, 0, size_bytes) != 0:
+        failed = _ffi.errno
+        if failed == errno.EINTR:
+            continue
+        reason = os.strerror(failed)
+        if failed in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            reason += " (the file system cannot reserve blocks: fallocate(2); use another data-path)"
+        raise storage_error("reserve", path, OSError(failed, reason))
 
 
 def _populate(mapping: Mapping) -> None:
@@ -76,23 +95,38 @@ class Files:
         except OSError as error:
             raise storage_error("create", path, error) from error
         try:
-            # The cffi call, as the one of `os` is missing where Python was built for an old libc.
-            failed = _libc.posix_fallocate(fd, 0, size_bytes)
-            if failed:
-                reason = os.strerror(failed)
-                if failed in (errno.EOPNOTSUPP, errno.EINVAL):
-                    reason += " (the file system cannot reserve blocks: fallocate(2); use another data-path)"
-                raise storage_error("reserve", path, OSError(failed, reason))
+            _reserve(fd, size_bytes, path)
             mapping = _map(fd, size_bytes, MAP_SHARED, path)
             self.rename(making, path)
         except StorageError:
-            os.unlink(making)
+            # It is gone where its directory was moved away meanwhile, as that of a deleted topic is.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(making)
             raise
         finally:
             os.close(fd)
         if populate:
-            _populate(mapping)
+            self.populate(mapping)
         return mapping
+
+    def populate(self, mapping: Mapping) -> None:
+        """Have the pages of a mapping present, so that no store in it waits for the file system."""
+        _populate(mapping)
+
+    def check_reserving(self, directory: str) -> None:
+        """See whether blocks can be reserved there; having no room for one is another matter. Raises: StorageError."""
+        path = os.path.join(directory, RESERVING)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+        try:
+            _reserve(fd, PAGE_BYTES, path)
+        except DiskFull:
+            return
+        finally:
+            os.close(fd)
+            self.remove(path)
 
     def open_mapped(self, path: str) -> Mapping:
         """Map an existing file, shared, whole. Raises: CorruptionError for an empty one."""
@@ -116,6 +150,23 @@ class Files:
         if _libc.msync(address, length_bytes, MS_SYNC) != 0:
             error = _ffi.errno
             raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
+
+    def sync_file_system(self, path: str) -> bool:
+        """Write all of the file system that a path lies in to stable storage; blocks, with the lock released.
+
+        Returns: whether it did; False where only single files can be. Source: syncfs(2).
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error("sync", path, error) from error
+        try:
+            if _libc.syncfs(fd) != 0:
+                error_number = _ffi.errno
+                raise storage_error("sync", path, OSError(error_number, os.strerror(error_number)))
+        finally:
+            os.close(fd)
+        return True
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""

@@ -14,6 +14,7 @@ from pyqd.diskqueue.layout import (
     LEDGER_HEADER_BYTES,
     ORDINAL_MASK,
     RECORD_HEADER_BYTES,
+    RECORD_LOST,
     SEGMENT_HEADER_BYTES,
     LedgerHeader,
     parse_ledger_header,
@@ -31,7 +32,11 @@ NO_LEDGER = LedgerHeader(0, 64, *12 * [0])
 
 
 class StoredRecord(NamedTuple):
-    """One record. attempts: deliveries before it was written. handed_out: what the last one since told; 0: none."""
+    """One record.
+
+    attempts: deliveries before it was written. handed_out: what the last one since told; 0: none. lost: it stands for
+    one that was lost to damage, and is no message.
+    """
 
     ordinal: int
     guid: int
@@ -40,6 +45,7 @@ class StoredRecord(NamedTuple):
     attempts: int
     body: bytes
     handed_out: int
+    lost: bool = False
 
 
 class LogExtent(NamedTuple):
@@ -137,7 +143,14 @@ class StoredSegment:
                 raise CorruptionError(self.path, offset, f"record {ordinal} is not where it should be")
             body = window.read(offset + RECORD_HEADER_BYTES, header.size_bytes)
             yield StoredRecord(
-                ordinal, header.guid, header.timestamp_ns, header.due_ns, header.attempts, body, header.handed_out
+                ordinal,
+                header.guid,
+                header.timestamp_ns,
+                header.due_ns,
+                header.attempts,
+                body,
+                header.handed_out,
+                bool(header.flags & RECORD_LOST),
             )
             offset += record_span(header.size_bytes)
 

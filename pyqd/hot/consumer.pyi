@@ -12,6 +12,7 @@ class Consumer(Scheduled):
     requeue_count: int
     msg_timeout_ns: int
     sample_rate: int
+    locality: int
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     @property
     def number(self) -> int: ...

@@ -79,6 +79,14 @@ cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
     return 0
 
 
+# The id that a factory gives `steps` ids after this one at an unmoved clock; before it, for a negative number of steps.
+cdef inline uint64_t id_stepped(uint64_t guid, int64_t steps) noexcept nogil:
+    cdef uint64_t node = guid & <uint64_t> (NODE_ID_COUNT - 1) << SEQUENCE_BITS
+    cdef uint64_t sequence = guid & <uint64_t> ((1 << SEQUENCE_BITS) - 1)
+    cdef uint64_t count = (guid >> TICK_SHIFT << SEQUENCE_BITS | sequence) + <uint64_t> steps
+    return count >> SEQUENCE_BITS << TICK_SHIFT | node | count & <uint64_t> ((1 << SEQUENCE_BITS) - 1)
+
+
 @cython.final
 cdef class GuidFactory:
     cdef readonly uint64_t last_id     # every id to come is greater; 0 before the first

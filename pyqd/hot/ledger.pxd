@@ -6,6 +6,13 @@ from pyqd.hot.mapping cimport Mapping
 cdef enum:
     LEDGER_HEADER_BYTES = 4096
     LEDGER_VERSION = 1
+    SETTINGS_BYTES_MAX = 112
+
+cdef struct LedgerSettings:
+    uint32_t checksum                    # crc32c over all that follows
+    uint32_t size_bytes
+    uint64_t number
+    char[SETTINGS_BYTES_MAX] content     # the channel's own business
 
 cdef struct LedgerHeader:
     uint64_t magic
@@ -27,6 +34,9 @@ cdef struct LedgerHeader:
     uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
     uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
     uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
+    uint64_t moved_until                 # records of the parked log below it may stand for queued ones with no due time
+    uint64_t dead_letter_count
+    LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
 
 cdef class Ledger:
     cdef readonly object files
@@ -51,6 +61,7 @@ cdef class Ledger:
     cdef int absorb(self) except -1
     cdef int clear_absorbed(self) except -1
     cdef int count_ahead(self) except -1
+    cdef LedgerSettings* newest_settings(self) noexcept
     cdef Mapping new_file(self, uint64_t capacity_bits)
     cdef int replace_file(self, Mapping mapping) except -1
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1

@@ -19,15 +19,17 @@ cdef class Log:
     cdef readonly uint64_t end           # ordinal of the next record
     cdef readonly uint64_t epoch         # in the high bits of every sequence number given out
     cdef public object on_spare_wanted   # called with (log, bytes) when a spare should be made; may be None
-    cdef public object on_growing        # called with (log, need, want) before a roll; returns bytes or raises; or None
+    cdef public object on_growing        # called with (log) before a roll, which it refuses by raising; may be None
+    cdef public object on_segment_wanted  # called with (log, need, want bytes) without a spare; makes one; may be None
     cdef public object on_retired        # called with (log, Segment) to sync a drained segment's header; may be None
     cdef public object on_dropped        # called with (log, Segment) for a segment no longer needed; may be None
     cdef readonly list spares
     cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
     cdef readonly object damage          # DamageReport: what was found damaged here
+    cdef readonly bint abandoned         # its files are gone
     cdef readonly bint power_failed      # before this start: what was not synced may be missing
     cdef bint renumber                   # records at the end were lost: their numbers are not given again
-    cdef bint spare_underway             # asked for and not yet offered
+    cdef int spares_underway             # asked for or being retired, and not yet offered
     cdef bint spare_settled              # the active segment has asked, or need not
     cdef uint64_t file_counter
     cdef uint64_t batch_word             # first word of the batch's first record; 0 outside a batch

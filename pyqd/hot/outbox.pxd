@@ -3,9 +3,11 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.consumer cimport Consumer
 from pyqd.hot.frames cimport FrameType
+from pyqd.hot.transport cimport Transport
 
 cdef class Outbox(Consumer):
     cdef int fd
+    cdef readonly Transport transport    # None: bytes go to the socket as they are
     cdef char* base                      # the shared scratch, or an own buffer when `owned`
     cdef uint64_t start                  # base[start:end] waits to be sent
     cdef uint64_t end
@@ -19,7 +21,8 @@ cdef class Outbox(Consumer):
     cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1
     cdef int put_ok(self) except -1
     cdef int flush(self) except -1
-    cdef ssize_t send_some(self, const char* data, uint64_t size_bytes) except -2
+    cdef ssize_t send_through(self, const char* data, uint64_t size_bytes) except -2
+    cdef int flush_transport(self) except -1
     cdef int keep(self, uint64_t capacity) except -1
     cdef int release(self) except -1
     cdef int drop_queued(self) except -1

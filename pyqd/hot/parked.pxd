@@ -12,6 +12,7 @@ cdef class Parked:
     cdef readonly Ledger ledger
     cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
     cdef const Record** records          # by slot; of a free one 1 + the next free slot; owned
+    cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches; owned
     cdef uint32_t free_slot              # 1 + the first free slot; 0: there is none
     cdef uint32_t capacity
     cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on; owned
@@ -25,6 +26,7 @@ cdef class Parked:
         return self.dues.count
 
     cdef int prepare(self, uint64_t span_bytes) except -1
+    cdef int prepare_slots(self, uint32_t count) except -1
     cdef inline uint64_t unsettled(self) noexcept:
         return self.log.end - self.settled
 

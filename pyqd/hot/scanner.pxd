@@ -10,9 +10,9 @@ cdef enum Scan:
     SCAN_NEED_MORE = 0
     SCAN_READY = 1
     SCAN_TOO_LONG = 2                    # no LF within LINE_BYTES_MAX
-    SCAN_BAD_COUNT = 3                   # MPUB: the number of messages is out of range
-    SCAN_BAD_SIZE = 4                    # MPUB: a message's size is not positive
-    SCAN_TOO_BIG = 5                     # MPUB: a message is larger than the limit
+    SCAN_BAD_COUNT = 3                   # a batch: the number of messages is out of range
+    SCAN_BAD_SIZE = 4                    # a batch: a message's size is not positive
+    SCAN_TOO_BIG = 5                     # a batch: a message is larger than the limit
 
 cdef enum Command:
     COMMAND_UNKNOWN = 0
@@ -28,6 +28,7 @@ cdef enum Command:
     COMMAND_IDENTIFY = 10
     COMMAND_AUTH = 11
     COMMAND_CLS = 12
+    COMMAND_DMPUB = 13                   # an extension
 
 cdef struct Text:
     const char* at                       # points into the scanned buffer
@@ -55,12 +56,19 @@ cdef extern from *:
         memcpy(&value, at, 4);
         return (int32_t) __builtin_bswap32(value);
     }
+    static inline int64_t pyqd_read_be64(const char* at) {
+        uint64_t value;
+        memcpy(&value, at, 8);
+        return (int64_t) __builtin_bswap64(value);
+    }
     """
     int32_t read_be32 "pyqd_read_be32" (const char* at) noexcept nogil
+    int64_t read_be64 "pyqd_read_be64" (const char* at) noexcept nogil
 
 cdef Scan scan_line(const char* at, uint64_t size_bytes, CommandLine* line) noexcept nogil
 cdef Scan scan_batch(
-    const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, Batch* batch) noexcept nogil
+    const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes,
+    Batch* batch) noexcept nogil
 cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil
 # Returns whether all bytes are digits; the value wraps around at 64 bits and is then taken as signed, as in nsqd.
 cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noexcept nogil

@@ -5,6 +5,10 @@ from pyqd.hot.heap cimport DeadlineHeap
 from pyqd.hot.idtable cimport IdTable
 from pyqd.hot.record cimport Record
 
+cdef inline uint32_t print_of(uint64_t guid) noexcept nogil:
+    # The fingerprint of an id.
+    return <uint32_t> ((guid * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
+
 cdef enum Source:
     FROM_TOPIC = 0                       # the record lies in the topic's log
     FROM_PARKED = 1                      # in the channel's parked log
@@ -36,6 +40,7 @@ cdef class SlotTable:
 
 cdef struct ReadyEntry:
     const Record* record
+    uint32_t print                       # of the message's id, so that a search need not read the records
     uint16_t attempts                    # deliveries so far
     uint8_t source
 
@@ -44,8 +49,15 @@ cdef class ReadyRing:
     cdef uint32_t capacity
     cdef uint32_t head                   # index of the oldest
     cdef uint32_t count
+    cdef readonly uint64_t run           # the number it began with; that of no other ring
+    cdef uint64_t first                  # number of the oldest; entries are numbered as they come
+
+    cdef inline uint32_t place(self, uint64_t number) noexcept:
+        # Where the entry of that number lies.
+        return (self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)
 
     cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
     cdef ReadyEntry pop(self) noexcept
+    cdef int remove(self, uint64_t number) except -1
     cdef int resize(self, uint32_t capacity) except -1
     cdef int clear(self) except -1

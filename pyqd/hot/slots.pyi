@@ -4,4 +4,5 @@ from typing import final
 class SlotTable: ...
 
 @final
-class ReadyRing: ...
+class ReadyRing:
+    run: int

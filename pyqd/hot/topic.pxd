@@ -36,6 +36,9 @@ cdef class TopicCore(Feed):
     cdef uint64_t depth_here(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef int publish_deferred_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
+        const int64_t* dues) except -1
     cdef bint shown(self) noexcept
     cdef int show(self) except -1
     cdef int drained(self) except -1

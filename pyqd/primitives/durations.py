@@ -137,6 +137,22 @@ def parse_int(text: str) -> int:
     return value
 
 
+def parse_decimal(text: str) -> int:
+    """Return the int64 of decimal digits with an optional sign, as configuration files have numbers in strings.
+
+    Raises: ValueError "parse error" or "value out of range".
+    """
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(PARSE_ERROR)
+    digits = digits.lstrip("0") or "0"
+    value = int(digits) if len(digits) <= _DECIMAL_DIGITS_MAX else INT64_MAX + 2
+    value = -value if text[0] == "-" else value
+    if not INT64_MIN <= value <= INT64_MAX:
+        raise ValueError(RANGE_ERROR)
+    return value
+
+
 def parse_bool(text: str) -> bool:
     """Return the boolean of 1 t T true TRUE True or 0 f F false FALSE False; raises ValueError "parse error" else."""
     try:

@@ -4,6 +4,7 @@ ClientError      what a client did wrong; becomes an error frame, and mostly a c
 StorageError     what the system refused: made where files are touched, sets the health of the daemon.
 CorruptionError  what stands in a file and cannot be so; counted and set aside, never silently reset.
 LaterFormatError a file written by a later pyqd: nothing is touched.
+LimitReached     what this daemon is told not to make more of; becomes an error frame, or 403.
 StartupError     why the daemon cannot start; becomes a FATAL line and exit code 1 in its main.
 
 Misuse of an interface is a ValueError or TypeError, and a bug an AssertionError; neither is caught.
@@ -94,6 +95,14 @@ class LaterFormatError(CorruptionError):
 
     def __str__(self) -> str:
         return f"{self.file} was written by a later pyqd - {self.detail}"
+
+
+class LimitReached(Exception):  # noqa: N818 - a condition, named as such by its users
+    """There are as many as a limit allows; nothing was made. code: of the answer, without the E_ of an error frame."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class StartupError(Exception):

@@ -13,15 +13,29 @@ Parsing yields only what was given, so that another source (a file) can stand be
 """
 
 import dataclasses
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pyqd.primitives.durations import format_duration, parse_bool, parse_duration, parse_int
+from pyqd.primitives.durations import (
+    INT64_MAX,
+    INT64_MIN,
+    MILLISECOND_NS,
+    format_duration,
+    parse_bool,
+    parse_decimal,
+    parse_duration,
+    parse_int,
+)
 from pyqd.primitives.goquote import go_quote_str
 
 EXIT_HELP = 0
 EXIT_USAGE = 2
+USAGE_WIDTH_MIN = 60
+USAGE_WIDTH_MAX = 110
+USAGE_INDENT = " " * 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,12 +46,26 @@ class FlagType:
     parse: text to value; raises ValueError with the reason that ends Go's error line.
     show: value to text, in the usage text's "(default ...)".
     is_boolean: the flag alone means true, and only "=" gives it a value.
+    joined: what was given so far and the value of one more occurrence become one; without it the last one counts.
+    check: raises ValueError with the whole text where a value, from whatever source, is none of this kind.
+    read: value of a configuration file, where that may be more than a string for `parse`, to value; raises ValueError.
     """
 
     usage_word: str
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
     is_boolean: bool = False
+    joined: Callable[[Any, Any], Any] | None = None
+    check: Callable[[Any], None] | None = None
+    read: Callable[[Any], Any] | None = None
+
+    def value_read(self, found: Any) -> Any:
+        """Return the value for what a configuration file has. Raises: ValueError with the reason."""
+        if self.read is not None:
+            return self.read(found)
+        if isinstance(found, str):
+            return self.parse(found)
+        raise ValueError("must be a string")
 
 
 def _duration_of_flag(text: str) -> int:
@@ -48,9 +76,37 @@ def _duration_of_flag(text: str) -> int:
         raise ValueError("parse error") from None
 
 
-BOOL = FlagType("", parse_bool, lambda value: "true" if value else "false", is_boolean=True)
-INT = FlagType("int", parse_int)
-DURATION = FlagType("duration", _duration_of_flag, format_duration)
+def _read_bool(found: Any) -> bool:
+    if isinstance(found, bool):
+        return found
+    if isinstance(found, str):
+        return parse_bool(found)
+    raise ValueError("must be true or false")
+
+
+def _read_int(found: Any) -> int:
+    if isinstance(found, str):
+        return parse_decimal(found)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise ValueError("must be a whole number")
+    if not INT64_MIN <= found <= INT64_MAX:
+        raise ValueError("value out of range")
+    return found
+
+
+def _read_duration(found: Any) -> int:
+    if isinstance(found, str):
+        return parse_duration(found)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise ValueError('must be a duration like "250ms", or a whole number of milliseconds')
+    if not INT64_MIN <= found * MILLISECOND_NS <= INT64_MAX:
+        raise ValueError("value out of range")
+    return found * MILLISECOND_NS
+
+
+BOOL = FlagType("", parse_bool, lambda value: "true" if value else "false", is_boolean=True, read=_read_bool)
+INT = FlagType("int", parse_int, read=_read_int)
+DURATION = FlagType("duration", _duration_of_flag, format_duration, read=_read_duration)
 STRING = FlagType("string", str, go_quote_str)
 
 
@@ -63,6 +119,8 @@ class Flag:
     config_key: in a configuration file and over HTTP; None for a flag of the command line alone.
     minimum, maximum: inclusive, in the unit of the value.   range_text: replaces the words made from them.
     without_effect: accepted for the sake of old command lines; worth a warning where it is given.
+    default_text: says what a default is that depends on the machine.
+    group: heading that the flag stands under in the usage text.
     """
 
     name: str
@@ -76,13 +134,24 @@ class Flag:
     maximum: int | None = None
     range_text: str = ""
     without_effect: bool = False
+    default_text: str = ""
+    group: str = ""
 
     def default_value(self) -> Any:
         """Return the default, found out now where it depends on the machine."""
         return self.default() if callable(self.default) else self.default
 
+    def default_shown(self) -> str:
+        """Return the default as the usage text has it; empty for a zero value."""
+        if self.default_text:
+            return self.default_text
+        default = self.default_value()
+        return self.type.show(default) if default else ""
+
     def check(self, value: Any) -> None:
         """Raise ValueError "--name must ..." if value, from whatever source, is out of the flag's range."""
+        if self.type.check is not None:
+            self.type.check(value)
         too_small = self.minimum is not None and value < self.minimum
         too_large = self.maximum is not None and value > self.maximum
         if too_small or too_large:
@@ -112,6 +181,7 @@ def declare(
     maximum: int | None = None,
     range_text: str = "",
     without_effect: bool = False,
+    default_text: str = "",
 ) -> Any:
     """Return a dataclass field that carries a flag; its parameters are Flag's.
 
@@ -128,22 +198,31 @@ def declare(
         "maximum": maximum,
         "range_text": range_text,
         "without_effect": without_effect,
+        "default_text": default_text,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
     return dataclasses.field(default=default, metadata={"flag": declared})
 
 
-def declared_flags(options_class: type) -> tuple[Flag, ...]:
-    """Return the flags declared in a dataclass, in the order of its fields. Raises: ValueError if one comes twice."""
-    flags = tuple(
-        Flag(attribute=field.name, **field.metadata["flag"])
-        for field in dataclasses.fields(options_class)
-        if "flag" in field.metadata
-    )
+def declared_flags(options_class: type, groups: Mapping[str, str] | None = None) -> tuple[Flag, ...]:
+    """Return the flags declared in a dataclass, in the order of its fields.
+
+    groups: by the name of its first flag, the heading of that flag and those after it.
+    Raises: ValueError for a flag that comes twice, and for a group that begins with none.
+    """
+    headings = dict(groups or {})
+    flags: list[Flag] = []
+    group = ""
+    for field in dataclasses.fields(options_class):
+        if "flag" in field.metadata:
+            group = headings.pop(field.metadata["flag"]["name"], group)
+            flags.append(Flag(attribute=field.name, group=group, **field.metadata["flag"]))
     if len({flag.name for flag in flags}) != len(flags):
         raise ValueError(f"a flag of {options_class.__name__} is declared twice")
-    return flags
+    if headings:
+        raise ValueError(f"{options_class.__name__} has no flag {', '.join(headings)} for a group to begin with")
+    return tuple(flags)
 
 
 class FlagError(Exception):
@@ -188,6 +267,8 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
             else:
                 raise FlagError(f"flag needs an argument: -{name}")
         value = _value(flag, text)
+        if flag.type.joined is not None and name in values:
+            value = flag.type.joined(values[name], value)
         values[name] = (*values.get(name, ()), value) if flag.repeatable else value
     return Parsed(values, tuple(reversed(rest)))
 
@@ -207,15 +288,32 @@ def _value(flag: Flag, text: str) -> Any:
         raise FlagError(f"invalid {kind} {go_quote_str(text)} for {word}-{flag.name}: {error}") from None
 
 
-def usage(program: str, flags: Iterable[Flag]) -> str:
-    """Return the usage text: the flags by name, each with its help and its default where that is not the zero value."""
+def usage(program: str, flags: Iterable[Flag], width: int | None = None) -> str:
+    """Return the usage text: each flag with its help, and its default where that is not the zero value.
+
+    Flags with groups come under their headings as they were declared, others by name. width: columns; None is those of
+    the terminal.
+    """
+    columns = width or min(max(shutil.get_terminal_size().columns, USAGE_WIDTH_MIN), USAGE_WIDTH_MAX)
     lines = [f"Usage of {program}:"]
-    for flag in sorted(flags, key=lambda flag: flag.name):
+    flags = tuple(flags)
+    group = ""
+    for flag in flags if any(flag.group for flag in flags) else sorted(flags, key=lambda flag: flag.name):
+        if flag.group != group:
+            group = flag.group
+            lines += ["", f"{group}:"]
         word = "value" if flag.repeatable else flag.type.usage_word
-        lines.append(f"  -{flag.name} {word}".rstrip())
-        default = flag.default_value()
-        shown = f" (default {flag.type.show(default)})" if default else ""
-        lines.append(f"    \t{flag.help}{shown}")
+        lines.append(f"  --{flag.name} {word}".rstrip())
+        default = flag.default_shown()
+        text = f"{flag.help} (default {default})" if default else flag.help
+        lines += textwrap.wrap(
+            text,
+            columns,
+            initial_indent=USAGE_INDENT,
+            subsequent_indent=USAGE_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return "\n".join(lines) + "\n"
 
 

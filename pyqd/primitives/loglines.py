@@ -1,15 +1,21 @@
-"""Log lines in nsqd's form: `<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, local time, on stderr.
+"""Log lines in nsqd's form, `<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, or as JSON; on stderr.
+
+In nsqd's form the time is local. As JSON a line is one object: `time` (RFC 3339 with microseconds and offset), `level`,
+`message`, then what is known apart from the text: the subject of a message that begins as `TOPIC(orders): ` does, under
+its name in lower case, the fields a caller adds (`extra=fields(...)`), and `traceback`.
 
 Built on the logging module: modules log to children of the logger "pyqd", and a record below the level costs one cached
 look-up. The process sets the prefix and the level once, the level may change while it runs.
 """
 
+import datetime
 import enum
+import json
 import logging
 import re
 import sys
 import time
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 DEFAULT_PREFIX: Final = "[pyqd] "
 ROOT_LOGGER: Final = "pyqd"
@@ -25,8 +31,18 @@ class LogLevel(enum.IntEnum):
     FATAL = 5
 
 
+class LogFormat(enum.Enum):
+    """What a log line looks like."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 _LEVEL_WORDS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _LEVELS_BY_WORD = {level.name.lower(): level for level in LogLevel}
+# Set by configure: what a start that fails after it prints.
+_format = LogFormat.TEXT
+_SUBJECT = re.compile(r"([A-Z]+)\(([^)]*)\): ")
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -36,6 +52,30 @@ def parse_level(word: str) -> LogLevel:
     if level is None:
         raise ValueError(f"invalid log level '{word}' (debug, info, warn, error, fatal)")
     return level
+
+
+def parse_format(word: str) -> LogFormat:
+    """Return the format of that name. Raises: ValueError."""
+    try:
+        return LogFormat(word)
+    except ValueError:
+        raise ValueError(f"invalid log format '{word}' (text, json)") from None
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """Return the argument `extra` of a logging call that adds fields to a line in JSON."""
+    return {"fields": values}
+
+
+def json_line(timestamp_s: float, level_word: str, text: str, more: dict[str, Any] | None = None) -> str:
+    """Return one line as a JSON object, without its end; timestamp_s is Unix time. more: further fields."""
+    moment = datetime.datetime.fromtimestamp(timestamp_s).astimezone()
+    line = {"time": moment.isoformat(timespec="microseconds"), "level": level_word, "message": text}
+    subject = _SUBJECT.match(text)
+    if subject:
+        line[subject[1].lower()] = subject[2]
+    # In ASCII: neither text from the network nor a lone surrogate can break a line.
+    return json.dumps({**line, **(more or {})}, separators=(",", ":"), default=str)
 
 
 def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str:
@@ -70,7 +110,21 @@ class LineFormatter(logging.Formatter):
         return line
 
 
-def configure(prefix: str, level: LogLevel, stream: TextIO | None = None) -> logging.Logger:
+class JsonFormatter(logging.Formatter):
+    """Formats records as JSON objects, each in a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        more = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            more["traceback"] = self.formatException(record.exc_info)
+        word = _LEVEL_WORDS.get(record.levelno, record.levelname)
+        return json_line(record.created, word, record.getMessage(), more)
+
+
+def configure(
+    prefix: str, level: LogLevel, stream: TextIO | None = None, form: LogFormat = LogFormat.TEXT
+) -> logging.Logger:
     """Send the records of "pyqd" and its children to stream, stderr if None, and return its logger.
 
     A second call replaces what the first one set up.
@@ -78,7 +132,9 @@ def configure(prefix: str, level: LogLevel, stream: TextIO | None = None) -> log
     # Nothing of this stands in the lines, and each costs a system call or a look-up per record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter(prefix))
+    global _format
+    _format = form
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else LineFormatter(prefix))
     logger = logging.getLogger(ROOT_LOGGER)
     for former in logger.handlers[:]:
         logger.removeHandler(former)
@@ -95,4 +151,6 @@ def set_level(level: LogLevel) -> None:
 
 def print_fatal(text: str, prefix: str = DEFAULT_PREFIX) -> None:
     """Print the FATAL line of a start that failed, on stderr; the prefix is the program's, whatever was configured."""
-    print(log_line(prefix, time.time(), "FATAL", text), file=sys.stderr, flush=True)
+    as_json = _format is LogFormat.JSON
+    line = json_line(time.time(), "FATAL", text) if as_json else log_line(prefix, time.time(), "FATAL", text)
+    print(line, file=sys.stderr, flush=True)

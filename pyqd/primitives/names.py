@@ -9,7 +9,7 @@ name.
 import re
 
 NAME_SIZE_MAX = 64
-EPHEMERAL_SUFFIX = b"#ephemeral"
+EPHEMERAL_SUFFIX = "#ephemeral"
 
 _NAME = re.compile(rb"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _TOPIC_DIR_SUFFIX = ".topic"
@@ -24,19 +24,14 @@ def is_valid_name(name: bytes) -> bool:
     return len(name) <= NAME_SIZE_MAX and _NAME.fullmatch(name) is not None
 
 
-def is_ephemeral(name: bytes) -> bool:
-    """Tell whether a valid name asks for a topic or channel that is not kept."""
-    return name.endswith(EPHEMERAL_SUFFIX)
-
-
 def is_valid_name_str(name: str) -> bool:
     """Tell whether text, for example from a URL or a file, is a valid name."""
     return name.isascii() and is_valid_name(name.encode("ascii"))
 
 
 def is_ephemeral_str(name: str) -> bool:
-    """Tell the same as is_ephemeral, for a name held as text."""
-    return name.endswith("#ephemeral")
+    """Tell whether a valid name asks for a topic or channel that is not kept."""
+    return name.endswith(EPHEMERAL_SUFFIX)
 
 
 def topic_dir(name: str) -> str:

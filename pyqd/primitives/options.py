@@ -2,8 +2,7 @@
 
 Names, defaults and meanings are those of nsqd 1.3; each flag is declared here once, when it works. Durations are held
 in nanoseconds (`_ns`), sizes in bytes. The value of an option is that of its flag where the command line gives it, else
-its default; `build` takes the given values by flag name, so that those of a file can be put under those of the command
-line.
+that of its key in the configuration file, else its default.
 """
 
 import dataclasses
@@ -16,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyqd import __version__
-from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from pyqd.primitives.configfile import ConfigFile, read_config, unknown_keys, values_of
+from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags, parse_or_exit
-from pyqd.primitives.loglines import DEFAULT_PREFIX, LogLevel, parse_level
+from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_format, parse_level
+from pyqd.primitives.percentiles import PERCENTILES, Percentiles
 
 PROGRAM: Final = "pyqd"
 NODE_ID_COUNT: Final = 1024
@@ -27,7 +29,50 @@ PORT_MAX: Final = 65535
 # A due time, which is this much after now at most, is an int64.
 DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
 
+TLS_NOT_REQUIRED: Final = 0
+TLS_REQUIRED_EXCEPT_HTTP: Final = 1
+TLS_REQUIRED: Final = 2
+# By their number in the protocol.
+TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
+
+
+def parse_tls_required(text: str) -> int:
+    """Return one of the TLS_REQUIRED numbers for what --tls-required says. Raises: ValueError."""
+    if text.lower() == "tcp-https":
+        return TLS_REQUIRED_EXCEPT_HTTP
+    return TLS_REQUIRED if parse_bool(text.lower()) else TLS_NOT_REQUIRED
+
+
+def read_tls_required(found: Any) -> int:
+    """Return the same for a boolean or a string of a configuration file. Raises: ValueError."""
+    if isinstance(found, bool):
+        return TLS_REQUIRED if found else TLS_NOT_REQUIRED
+    if not isinstance(found, str):
+        raise ValueError('must be true, false or "tcp-https"')
+    return parse_tls_required(found)
+
+
+def parse_tls_version(text: str) -> int:
+    """Return the number of the TLS version that --tls-min-version names; empty is the default. Raises: ValueError."""
+    number = TLS_VERSIONS.get(text.lower() or "tls1.0")
+    if number is None:
+        raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())}")
+    return number
+
+
+def show_tls_version(number: int) -> str:
+    """Return the name of a TLS version."""
+    return next(name for name, known in TLS_VERSIONS.items() if known == number)
+
+
 LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
+TLS_NEED: Final = FlagType(
+    "", parse_tls_required, ("false", "tcp-https", "true").__getitem__, is_boolean=True, read=read_tls_required
+)
+TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
+LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
+NO_PERCENTILES: Final[Percentiles] = ()
 
 
 def default_node_id() -> int:
@@ -44,6 +89,10 @@ class Options:
     """
 
     version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
+    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqd's keys", key=None)
+    check_config: bool = declare(
+        "check-config", BOOL, False, "check flags and configuration file, print what is in force, and exit", key=None
+    )
     verbose: bool = declare(
         "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
     )
@@ -51,6 +100,9 @@ class Options:
         "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
     )
     log_prefix: str = declare("log-prefix", STRING, DEFAULT_PREFIX, "text before each log line")
+    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    )
     node_id: int = declare(
         "node-id",
         INT,
@@ -60,6 +112,7 @@ class Options:
         minimum=0,
         maximum=NODE_ID_COUNT - 1,
         range_text=f"must be [0,{NODE_ID_COUNT})",
+        default_text="from the host name",
     )
     worker_id: bool = declare(
         "worker-id", BOOL, False, "deprecated, has no effect; use --node-id", key=None, without_effect=True
@@ -71,8 +124,15 @@ class Options:
     http_address: str = declare(
         "http-address", STRING, "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
     )
+    https_address: str = declare(
+        "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, where TLS is set up; empty for none"
+    )
     broadcast_address: str = declare(
-        "broadcast-address", STRING, socket.gethostname, "address under which others reach this daemon"
+        "broadcast-address",
+        STRING,
+        socket.gethostname,
+        "address under which others reach this daemon",
+        default_text="the host name",
     )
     broadcast_tcp_port: int = declare(
         "broadcast-tcp-port", INT, 0, "TCP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
@@ -81,8 +141,66 @@ class Options:
         "broadcast-http-port", INT, 0, "HTTP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
 
+    lookupd_tcp_address: tuple[str, ...] = declare(
+        "lookupd-tcp-address",
+        STRING,
+        (),
+        "has no effect yet; <addr>:<port> of an nsqlookupd, may be given several times",
+        key="nsqlookupd_tcp_addresses",
+        repeatable=True,
+        without_effect=True,
+    )
+
     topology_region: str = declare("topology-region", STRING, "", "region that clients are told the daemon is in")
     topology_zone: str = declare("topology-zone", STRING, "", "zone that clients are told the daemon is in")
+
+    enable_experiment: tuple[str, ...] = declare(
+        "enable-experiment",
+        STRING,
+        (),
+        f"turn on an experiment (may be given more than once): {TOPOLOGY_AWARE_CONSUMPTION}",
+        repeatable=True,
+    )
+
+    tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate, with its chain")
+    tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")
+    tls_client_auth_policy: str = declare(
+        "tls-client-auth-policy",
+        STRING,
+        "",
+        "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
+    )
+    tls_root_ca_file: str = declare(
+        "tls-root-ca-file", STRING, "", "path of the authorities' certificates that those of clients are checked by"
+    )
+    tls_required: int = declare(
+        "tls-required", TLS_NEED, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only"
+    )
+    tls_min_version: int = declare(
+        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.0"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+    )
+
+    auth_http_address: tuple[str, ...] = declare(
+        "auth-http-address",
+        STRING,
+        (),
+        "<addr>:<port>, or full URL, of a server to ask what clients that AUTH may do; may be given several times",
+        key="auth_http_addresses",
+        repeatable=True,
+    )
+    auth_http_request_method: str = declare(
+        "auth-http-request-method", STRING, "get", "how auth servers are asked: get or post"
+    )
+    http_auth: bool = declare("http-auth", BOOL, False, "ask the auth servers who may use the HTTP API too")
+    http_auth_token_file: str = declare(
+        "http-auth-token-file", STRING, "", "path of the file of tokens that let into the HTTP API"
+    )
+    http_client_connect_timeout_ns: int = declare(
+        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "time to connect to an HTTP server; 0 is no limit"
+    )
+    http_client_request_timeout_ns: int = declare(
+        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "time for a request to an HTTP server; 0 is no limit"
+    )
 
     data_path: str = declare(
         "data-path", STRING, "", "directory of the data, which must exist; empty is the current one"
@@ -127,17 +245,13 @@ class Options:
     max_msg_timeout_ns: int = declare(
         "max-msg-timeout", DURATION, 15 * MINUTE_NS, "longest time a client may have for a message", minimum=1
     )
-    deflate: bool = declare(
-        "deflate", BOOL, True, "has no effect; compression is answered as not enabled", without_effect=True
-    )
-    snappy: bool = declare(
-        "snappy", BOOL, True, "has no effect; compression is answered as not enabled", without_effect=True
-    )
+    deflate: bool = declare("deflate", BOOL, True, "compress with deflate for clients that ask for it")
+    snappy: bool = declare("snappy", BOOL, True, "compress with snappy for clients that ask for it")
     max_deflate_level: int = declare(
         "max-deflate-level",
         INT,
         6,
-        "compression level that clients are told is the highest, 1 to 9",
+        "highest compression level a client may ask for, 1 to 9",
         minimum=1,
         maximum=9,
         range_text="must be [1,9]",
@@ -179,6 +293,105 @@ class Options:
         "max-channel-consumers", INT, 0, "consumers of one channel at most; 0 is no limit", minimum=0
     )
 
+    max_connections: int = declare(
+        "max-connections", INT, 0, "TCP clients at once; 0 is as many as descriptors allow", minimum=0
+    )
+    max_http_connections: int = declare(
+        "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0
+    )
+    max_connections_per_address: int = declare(
+        "max-connections-per-address",
+        INT,
+        0,
+        "connections from one address at once, over TCP and over HTTP each; 0 is no limit",
+        minimum=0,
+    )
+    max_topics: int = declare(
+        "max-topics", INT, 0, "topics at most, beyond which none is made; 0 is no limit", minimum=0
+    )
+    max_channels_per_topic: int = declare(
+        "max-channels-per-topic", INT, 0, "channels of one topic at most; 0 is no limit", minimum=0
+    )
+    max_buffer_bytes: int = declare(
+        "max-buffer-bytes",
+        INT,
+        1024 * 1024 * 1024,
+        "memory for what all connections have half received or not sent yet; beyond it those with the most are closed;"
+        " 0 is no limit",
+        minimum=0,
+    )
+    first_command_timeout_ns: int = declare(
+        "first-command-timeout",
+        DURATION,
+        MINUTE_NS,
+        "time from connecting to the end of a client's first command; 0 is no limit",
+        minimum=0,
+    )
+    command_timeout_ns: int = declare(
+        "command-timeout",
+        DURATION,
+        2 * MINUTE_NS,
+        "time for the rest of a command, with its body, once a part of it has come; 0 is no limit",
+        minimum=0,
+    )
+    http_header_timeout_ns: int = declare(
+        "http-header-timeout", DURATION, 30 * SECOND_NS, "time for the headers of a request; 0 is no limit", minimum=0
+    )
+    http_body_timeout_ns: int = declare(
+        "http-body-timeout",
+        DURATION,
+        MINUTE_NS,
+        "time for the body of a request, and a second more for each KiB of it; 0 is no limit",
+        minimum=0,
+    )
+    http_idle_timeout_ns: int = declare(
+        "http-idle-timeout", DURATION, 5 * MINUTE_NS, "time between two requests; 0 is no limit", minimum=0
+    )
+    http_write_timeout_ns: int = declare(
+        "http-write-timeout", DURATION, MINUTE_NS, "time for a peer to take more of an answer; 0 is no limit", minimum=0
+    )
+    max_http_header_size: int = declare(
+        "max-http-header-size", INT, 64 * 1024, "bytes in the headers of one request at most", minimum=1024
+    )
+
+    statsd_address: str = declare(
+        "statsd-address", STRING, "", "<addr>:<port> of a statsd server to send statistics to over UDP; empty for none"
+    )
+    statsd_prefix: str = declare(
+        "statsd-prefix", STRING, "nsq.%s", "text before each statsd key; %s is the broadcast address with its HTTP port"
+    )
+    statsd_interval_ns: int = declare(
+        "statsd-interval", DURATION, MINUTE_NS, "time between two sends to statsd", minimum=1
+    )
+    statsd_mem_stats: bool = declare("statsd-mem-stats", BOOL, True, "send statistics of memory to statsd too")
+    statsd_udp_packet_size: int = declare(
+        "statsd-udp-packet-size", INT, 508, "bytes in a UDP packet to statsd at most", minimum=1
+    )
+    statsd_exclude_ephemeral: bool = declare(
+        "statsd-exclude-ephemeral", BOOL, False, "leave ephemeral topics and channels out of what statsd is sent"
+    )
+    metrics_max_series: int = declare(
+        "metrics-max-series",
+        INT,
+        100_000,
+        "time series of topics and channels in /metrics at most, the rest as their sum; 0 is no limit",
+        minimum=0,
+    )
+    e2e_processing_latency_percentile: Percentiles = declare(  # noqa: RUF009 - makes a field, of a tuple
+        "e2e-processing-latency-percentile",
+        PERCENTILES,
+        NO_PERCENTILES,
+        "percentile of the time from publishing to FIN to tell, above 0 and up to 1; several with commas or flags",
+        key="e2e_processing_latency_percentiles",
+    )
+    e2e_processing_latency_window_time_ns: int = declare(
+        "e2e-processing-latency-window-time",
+        DURATION,
+        10 * MINUTE_NS,
+        "time that those percentiles look back over",
+        minimum=1,
+    )
+
     notices: tuple[str, ...] = ()
 
     def defer_ns_max(self) -> int:
@@ -186,41 +399,91 @@ class Options:
         return min(self.max_defer_ns or self.max_req_timeout_ns, DEFER_NS_MAX)
 
 
-FLAGS: Final = declared_flags(Options)
+# By its first flag.
+GROUPS: Final = {
+    "version": "General",
+    "tcp-address": "Addresses",
+    "topology-region": "Topology",
+    "tls-cert": "TLS",
+    "auth-http-address": "Authorisation",
+    "data-path": "Data",
+    "msg-timeout": "Messages and commands",
+    "max-heartbeat-interval": "What clients may ask for",
+    "max-connections": "Limits on connections",
+    "statsd-address": "Statistics",
+}
+FLAGS: Final = declared_flags(Options, GROUPS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What a command line and its configuration file ask for.
+
+    values: by flag name, those given. file: None where there is none. in_file: names of the flags whose values are its.
+    problems: why these are no options, whole texts. notices: what has no effect.
+    """
+
+    values: Mapping[str, Any]
+    file: ConfigFile | None
+    in_file: frozenset[str]
+    problems: tuple[str, ...]
+    notices: tuple[str, ...]
+
+    def options(self) -> Options:
+        """Return the options. Raises: StartupError with the first problem."""
+        if self.problems:
+            raise StartupError(self.problems[0])
+        flag_of = {flag.name: flag for flag in FLAGS}
+        given = {flag_of[name].attribute: value for name, value in self.values.items()}
+        if given.get("tls_client_auth_policy") and not given.get("tls_required"):
+            given["tls_required"] = TLS_REQUIRED
+        return Options(**given, notices=self.notices)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Return what the values of a command line, by flag name, and the file they name ask for."""
+    try:
+        file = read_config(given["config"]) if given.get("config") else None
+    except StartupError as error:
+        return Settings(given, None, frozenset(), (str(error),), ())
+    from_file, problems = ({}, []) if file is None else values_of(file, [f for f in FLAGS if f.name not in given])
+    values = {**from_file, **given}
+    notices: list[str] = []
+    for flag in FLAGS:
+        if flag.name not in values:
+            continue
+        place = f"{file.where(flag)}: " if file is not None and flag.name in from_file else ""
+        try:
+            flag.check(values[flag.name])
+        except ValueError as error:
+            problems.append(f"failed to instantiate {PROGRAM} - {place}{error}")
+        if flag.without_effect:
+            notices.append(f"{place}--{flag.name} {flag.help.removeprefix('deprecated, ')}")
+    if file is not None:
+        notices += unknown_keys(file, FLAGS)
+    return Settings(values, file, frozenset(from_file), tuple(problems), tuple(notices))
 
 
 def build(given: Mapping[str, Any]) -> Options:
-    """Return options from the values given, by flag name, and the defaults of the others.
-
-    Raises: StartupError for the first value out of its range.
-    """
-    values: dict[str, Any] = {}
-    notices: list[str] = []
-    for flag in FLAGS:
-        if flag.name not in given:
-            continue
-        value = given[flag.name]
-        try:
-            flag.check(value)
-        except ValueError as error:
-            raise StartupError(f"failed to instantiate {PROGRAM} - {error}") from None
-        values[flag.attribute] = value
-        if flag.without_effect:
-            notices.append(f"--{flag.name} {flag.help.removeprefix('deprecated, ')}")
-    return Options(**values, notices=tuple(notices))
+    """Return the options of a command line's values, by flag name. Raises: StartupError."""
+    return settings_of(given).options()
 
 
-def parse_args(argv: Sequence[str]) -> Options:
-    """Return the options of a command line, argv without the program's name; arguments after the flags are ignored.
+def parse_settings(argv: Sequence[str]) -> Settings:
+    """Return what a command line asks for, argv without the program's name; arguments after the flags are ignored.
 
     Leaves the process after --version (stdout, exit code 0), -h (usage on stderr, 0) and a wrong command line (2).
-    Raises: StartupError for a value out of its range.
     """
     parsed = parse_or_exit(PROGRAM, FLAGS, argv)
     if parsed.values.get("version"):
         print(version_line(PROGRAM))
         raise SystemExit(0)
-    return build(parsed.values)
+    return settings_of(parsed.values)
+
+
+def parse_args(argv: Sequence[str]) -> Options:
+    """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
+    return parse_settings(argv).options()
 
 
 def version_line(program: str) -> str:

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import gevent
 from greenlet import greenlet
+from OpenSSL import SSL
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.hot.ioloop import IoLoop
-from pyqd.primitives.errors import ClientError, StorageError
+from pyqd.hot.transport import TransportError
+from pyqd.primitives.errors import ClientError, LimitReached, StorageError
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
-from pyqd.protocol import negotiate
+from pyqd.primitives.options import TLS_NOT_REQUIRED
+from pyqd.protocol import negotiate, tls
+from pyqd.protocol.authorization import Authorizer
+from pyqd.protocol.upgrade import upgrade
 
 if TYPE_CHECKING:
     from pyqd.protocol.server import TcpServer
@@ -24,6 +29,8 @@ STATE_INIT = 0
 STATE_SUBSCRIBED = 3
 STATE_CLOSING = 4
 FRAME_RESPONSE = 0
+# Of the publisher's, as what its client may do has expired.
+RENEW_PERMISSIONS = b" renew"
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +42,7 @@ class Connection(IoLoop):
     """
 
     __slots__ = (
+        "authorizer",
         "client_id",
         "connect_ts",
         "granted",
@@ -42,8 +50,10 @@ class Connection(IoLoop):
         "remote_address",
         "server",
         "socket",
+        "tls",
         "topology_region",
         "topology_zone",
+        "upgrades",
         "user_agent",
     )
 
@@ -57,6 +67,11 @@ class Connection(IoLoop):
         self.topology_region = self.topology_zone = ""
         self.connect_ts = int(time.time())
         self.granted = negotiate.defaults(server.options)
+        self.upgrades = negotiate.Upgrades()
+        self.tls: SSL.Connection | None = None
+        self.tls_needed = server.options.tls_required != TLS_NOT_REQUIRED
+        self.auth_needed = server.auth.enabled
+        self.authorizer = Authorizer(self)
         self.msg_timeout_ns = self.granted.msg_timeout_ns
         self.io_greenlet = greenlet(self.io_loop, server.hub)
         server.hub.loop.run_callback(self.io_greenlet.switch)
@@ -76,28 +91,50 @@ class Connection(IoLoop):
             self.subscribe(params)
         elif name == b"CLS":
             self.start_close()
-        elif name == b"AUTH":
-            raise ClientError("E_AUTH_DISABLED", "AUTH disabled")
+        elif name == b"AUTH" and body is not None:
+            self.auth(body)
+        elif name == RENEW_PERMISSIONS:
+            self.authorizer.renew(params[0])
         else:
             raise ClientError("E_INVALID", b"invalid command " + name)
 
     def identify(self, body: bytes) -> None:
-        """IDENTIFY. Source: spec of the TCP protocol, "IDENTIFY"."""
+        """IDENTIFY. Source: spec of the TCP protocol, "IDENTIFY". Switches: where the connection is upgraded."""
         identity = negotiate.decode_identity(body)
         self.client_id = identity.client_id
         self.hostname = identity.hostname
         self.user_agent = identity.user_agent
         self.topology_region = identity.topology_region
         self.topology_zone = identity.topology_zone
+        self.locality = negotiate.locality(identity, self.server.options)
         granted = negotiate.grant(identity, self.server.options, self.granted)
         self.granted = granted
         self.sample_rate = granted.sample_rate
         self.msg_timeout_ns = granted.msg_timeout_ns
+        self.tells_ids = identity.message_ids and identity.feature_negotiation
         self.start_heartbeats(granted.heartbeat_ns)
-        self.respond(negotiate.reply(identity, granted, self.server.options))
+        if not identity.feature_negotiation:
+            self.respond(b"OK")
+            return
+        upgrades = negotiate.upgrades(
+            identity,
+            self.server.options,
+            tls_enabled=self.server.tls.enabled,
+            upgraded=self.transport is not None,
+        )
+        self.respond(negotiate.reply(identity, granted, upgrades, self.server.options))
+        if upgrades.any():
+            self.upgrades = upgrades
+            upgrade(self, upgrades)
+
+    def auth(self, secret: bytes) -> None:
+        """AUTH. Source: spec of the TCP protocol, "AUTH". Switches: yes."""
+        answer = self.authorizer.auth(secret)
+        if not self.gone:
+            self.respond(answer)
 
     def subscribe(self, params: list[bytes]) -> None:
-        """SUB. Source: spec of the TCP protocol, "SUB"."""
+        """SUB. Source: spec of the TCP protocol, "SUB". Switches: where what the client may do has expired."""
         if self.state != STATE_INIT:
             raise ClientError("E_INVALID", "cannot SUB in current state")
         if self.heartbeat_ns <= 0:
@@ -109,6 +146,9 @@ class Connection(IoLoop):
             raise ClientError("E_BAD_TOPIC", b"SUB topic name " + go_quote(topic_name) + b" is not valid")
         if not is_valid_name(channel_name):
             raise ClientError("E_BAD_CHANNEL", b"SUB channel name " + go_quote(channel_name) + b" is not valid")
+        self.authorizer.require_subscribe(topic_name, channel_name)
+        if self.gone:
+            return
         channel = self.open_channel(topic_name.decode("ascii"), channel_name.decode("ascii"))
         channel.add_consumer(self)
         self.channel = channel
@@ -121,6 +161,8 @@ class Connection(IoLoop):
             channel = self.server.broker.topic(topic_name).channel(channel_name)
         except StorageError as error:
             raise ClientError("E_SUB_FAILED", f"SUB failed {error}") from error
+        except LimitReached as error:
+            raise ClientError(f"E_{error.code}", str(error)) from None
         limit = self.server.options.max_channel_consumers
         if limit != 0 and len(channel.consumers) >= limit:
             raise ClientError(
@@ -137,9 +179,16 @@ class Connection(IoLoop):
         self.respond(b"CLOSE_WAIT")
 
     def find_topic(self, name: bytes) -> Topic:
-        """Return the topic to publish to, made if it is missing. Raises: StorageError."""
+        """Return the topic to publish to, made if it is missing. Raises: StorageError, ClientError."""
         self.server.note_producer(self)
-        return self.server.broker.topic_named(name)
+        try:
+            return self.server.broker.topic_named(name)
+        except LimitReached as error:
+            raise ClientError(f"E_{error.code}", str(error)) from None
+
+    def permission_until(self, command: bytes, topic: bytes) -> int:
+        """Return until when, monotonic ns, the client may publish to the topic; 0: unknown. Raises: ClientError."""
+        return self.authorizer.publish_until(command, topic)
 
     def note_failed_write(self, error: StorageError) -> None:
         """Tell the broker's health of a message that could not be stored."""
@@ -182,6 +231,9 @@ class Connection(IoLoop):
                 channel.topic.delete_channel(channel.name)
         self.server.forget(self)
         self.stop_pump()
+        if self.transport is not None:
+            with contextlib.suppress(TransportError):
+                self.transport.finish()
         self.socket.close()
         self.io_greenlet = None
 
@@ -209,17 +261,14 @@ class Connection(IoLoop):
             "requeue_count": self.requeue_count,
             "connect_ts": self.connect_ts,
             "sample_rate": self.sample_rate,
-            "deflate": False,
-            "snappy": False,
+            "deflate": self.upgrades.deflate,
+            "snappy": self.upgrades.snappy,
             "user_agent": self.user_agent,
+            **self.authorizer.stats(),
             "topology_zone": self.topology_zone,
             "topology_region": self.topology_region,
             **self.pub_counts(),
-            "tls": False,
-            "tls_cipher_suite": "",
-            "tls_version": "",
-            "tls_negotiated_protocol": "",
-            "tls_negotiated_protocol_is_mutual": False,
+            **tls.stats_of(self.tls),
         }
 
     def pub_counts(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.options import TcpAddress, UnixAddress
+from pyqd.primitives.options import TcpAddress, UnixAddress, split_address
 
 BACKLOG_MAX = 4096
 ACCEPTED_PER_TURN_MAX = 64
@@ -48,7 +48,7 @@ class Listener:
             raise StartupError(f"listen ({address}) failed - listen {family} {address}: bind: {reason}") from error
         loop = gevent.get_hub().loop
         self._watcher = loop.io(self._socket.fileno(), READ_EVENT)
-        self._retry = loop.timer(RETRY_S)
+        self._retry = loop.timer(RETRY_S, RETRY_S)
         self._watcher.start(self._accept)
         if isinstance(address, UnixAddress):
             self._path = os.path.abspath(address.path)
@@ -70,6 +70,11 @@ class Listener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
+    def _resume(self) -> None:
+        """Accept again after a pause."""
+        self._retry.stop()
+        self._watcher.start(self._accept)
+
     def _accept(self) -> None:
         assert self._socket is not None
         for _ in range(ACCEPTED_PER_TURN_MAX):
@@ -82,12 +87,29 @@ class Listener:
                     raise
                 logger.error("accept failed - %s; trying again in %s s", error.strerror, RETRY_S)
                 self._watcher.stop()
-                self._retry.start(self._watcher.start, self._accept)
+                # `again`, as a timer that has gone off and is started goes off at once.
+                self._retry.again(self._resume)
                 return
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._accepted(connection, remote_text(remote))
+
+
+def address_of(text: str) -> Address:
+    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
+
+
+def https_address_of(text: str) -> Address:
+    """Return the address that --https-address names. Raises: StartupError, also for a path: HTTPS is TCP only."""
+    address = address_of(text)
+    if isinstance(address, UnixAddress):
+        raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
+    return address
 
 
 def listening_socket(address: Address) -> socket.socket:
@@ -122,3 +144,8 @@ def remote_text(remote: Any) -> str:
     if not isinstance(remote, tuple):
         return UNIX_REMOTE
     return str(TcpAddress(remote[0].removeprefix("::ffff:"), remote[1]))
+
+
+def ip_of(remote: str) -> str:
+    """Return the address without the port, of what `remote_text` returned; empty for a unix socket."""
+    return remote.rpartition(":")[0].strip("[]")

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import ClientError
-from pyqd.primitives.options import Options
+from pyqd.primitives.options import TOPOLOGY_AWARE_CONSUMPTION, Options
 
 NS_PER_MS: Final = 1_000_000
 HEARTBEAT_NS_DEFAULT: Final = 30_000 * NS_PER_MS
@@ -20,11 +20,16 @@ OUTPUT_BUFFER_BYTES_MIN: Final = 64
 SAMPLE_RATE_MAX: Final = 99
 DEFLATE_LEVEL_DEFAULT: Final = 6
 
+# How near a client is, for the channel: pyx/consumer.pyx.
+ZONE_LOCAL: Final = 0
+REGION_LOCAL: Final = 1
+GLOBAL: Final = 2
+
 _INT64: Final = range(-(2**63), 2**63)
 _INT32: Final = range(-(2**31), 2**31)
 
 _STRINGS: Final = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-_BOOLS: Final = ("feature_negotiation", "tls_v1", "snappy", "deflate")
+_BOOLS: Final = ("feature_negotiation", "tls_v1", "snappy", "deflate", "message_ids")
 _INTS: Final = {
     "heartbeat_interval": _INT64,
     "output_buffer_timeout": _INT64,
@@ -37,7 +42,10 @@ _INTS: Final = {
 
 @dataclasses.dataclass(slots=True)
 class Identity:
-    """The body of an IDENTIFY: every field that nsqd knows, absent ones empty. Times in ms, sizes in bytes."""
+    """The body of an IDENTIFY, absent fields empty: those that nsqd knows, and one of ours.
+
+    Times in ms, sizes in bytes. message_ids: an OK is to name the messages it is for.
+    """
 
     client_id: str = ""
     hostname: str = ""
@@ -48,6 +56,7 @@ class Identity:
     tls_v1: bool = False
     snappy: bool = False
     deflate: bool = False
+    message_ids: bool = False
     heartbeat_interval: int = 0
     output_buffer_timeout: int = 0
     output_buffer_size: int = 0
@@ -178,28 +187,68 @@ def grant(identity: Identity, options: Options, current: Granted) -> Granted:
     )
 
 
-def reply(identity: Identity, granted: Granted, options: Options) -> bytes:
-    """Return the answer to IDENTIFY: OK, or the JSON of what is granted where the client negotiates.
+def locality(identity: Identity, options: Options) -> int:
+    """Return how near the client is: GLOBAL for all where the experiment is not on.
 
-    TLS, snappy and deflate are not enabled, so nothing is upgraded; a request for them is answered with false.
+    Empty names are equal, as for nsqd. Source: spec of broker semantics, "Topology-aware consumption".
     """
-    if not identity.feature_negotiation:
-        return b"OK"
+    if TOPOLOGY_AWARE_CONSUMPTION not in options.enable_experiment:
+        return GLOBAL
+    if identity.topology_zone == options.topology_zone:
+        return ZONE_LOCAL
+    return REGION_LOCAL if identity.topology_region == options.topology_region else GLOBAL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upgrades:
+    """Which upgrades of the connection follow the reply to IDENTIFY."""
+
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = DEFLATE_LEVEL_DEFAULT
+
+    def any(self) -> bool:
+        """Whether there is one."""
+        return self.tls or self.snappy or self.deflate
+
+
+def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
+    """Return the upgrades that the client asks for and gets: none a second time. Raises: ClientError."""
+    deflate = options.deflate and identity.deflate
+    snappy = options.snappy and identity.snappy
+    if deflate and snappy:
+        raise ClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    deflate = deflate and not upgraded
+    level = identity.deflate_level if deflate and identity.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
+    return Upgrades(
+        tls=tls_enabled and identity.tls_v1 and not upgraded,
+        snappy=snappy and not upgraded,
+        deflate=deflate,
+        deflate_level=min(level, options.max_deflate_level),
+    )
+
+
+def reply(identity: Identity, granted: Granted, upgrades: Upgrades, options: Options) -> bytes:
+    """Return the answer to the IDENTIFY of a client that negotiates: the JSON of what is granted."""
     answer = {
         "max_rdy_count": options.max_rdy_count,
         "version": NSQ_VERSION,
         "max_msg_timeout": options.max_msg_timeout_ns // NS_PER_MS,
         "msg_timeout": granted.msg_timeout_ns // NS_PER_MS,
-        "tls_v1": False,
-        "deflate": False,
-        "deflate_level": min(DEFLATE_LEVEL_DEFAULT, options.max_deflate_level),
+        "tls_v1": upgrades.tls,
+        "deflate": upgrades.deflate,
+        "deflate_level": upgrades.deflate_level,
         "max_deflate_level": options.max_deflate_level,
-        "snappy": False,
+        "snappy": upgrades.snappy,
         "sample_rate": granted.sample_rate,
-        "auth_required": False,
+        "auth_required": bool(options.auth_http_address),
         "output_buffer_size": granted.output_buffer_size,
         "output_buffer_timeout": granted.output_buffer_timeout_ns // NS_PER_MS,
         "topology_region": options.topology_region,
         "topology_zone": options.topology_zone,
     }
+    if identity.message_ids:
+        # Behind nsqd's, and only for those who ask: the others get nsqd's answer to the byte.
+        answer["message_ids"] = True
     return json.dumps(answer, separators=(",", ":")).encode()

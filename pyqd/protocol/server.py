@@ -2,15 +2,27 @@
 
 import logging
 import socket
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
-from pyqd.hot.ioloop import Limits
+from pyqd.hot.clock import mono
+from pyqd.hot.limits import Limits
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.options import Options
+from pyqd.protocol.admission import Admission
+from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.connection import Connection
 from pyqd.protocol.listener import Address, Listener
+from pyqd.protocol.tls import TlsServer
+
+FRAME_ERROR = 1
+SWEEP_NS_MIN = SECOND_NS // 4
+SWEEP_NS_MAX = 5 * SECOND_NS
+
+_frame_head = struct.Struct(">ii")
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +30,9 @@ logger = logging.getLogger(__name__)
 class TcpServer:
     """Accepts clients on the hub of the calling thread.
 
-    on_bug: called with an AssertionError from a connection; the daemon ends then. wait_durable: waits until the topics
-    are on stable storage; called with --sync-every=1, before an OK leaves.
+    tls: where clients that ask for TLS get it. auth: who says what clients may do. on_bug: called with an
+    AssertionError from a connection; the daemon ends then. wait_durable: waits until the topics are on stable storage;
+    called with --sync-every=1, before an OK leaves.
     """
 
     def __init__(
@@ -27,12 +40,16 @@ class TcpServer:
         broker: Broker,
         options: Options,
         hub: Any,
+        tls: TlsServer,
+        auth: AuthServers,
         on_bug: Callable[[BaseException], None],
         wait_durable: Callable[[list[Topic]], None],
     ) -> None:
         self.broker = broker
         self.options = options
         self.hub = hub
+        self.tls = tls
+        self.auth = auth
         self.on_bug = on_bug
         self.wait_durable = wait_durable
         self.limits = Limits(
@@ -45,16 +62,26 @@ class TcpServer:
         )
         self.connections: set[Connection] = set()
         self.publishers: dict[Connection, None] = {}
+        self.admission = Admission(lambda: (self.options.max_connections, self.options.max_connections_per_address))
         self.listener = Listener(self.welcome)
+        self.sweep_timer: Any = None
 
     def start(self, address: Address) -> Address:
         """Listen and accept from now on. Returns: the address with its real port. Raises: StartupError."""
         bound = self.listener.start(address)
+        # It repeats: a timer that has gone off once and is started again goes off at once.
+        self.sweep_timer = self.hub.loop.timer(self.sweep_s(), self.sweep_s())
+        self.sweep_timer.start(self.sweep)
         logger.info("TCP: listening on %s", bound)
         return bound
 
     def welcome(self, sock: socket.socket, remote_address: str) -> None:
-        """Serve a new client."""
+        """Serve a new client, unless there are too many."""
+        reason = self.admission.admit(remote_address)
+        if reason:
+            logger.warning("TCP: refused client(%s) - %s", remote_address, reason)
+            self.admission.turn_away(sock, error_frame(f"E_TOO_MANY_CONNECTIONS {reason}"))
+            return
         logger.info("TCP: new client(%s)", remote_address)
         self.connections.add(Connection(self, sock, remote_address))
 
@@ -64,18 +91,53 @@ class TcpServer:
 
     def forget(self, connection: Connection) -> None:
         """Drop a connection that has ended."""
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.admission.leave(connection.remote_address)
         self.publishers.pop(connection, None)
 
     def producers(self) -> list[dict[str, Any]]:
         """Return the stats of every connected client that has published."""
         return [connection.stats() for connection in self.publishers if connection.pub_counts()]
 
+    def greenlets(self) -> Iterator[tuple[Any, str]]:
+        """Yield the greenlets of the connections, and what each of them is."""
+        for connection in self.connections:
+            yield connection.io_greenlet, "IOLoop of a client"
+            yield connection.pump_greenlet, "messagePump of a client"
+
+    def sweep_s(self) -> float:
+        """Return after how long to look for late clients."""
+        times_ns = [time for time in (self.options.first_command_timeout_ns, self.options.command_timeout_ns) if time]
+        return min(max(min(times_ns, default=SWEEP_NS_MAX) // 4, SWEEP_NS_MIN), SWEEP_NS_MAX) / SECOND_NS
+
+    def sweep(self) -> None:
+        """Close the clients that begin and do not go on."""
+        now_ns, options = mono(), self.options
+        for connection in list(self.connections):
+            reason = connection.late(now_ns, options.first_command_timeout_ns, options.command_timeout_ns)
+            if reason is not None:
+                connection.close_because(reason)
+
+    def change_options(self, options: Options) -> None:
+        """Put in force other options, where they are read for each connection or command."""
+        self.options = options
+
     def stop_listening(self) -> None:
         """Accept no more clients."""
         self.listener.stop()
+        if self.sweep_timer is not None:
+            self.sweep_timer.stop()
+            self.sweep_timer.close()
+            self.sweep_timer = None
 
     def close_all(self) -> None:
         """Close every client's connection."""
         for connection in list(self.connections):
             connection.close()
+
+
+def error_frame(text: str) -> bytes:
+    """Return an error frame for a client that has no connection."""
+    data = text.encode()
+    return _frame_head.pack(len(data) + _frame_head.size // 2, FRAME_ERROR) + data

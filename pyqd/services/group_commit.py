@@ -23,7 +23,7 @@ from pyqd.broker.channel import PARKED_LOG, Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.hot.log import Log
 from pyqd.primitives.errors import StorageError
-from pyqd.services.syncer import Job, Range
+from pyqd.services.syncer import Job, Range, not_timed
 
 # A topic's log, and its channels with their parked logs, that a start finds again by name.
 Names = tuple[Log | Channel, ...]
@@ -41,7 +41,7 @@ class GroupCommit:
     """Makes topics durable for whoever waits, one sync at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
-    the end of the loop's pass.
+    the end of the loop's pass. on_timed: is told how many seconds each sync took.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class GroupCommit:
         soon: Callable[[Callable[[], None]], object],
     ) -> None:
         self._broker = broker
+        self.on_timed: Callable[[float], None] = not_timed
         self._in_background = in_background
         self._soon = soon
         self._gathering: Round | None = None
@@ -79,6 +80,7 @@ class GroupCommit:
         def done(_result: Any, error: BaseException | None) -> None:
             if error is None:
                 job.note()
+                self.on_timed(job.took_s)
                 self._named.update(named)
                 self._broker.note_synced()
             self._finish(gathered, error)
@@ -100,7 +102,7 @@ class GroupCommit:
 
     def _job(self, topics: list[Topic]) -> tuple[Job, dict[Topic, Names]]:
         """Gather what is dirty of the topics. Returns: that, and the names that are durable when it is done."""
-        job = Job()
+        job = Job(self._broker.root)
         named = {}
         for gone in [topic for topic in self._named if topic.exiting]:
             del self._named[gone]
@@ -109,6 +111,7 @@ class GroupCommit:
                 continue
             job.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
             job.add_log(topic.log)
+            job.topics.append(topic)
             known = self._named.get(topic, ())
             names: list[Log | Channel] = [topic.log]
             for channel in topic.channel_of.values():

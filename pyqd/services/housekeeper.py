@@ -9,6 +9,7 @@ import gevent
 from pyqd.broker.broker import Broker
 from pyqd.hot.clock import mono
 from pyqd.primitives.errors import StorageError
+from pyqd.services.giveway import give_way
 
 LOOK_S = 5.0
 LOOK_SHORT_OF_ROOM_S = 0.25
@@ -39,6 +40,7 @@ class Housekeeper:
             waited_s += LOOK_SHORT_OF_ROOM_S
             if self._broker.short_of_room or waited_s >= LOOK_S:
                 waited_s = 0.0
+                self._broker.try_write_again()
                 self.tend_all()
 
     def tend_all(self) -> None:
@@ -50,4 +52,4 @@ class Housekeeper:
                 except StorageError as error:
                     self._broker.log_failure(None, error)
             if index % TOPICS_PER_TURN == 0:
-                gevent.sleep(0)
+                give_way()

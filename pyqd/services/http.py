@@ -6,15 +6,26 @@ The same server serves any table. Its log lines are nsqd's.
 import logging
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import gevent
 
+from pyqd.hot.httpfront import PlainPublisher
 from pyqd.primitives.durations import format_duration
+from pyqd.primitives.errors import LimitReached
+from pyqd.primitives.loglines import fields
+from pyqd.protocol.admission import Admission
+from pyqd.protocol.handshake import HandshakeError, shake_hands
 from pyqd.protocol.listener import Address, Listener
+from pyqd.protocol.tls import TlsServer, common_name_of
 from pyqd.services.http_connection import HttpConnection
-from pyqd.services.http_messages import HttpError, Request, Response, error_response
+from pyqd.services.http_limits import DEFAULT_LIMITS, HttpLimits
+from pyqd.services.http_messages import HttpError, Request, Response, error_response, render
 from pyqd.services.http_router import Route, Router
+from pyqd.services.https_connection import HttpsConnection
+from pyqd.services.login import Login
+from pyqd.services.tls_socket import TlsSocket
 
 SWEEP_S = 1.0
 
@@ -22,10 +33,37 @@ logger = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """An HTTP server over a table of routes. name: in log lines, HTTP or HTTPS."""
+    """An HTTP server over a table of routes.
 
-    def __init__(self, routes: Iterable[Route], name: str = "HTTP") -> None:
+    name: in log lines, HTTP or HTTPS. publisher: takes the plain publishes before the routes see them.
+    on_bug: called with an AssertionError: a broken invariant, after which nothing can be trusted. Other errors of
+    handlers are answered and logged. tls: what makes connections secure, None for plain HTTP. refusal: returns the
+    answer to each request, whatever it asks for; None where requests are answered. limits: of each connection.
+    admission: who may connect; several servers may share one. login: who may do what; None: everybody everything.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        name: str = "HTTP",
+        publisher: PlainPublisher | None = None,
+        on_bug: Callable[[BaseException], None] | None = None,
+        *,
+        tls: TlsServer | None = None,
+        refusal: Callable[[], Response] | None = None,
+        limits: HttpLimits = DEFAULT_LIMITS,
+        admission: Admission | None = None,
+        login: Login | None = None,
+    ) -> None:
         self.name = name
+        # It knows of neither.
+        self._publisher = publisher if refusal is None and login is None else None
+        self._on_bug = on_bug
+        self._tls = tls
+        self._refusal = refusal
+        self._login = login
+        self._limits = limits
+        self._admission = admission or Admission(lambda: (0, 0))
         self.connections: set[HttpConnection] = set()
         self._router = Router(routes)
         self._listener = Listener(self._accepted)
@@ -48,15 +86,54 @@ class HttpServer:
             connection.shut()
 
     def _accepted(self, accepted: socket.socket, remote: str) -> None:
-        connection = HttpConnection(accepted, remote, self._router, self.answer)
+        reason = self._admission.admit(remote)
+        if reason:
+            logger.warning("%s: refused %s - %s", self.name, remote, reason)
+            answer = error_response(HttpError(503, "TOO_MANY_CONNECTIONS"))
+            # Before a handshake there is nothing that a peer would understand.
+            self._admission.turn_away(accepted, b"" if self._tls is not None else render(answer))
+            return
+        if self._tls is not None:
+            gevent.spawn(self._secure, self._tls, accepted, remote)
+            return
+        connection = HttpConnection(accepted, remote, self._router, self.answer, self._publisher, self._limits)
         self.connections.add(connection)
         gevent.spawn(self._serve, connection)
+
+    def _secure(self, tls: TlsServer, accepted: socket.socket, remote: str) -> None:
+        """Do the handshake, then serve."""
+        secured = tls.connection()
+        is_secure = False
+        try:
+            shake_hands(secured, accepted, gevent.get_hub())
+            is_secure = True
+        except HandshakeError as error:
+            logger.info("%s: TLS handshake error from %s: %s", self.name, remote, error)
+        finally:
+            if not is_secure:
+                accepted.close()
+                self._admission.leave(remote)
+        if not is_secure:
+            return
+        answer = partial(self.answer, common_name=common_name_of(secured)) if self._login is not None else self.answer
+        connection = HttpsConnection(TlsSocket(accepted, secured), remote, self._router, answer, self._limits)
+        self.connections.add(connection)
+        self._serve(connection)
 
     def _serve(self, connection: HttpConnection) -> None:
         try:
             connection.run()
+        except AssertionError as error:
+            logger.exception("%s: bug", self.name)
+            self._note_bug(error)
         finally:
             self.connections.discard(connection)
+            self._admission.leave(connection.remote)
+
+    def _note_bug(self, error: Exception) -> None:
+        """Tell of a broken invariant."""
+        if isinstance(error, AssertionError) and self._on_bug is not None:
+            self._on_bug(error)
 
     def _sweep(self) -> None:
         """Shut the connections that are past their deadline."""
@@ -67,26 +144,49 @@ class HttpServer:
                 if connection.deadline_s < now_s:
                     connection.shut()
 
-    def answer(self, request: Request, remote: str) -> Response:
-        """Return the response to a request, and log it."""
+    def answer(self, request: Request, remote: str, common_name: str = "") -> Response:
+        """Return the response to a request, and log it. common_name: of the client's certificate, or empty."""
+        if self._refusal is not None:
+            return self._refusal()
         started_ns = time.monotonic_ns()
         match = request.match
         response = match.answer
         if response is None:
             assert match.route is not None
-            response = self._handled(match.route, request)
+            response = self._handled(match.route, request, remote, common_name)
         if match.logged and logger.isEnabledFor(logging.INFO):
-            took = format_duration(time.monotonic_ns() - started_ns)
-            logger.info("%d %s %s (%s) %s", response.status, request.method, request.target, remote, took)
+            took_ns = time.monotonic_ns() - started_ns
+            logger.info(
+                "%d %s %s (%s) %s",
+                response.status,
+                request.method,
+                request.target,
+                remote,
+                format_duration(took_ns),
+                extra=fields(
+                    status=response.status, method=request.method, target=request.target, remote=remote, took_ns=took_ns
+                ),
+            )
         return response
 
-    def _handled(self, route: Route, request: Request) -> Response:
+    def _refused(self, route: Route, request: Request, remote: str, common_name: str) -> Response | None:
+        """Return the answer to who may not ask for this; None to who may."""
+        if self._login is None:
+            return None
+        tls = self._tls is not None
+        return self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+
+    def _handled(self, route: Route, request: Request, remote: str, common_name: str) -> Response:
         try:
-            response = route.handler(request)
+            response = self._refused(route, request, remote, common_name) or route.handler(request)
         except HttpError as error:
             response = error_response(error)
-        except Exception:
+        except LimitReached as error:
+            logger.warning("%s: %s", self.name, error)
+            response = error_response(HttpError(403, error.code))
+        except Exception as error:
             logger.exception("%s: the handler of %s failed", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))
+            self._note_bug(error)
         response.versioned = route.versioned
         return response

@@ -2,7 +2,8 @@
 
 It waits for the socket before each read, even when more is there already: so each connection gets its turn, and what
 one read brings bounds the work of a turn. All read into one buffer, which is free again before anything may switch. The
-answers of one read leave in one send, or in several where they are large.
+answers of one read leave in one send, or in several where they are large. Plain publishes are answered before they come
+here, by the compiled half.
 
 Whenever a connection waits for its peer it has a deadline, moved by progress; a sweep of the server's shuts the socket
 of those that are past it, which wakes the greenlet.
@@ -20,46 +21,55 @@ from typing import Any
 
 import gevent
 
+from pyqd.hot.buffers import note_change
+from pyqd.hot.httpfront import HttpFront, PlainPublisher
+from pyqd.services.giveway import give_way
+from pyqd.services.http_limits import BODY_BYTES_PER_S, DEFAULT_LIMITS, HttpLimits
 from pyqd.services.http_messages import TEXT, Request, Response, render
 from pyqd.services.http_reader import RequestReader, State
 from pyqd.services.http_router import Router
 
-READ_EVENT = 1
 WRITE_EVENT = 2
-READ_BYTES = 64 * 1024
 SENT_AT_ONCE_BYTES = 256 * 1024
 LINGER_BYTES_MAX = 16 * 1024 * 1024
 
-IDLE_S = 300.0
-HEADERS_S = 30.0
-BODY_S = 60.0
-SEND_S = 60.0
 LINGER_S = 5.0
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
 
-_buffer = memoryview(bytearray(READ_BYTES))
-
 logger = logging.getLogger(__name__)
 
 
-class HttpConnection:
-    """One connection. answer: returns the response to a request; may switch. remote: the peer's address as text."""
+class HttpConnection(HttpFront):
+    """One connection.
 
-    # How long to wait for the peer, by State.
-    wait_s: tuple[float, ...] = (IDLE_S, HEADERS_S, BODY_S, SEND_S, SEND_S)
+    answer: returns the response to a request; may switch. remote: the peer's address as text. publisher: takes the
+    plain publishes; None where all requests are answered by routes.
+    """
 
     def __init__(
-        self, connection: socket.socket, remote: str, router: Router, answer: Callable[[Request, str], Response]
+        self,
+        connection: socket.socket,
+        remote: str,
+        router: Router,
+        answer: Callable[[Request, str], Response],
+        publisher: PlainPublisher | None = None,
+        limits: HttpLimits = DEFAULT_LIMITS,
     ) -> None:
-        self.deadline_s = time.monotonic() + self.wait_s[State.IDLE]
+        super().__init__(connection.fileno(), gevent.get_hub(), publisher)
+        # By State.
+        self.wait_s = (limits.idle_s, limits.header_s, limits.body_s, limits.write_s, limits.write_s)
+        self.idle_s = limits.idle_s
+        self.gone = False
+        self.buffer_bytes = 0
+        self.deadline_s = time.monotonic() + self.idle_s
         self.remote = remote
         self._socket = connection
-        self._reader = RequestReader(router)
+        self._reader = RequestReader(router, limits.header_bytes_max)
+        self._body_since_s = 0.0
         self._answer = answer
         self._hub = gevent.get_hub()
-        self._readable: Any = self._hub.loop.io(connection.fileno(), READ_EVENT)
         self._writable: Any = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -76,31 +86,53 @@ class HttpConnection:
         finally:
             self._close()
 
+    def close_because(self, reason: str) -> None:
+        """Close the connection at once."""
+        logger.warning("HTTP: closing %s - %s", self.remote, reason)
+        self.shut()
+
     def shut(self) -> None:
         """Make the greenlet end, whatever it waits for."""
+        self.gone = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _close(self) -> None:
-        for watcher in (self._readable, self._writable):
-            if watcher is not None:
-                watcher.close()
-        self._readable = self._writable = None
+        self.close_front()
+        if self._writable is not None:
+            self._writable.close()
+            self._writable = None
         self._reader.release()
+        self._note_buffers(0)
         self._socket.close()
+
+    def _note_buffers(self, size_bytes: int) -> None:
+        """Count what is half received or not sent yet."""
+        if size_bytes != self.buffer_bytes:
+            note_change(size_bytes - self.buffer_bytes)
+            self.buffer_bytes = size_bytes
 
     def _serve_once(self) -> bool:
         """Read once, and answer what is whole. Returns: whether the connection goes on."""
-        count = self._wait_read()
-        if count == 0:
-            return False
         reader = self._reader
         before = reader.state
-        reader.feed(_buffer[:count])
+        data = self.next_bytes(before == State.IDLE)
+        if data is None:
+            self._send()
+            return True
+        if not data:
+            return False
+        reader.feed(data)
         state = reader.state
         # A slow header does not get more time by each of its bytes.
         if state != State.HEADERS or before != State.HEADERS or reader.ready:
             self.deadline_s = time.monotonic() + self.wait_s[state]
+        if state == State.BODY:
+            if before != State.BODY or reader.ready:
+                self._body_since_s = time.monotonic()
+            longest_s = self.wait_s[State.BODY] + reader.body_bytes / BODY_BYTES_PER_S
+            self.deadline_s = min(self.deadline_s, self._body_since_s + longest_s)
+        self._note_buffers(reader.held_bytes)
         goes_on = self._answer_ready()
         if goes_on and state >= State.CUT_SHORT:
             goes_on = self._refuse()
@@ -123,7 +155,7 @@ class HttpConnection:
                 return False
             if self._unsent_bytes > SENT_AT_ONCE_BYTES:
                 self._send()
-                gevent.sleep(0)
+                give_way()
         return True
 
     def _refuse(self) -> bool:
@@ -152,18 +184,13 @@ class HttpConnection:
             )
         )
 
+    def queue_answers(self, data: bytes) -> None:
+        """Queue what the socket did not take of the answers to plain publishes."""
+        self._put(data)
+
     def _put(self, data: bytes) -> None:
         self._unsent.append(data)
         self._unsent_bytes += len(data)
-
-    def _wait_read(self) -> int:
-        """Read into the shared buffer. Returns: how many bytes, 0 at the end. Switches: yes, before reading."""
-        while True:
-            self._hub.wait(self._readable)
-            try:
-                return self._socket.recv_into(_buffer)
-            except BlockingIOError:
-                continue
 
     def _send(self) -> None:
         """Send what is to be sent. Switches: where the socket is full."""
@@ -176,8 +203,10 @@ class HttpConnection:
             with contextlib.suppress(BlockingIOError):
                 data = data[self._socket.send(data) :]
             if not data:
+                self._note_buffers(self._reader.held_bytes)
                 return
-            self.deadline_s = max(self.deadline_s, time.monotonic() + SEND_S)
+            self._note_buffers(self._reader.held_bytes + len(data))
+            self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[State.CUT_SHORT])
             if self._writable is None:
                 self._writable = self._hub.loop.io(self._socket.fileno(), WRITE_EVENT)
             self._hub.wait(self._writable)
@@ -189,7 +218,7 @@ class HttpConnection:
             self._socket.shutdown(socket.SHUT_WR)
         left_bytes = LINGER_BYTES_MAX
         while left_bytes > 0:
-            count = self._wait_read()
-            if count == 0:
+            data = self.next_bytes(False)
+            if not data:
                 return
-            left_bytes -= count
+            left_bytes -= len(data)

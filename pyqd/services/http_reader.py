@@ -13,7 +13,7 @@ A body is limited while it arrives: at the headers the route is known and with i
 dropped and not held. A short rest is read to its end, so that the connection can go on; behind a long one it is cut.
 
 Invariants: 1. a request holds at most its route's limit of body. 2. What a request costs beside its body is bounded by
-HEADER_BYTES_MAX and a multiple of the body's bytes, for the chunks' headers.
+the limit on headers and a multiple of the body's bytes, for the chunks' headers.
 """
 
 import enum
@@ -21,10 +21,10 @@ from typing import Any
 
 import httptools
 
+from pyqd.services.http_limits import DEFAULT_LIMITS
 from pyqd.services.http_messages import Request
 from pyqd.services.http_router import Router
 
-HEADER_BYTES_MAX = 64 * 1024
 CHUNK_HEADER_BYTES_MAX = 16
 DROPPED_BYTES_MAX = 256 * 1024
 VERSIONS = ("1.0", "1.1")
@@ -42,9 +42,10 @@ class State(enum.IntEnum):
 
 
 class RequestReader:
-    """The requests of one connection. Its methods `on_...` are the parser's."""
+    """The requests of one connection. Its methods `on_...` are the parser's. header_bytes_max: of one request."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, header_bytes_max: int = DEFAULT_LIMITS.header_bytes_max) -> None:
+        self._header_bytes_max = header_bytes_max
         self.state = State.IDLE
         self.ready: list[Request] = []
         self.wants_continue = False
@@ -61,6 +62,7 @@ class RequestReader:
         self._request: Request | None = None
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
         self._limit_bytes = 0
         self._body: bytes | bytearray = b""
         self._dropped_bytes = 0
@@ -71,16 +73,28 @@ class RequestReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # The whole request came before it. Another protocol is not spoken: it is answered, and that is all.
-            self.ready[-1].keep_alive = False
+            # Another protocol is not spoken: the request is answered, and that is all. One that was refused or cut
+            # while it came is not among those that are ready, and ends the connection in any case.
+            if self.state == State.IDLE:
+                self.ready[-1].keep_alive = False
         except httptools.HttpParserCallbackError:
             raise
         except httptools.HttpParserError:
             self._fail(400)
         # An upper bound, as one feed may hold the end of one request and the start of another.
         self._overhead_bytes += len(data) - self._fed_body_bytes
-        if self._overhead_bytes > HEADER_BYTES_MAX + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
+        if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
             self._fail(431)
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body has come of the request that is arriving."""
+        return self._body_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the request takes that is arriving."""
+        return len(self._body)
 
     def release(self) -> None:
         """Let go of the parser, which holds this object."""
@@ -101,11 +115,18 @@ class RequestReader:
     def on_url(self, part: bytes) -> None:
         """Take the target, or a part of it."""
         self._target += part
+        self._count_header(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; those behind a chunked body are dropped."""
         if self._request is None:
             self._headers[name.lower()] = value
+        self._count_header(len(name) + len(value))
+
+    def _count_header(self, size_bytes: int) -> None:
+        self._header_bytes += size_bytes
+        if self._header_bytes > self._header_bytes_max:
+            self._fail(431)
 
     def on_headers_complete(self) -> None:
         """Find the route, and with it how much body is taken."""

@@ -29,6 +29,7 @@ class Route:
 
     handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
     rest is dropped as it comes. versioned: its answers name the version of the API. logged: its requests are logged.
+    right: what a login needs to grant, one of `rights.RIGHTS`; where there are logins, nobody gets to one without.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Route:
     body_limit: Callable[[], int] = no_body
     versioned: bool = True
     logged: bool = True
+    right: str = ""
 
 
 class Match(NamedTuple):

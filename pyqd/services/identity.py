@@ -16,14 +16,15 @@ def no_producers() -> Iterable[StatsDict]:
 class Identity:
     """What is known once the daemon listens.
 
-    start_ns: Unix time. tcp_port, http_port: the real ones, -1 for a unix socket, 0 where there is no listener.
-    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
+    start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 where there is no
+    listener. producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
     """
 
     hostname: str
     start_ns: int
     tcp_port: int = 0
     http_port: int = 0
+    https_port: int = 0
     producers: Callable[[], Iterable[StatsDict]] = no_producers
 
 

@@ -12,16 +12,22 @@ from collections.abc import Callable
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
+from pyqd.hot.bodies import Frames, frames_of_binary, frames_of_lines
 from pyqd.hot.clock import wall
+from pyqd.hot.guid import to_hex
+from pyqd.hot.httpfront import PlainPublisher
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.moments import parse_moment
-from pyqd.primitives.names import is_valid_name_str
-from pyqd.services.http_messages import HttpError, Request, Response, text_response
+from pyqd.services.http_messages import TEXT, HttpError, Request, Response, text_response
+from pyqd.services.http_names import topic_name
 from pyqd.services.http_query import Query
 from pyqd.services.http_router import Route
+from pyqd.services.rights import PUBLISH
 
 SIZE_BYTES = 4
+ID_HEADER = "X-NSQ-Message-Id"
+COUNT_HEADER = "X-NSQ-Message-Count"
 # The least that a message takes in a binary body: its size and one byte.
 MESSAGE_BYTES_MIN = SIZE_BYTES + 1
 
@@ -30,6 +36,17 @@ _UNIX_MS = re.compile("[0-9]{1,30}")
 _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 
 logger = logging.getLogger(__name__)
+
+
+def plain_publisher(broker: Broker) -> PlainPublisher:
+    """Return what takes the plain publishes of an HTTP server: those that need storing and no more."""
+
+    def find_topic(name: bytes) -> Topic | None:
+        topic = broker.topic_of.get(name.decode("ascii"))
+        waits = broker.options.sync_every == 1 and topic is not None and not topic.ephemeral
+        return None if waits else topic
+
+    return PlainPublisher(broker.options.max_msg_size, find_topic)
 
 
 class PublishRoutes:
@@ -42,8 +59,8 @@ class PublishRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False),
-            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False),
+            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH),
+            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH),
         ]
 
     def msg_size_max(self) -> int:
@@ -63,41 +80,35 @@ class PublishRoutes:
         query = request.query()
         topic = self.topic(query)
         now_ns = wall()
-        due_ns = 0
-        defer_text = query.get("defer")
-        due_text = query.get("due")
-        if defer_text is not None:
-            defer_ns = self.defer_ns(defer_text)
-            due_ns = now_ns + defer_ns if defer_ns else 0
-        if due_text is not None:
-            if defer_text is not None:
-                raise HttpError(400, "INVALID_DUE")
-            due_ns = self.due_ns(due_text, now_ns)
+        due_ns = self.due_asked(query, now_ns)
         try:
-            topic.publish_body(request.body, now_ns, due_ns)
+            guid = topic.publish_body(request.body, now_ns, due_ns)
             self.make_durable(topic)
         except StorageError as error:
             raise self.refused(error) from error
-        return text_response("OK")
+        return published(guid)
 
     def mpub(self, request: Request) -> Response:
-        """Accept the messages in the body, all or none."""
+        """Accept the messages in the body, all or none, perhaps deferred."""
         if request.content_length > self.body_size_max():
             raise HttpError(413, "BODY_TOO_BIG")
         query = request.query()
         topic = self.topic(query)
+        now_ns = wall()
+        due_ns = self.due_asked(query, now_ns)
         options = self.broker.options
         if is_binary(query.get("binary")):
-            bodies = binary_bodies(request, options.max_msg_size, options.max_body_size)
+            frames = binary_frames(request, options.max_msg_size, options.max_body_size)
         else:
-            bodies = text_bodies(request, options.max_msg_size)
-        if bodies:
-            try:
-                topic.publish_bodies(bodies, wall())
-                self.make_durable(topic)
-            except StorageError as error:
-                raise self.refused(error) from error
-        return text_response("OK")
+            frames = line_frames(request, options.max_msg_size)
+        if frames.count == 0:
+            return text_response("OK")
+        try:
+            guid = topic.publish_frames(frames, now_ns, due_ns)
+            self.make_durable(topic)
+        except StorageError as error:
+            raise self.refused(error) from error
+        return published(guid, frames.count)
 
     def make_durable(self, topic: Topic) -> None:
         """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
@@ -106,11 +117,7 @@ class PublishRoutes:
 
     def topic(self, query: Query) -> Topic:
         """Return the topic asked for, made if it is missing."""
-        name = query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name_str(name):
-            raise HttpError(400, "INVALID_TOPIC")
+        name = topic_name(query)
         try:
             topic = self.broker.topic(name)
         except StorageError as error:
@@ -119,6 +126,20 @@ class PublishRoutes:
         if topic.exiting:
             raise HttpError(503, "EXITING")
         return topic
+
+    def due_asked(self, query: Query, now_ns: int) -> int:
+        """Return the moment at which what is published is due; 0 for at once."""
+        defer_text = query.get("defer")
+        due_text = query.get("due")
+        due_ns = 0
+        if defer_text is not None:
+            defer_ns = self.defer_ns(defer_text)
+            due_ns = now_ns + defer_ns if defer_ns else 0
+        if due_text is not None:
+            if defer_text is not None:
+                raise HttpError(400, "INVALID_DUE")
+            due_ns = self.due_ns(due_text, now_ns)
+        return due_ns
 
     def defer_ns(self, text: str) -> int:
         """Return a delay, given in milliseconds."""
@@ -145,6 +166,14 @@ class PublishRoutes:
         return HttpError(503, "EXITING")
 
 
+def published(guid: int, count: int | None = None) -> Response:
+    """Return the answer that names what was accepted: a message, or the first of `count`."""
+    headers: tuple[tuple[str, str], ...] = ((ID_HEADER, to_hex(guid).decode("ascii")),)
+    if count is not None:
+        headers += ((COUNT_HEADER, str(count)),)
+    return Response(200, b"OK", TEXT, headers)
+
+
 def is_binary(value: str | None) -> bool:
     """Return whether the body is in the binary form. A value that is neither is taken as yes."""
     if value is None or value in ("false", "0"):
@@ -154,39 +183,38 @@ def is_binary(value: str | None) -> bool:
     return True
 
 
-def text_bodies(request: Request, msg_size_max: int) -> list[bytes]:
+def line_frames(request: Request, msg_size_max: int) -> Frames:
     """Return the lines of the body without the empty ones."""
-    lines = request.body.split(b"\n")
+    frames = None if request.body_too_big else frames_of_lines(request.body, msg_size_max)
+    if frames is not None:
+        return frames
     # The last line of a body that was cut off may be any length.
-    cut_off = lines.pop() if request.body_too_big else None
-    for line in lines:
-        if len(line) > msg_size_max:
-            raise HttpError(413, "MSG_TOO_BIG")
-    if cut_off is not None:
-        raise HttpError(413, "BODY_TOO_BIG")
-    return [line for line in lines if line]
+    lines = request.body.split(b"\n")
+    whole = lines[:-1] if request.body_too_big else lines
+    raise HttpError(413, "MSG_TOO_BIG" if any(len(line) > msg_size_max for line in whole) else "BODY_TOO_BIG")
 
 
-def binary_bodies(request: Request, msg_size_max: int, body_size_max: int) -> list[bytes]:
+def binary_frames(request: Request, msg_size_max: int, body_size_max: int) -> Frames:
     """Return the messages of a body of a count, then each one's size and bytes; what follows them is ignored."""
+    count_max = (body_size_max - SIZE_BYTES) // MESSAGE_BYTES_MIN
+    frames = frames_of_binary(request.body, msg_size_max, count_max)
+    if frames is not None:
+        return frames
+    raise HttpError(413, binary_fault(request, msg_size_max, count_max))
+
+
+def binary_fault(request: Request, msg_size_max: int, count_max: int) -> str:
+    """Return the code for what is wrong with a binary body; something is."""
     body = request.body
     if len(body) < SIZE_BYTES:
-        raise HttpError(413, "BAD_BODY")
+        return "BAD_BODY"
     (count,) = _int32.unpack_from(body)
-    if not 0 < count <= (body_size_max - SIZE_BYTES) // MESSAGE_BYTES_MIN:
-        raise HttpError(413, "BAD_BODY")
-    truncated = HttpError(413, "BODY_TOO_BIG" if request.body_too_big else "BAD_MESSAGE")
-    bodies = []
+    if not 0 < count <= count_max:
+        return "BAD_BODY"
     at = SIZE_BYTES
-    for _ in range(count):
-        start = at + SIZE_BYTES
-        if start > len(body):
-            raise truncated
+    while at + SIZE_BYTES <= len(body):
         (size,) = _int32.unpack_from(body, at)
         if not 0 < size <= msg_size_max:
-            raise HttpError(413, "BAD_MESSAGE")
-        at = start + size
-        if at > len(body):
-            raise truncated
-        bodies.append(body[start:at])
-    return bodies
+            return "BAD_MESSAGE"
+        at += SIZE_BYTES + size
+    return "BODY_TOO_BIG" if request.body_too_big else "BAD_MESSAGE"

@@ -9,19 +9,18 @@ Source: docs/http.md; spec of the HTTP API, "Topic and channel administration".
 import logging
 import re
 
-import gevent
-
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.topic import Topic
 from pyqd.hot.clock import wall
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.moments import parse_moment
-from pyqd.primitives.names import is_valid_name_str
+from pyqd.services.giveway import give_way
 from pyqd.services.http_messages import HttpError, Request, Response, json_response
+from pyqd.services.http_names import channel_asked, topic_and_channel_name, topic_asked, topic_name
 from pyqd.services.http_query import Query
 from pyqd.services.http_router import Handler, Route
+from pyqd.services.rights import ADMIN, CONSUME
 
 RANGE_BYTES = 1 << 20
 RANGE_BYTES_MAX = 4 << 20
@@ -41,17 +40,17 @@ class ReplayRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/topic/positions", refusing(self.positions)),
-            Route("GET", "/topic/log", refusing(self.log), logged=False),
-            Route("POST", "/topic/create", self.create_topic),
-            Route("POST", "/channel/create", refusing(self.create_channel)),
-            Route("POST", "/channel/seek", refusing(self.seek)),
+            Route("GET", "/topic/positions", refusing(self.positions), right=CONSUME),
+            Route("GET", "/topic/log", refusing(self.log), logged=False, right=CONSUME),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
+            Route("POST", "/channel/create", refusing(self.create_channel), right=ADMIN),
+            Route("POST", "/channel/seek", refusing(self.seek), right=CONSUME),
         ]
 
     def positions(self, request: Request) -> Response:
         """Tell what can be read of a topic, and the position at a time. Switches: yes."""
         query = request.query()
-        topic = self.topic(query)
+        topic = topic_asked(self.broker, query)
         time_text = query.get("time")
         place = None
         if time_text is not None:
@@ -59,12 +58,12 @@ class ReplayRoutes:
                 place = replay.Place(time_ns=parse_moment(time_text, wall()))
             except ValueError:
                 raise HttpError(400, "INVALID_TIME") from None
-        return json_response(replay.positions(topic, place, pause))
+        return json_response(replay.positions(topic, place, give_way))
 
     def log(self, request: Request) -> Response:
         """Return records of a topic as they lie in its log. Switches: yes, in large answers."""
         query = request.query()
-        topic = self.topic(query)
+        topic = topic_asked(self.broker, query)
         place = place_of(query, "from", "INVALID_FROM", replay.EARLIEST)
         stop = replay.POSITION_MAX
         stop_text = query.get("to")
@@ -79,7 +78,7 @@ class ReplayRoutes:
             if not _COUNT.fullmatch(bytes_text) or int(bytes_text) == 0:
                 raise HttpError(400, "INVALID_MAX_BYTES")
             bytes_max = min(int(bytes_text), RANGE_BYTES_MAX)
-        found = replay.read_range(topic, place, stop, bytes_max, pause)
+        found = replay.read_range(topic, place, stop, bytes_max, give_way)
         headers = (
             ("X-Pyqd-Format", str(replay.FORMAT)),
             ("X-Pyqd-Node", self.broker.node_name),
@@ -92,11 +91,7 @@ class ReplayRoutes:
 
     def create_topic(self, request: Request) -> Response:
         """Make a topic, if it is missing."""
-        name = request.query().get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name_str(name):
-            raise HttpError(400, "INVALID_TOPIC")
+        name = topic_name(request.query())
         try:
             self.broker.topic(name)
         except StorageError as error:
@@ -106,11 +101,11 @@ class ReplayRoutes:
     def create_channel(self, request: Request) -> Response:
         """Make a channel, if it is missing; beginning at a place of the log where one is given. Switches: yes."""
         query = request.query()
-        topic, name = self.topic_and_channel(query)
+        topic, name = topic_and_channel_name(self.broker, query)
         place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
         if place is not None and name not in topic.channel_of:
             # Before there is a channel: it is not made where the place is refused.
-            replay.find(topic, place, pause)
+            replay.find(topic, place, give_way)
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         created = name not in topic.channel_of
@@ -120,7 +115,7 @@ class ReplayRoutes:
                 return Response(200)
             if not created:
                 return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = replay.move(topic, channel, place, pause)
+            moved = replay.move(topic, channel, place, give_way)
         except StorageError as error:
             raise self.failed(error) from error
         shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
@@ -129,61 +124,28 @@ class ReplayRoutes:
     def seek(self, request: Request) -> Response:
         """Move a channel, or tell what that would do. Switches: yes."""
         query = request.query()
-        topic, name = self.topic_and_channel(query)
-        channel = topic.channel_of.get(name)
-        if channel is None:
-            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        channel = channel_asked(self.broker, query)
         if query.get("to") is None:
             raise HttpError(400, "MISSING_ARG_TO")
         place = place_of(query, "to", "INVALID_TO")
         dry_run = query.get("dry_run")
         if dry_run not in (None, "true", "1", "false", "0"):
             raise HttpError(400, "INVALID_DRY_RUN")
-        return json_response(self.moved(topic, channel, place, dry_run in ("true", "1")))
+        return json_response(self.moved(channel, place, dry_run in ("true", "1")))
 
-    def moved(self, topic: Topic, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
+    def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
         """Move a channel unless it is a dry run. Returns: what that means."""
         try:
             if dry_run:
-                return {**replay.preview(topic, channel, place, pause), "dry_run": True}
-            return {**replay.move(topic, channel, place, pause), "dry_run": False}
+                return {**replay.preview(channel.topic, channel, place, give_way), "dry_run": True}
+            return {**replay.move(channel.topic, channel, place, give_way), "dry_run": False}
         except StorageError as error:
             raise self.failed(error) from error
-
-    def topic(self, query: Query, code: str = "INVALID_TOPIC") -> Topic:
-        """Return the topic asked for."""
-        name = query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name_str(name):
-            raise HttpError(400, code)
-        topic = self.broker.topic_of.get(name)
-        if topic is None or topic.exiting:
-            raise HttpError(404, "TOPIC_NOT_FOUND")
-        return topic
-
-    def topic_and_channel(self, query: Query) -> tuple[Topic, str]:
-        """Return the topic asked for and the name of the channel, which may not exist."""
-        topic_name, name = query.get("topic"), query.get("channel")
-        if topic_name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name_str(topic_name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_CHANNEL")
-        if not is_valid_name_str(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
-        return self.topic(query), name
 
     def failed(self, error: StorageError) -> HttpError:
         """Note what the disk refused. Returns: what the client is told."""
         logger.error("HTTP: %s", error)
         return HttpError(500, "INTERNAL_ERROR")
-
-
-def pause() -> None:
-    """Let others have their turn. Switches: yes."""
-    gevent.sleep(0)
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:

@@ -2,30 +2,29 @@
 
 import time
 
-import gevent
-
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import (
     Selection,
     StatsDict,
     head_stats,
-    memory_stats,
     shown_producers,
     topic_stats,
     topics_shown,
 )
 from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.primitives.memory import memory_stats
+from pyqd.services.giveway import give_way
 from pyqd.services.http_messages import JSON, Request, Response, json_response, text_response, to_json
 from pyqd.services.http_query import Query
 from pyqd.services.http_router import Route
 from pyqd.services.identity import Identity
+from pyqd.services.rights import OPEN, STATUS
 from pyqd.services.stats_text import stats_text
 
 SECOND_NS = 1_000_000_000
 # Of thousands of topics so many are looked at before other connections get a turn.
-TOPICS_PER_TURN = 64
-
-DEFLATE_LEVEL_MAX = 6
+TOPICS_PER_TURN = 16
+DAMAGE_HEADER = "X-Pyqd-Damage"
 
 
 class StatusRoutes:
@@ -38,15 +37,19 @@ class StatusRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/ping", self.ping, versioned=False),
-            Route("GET", "/info", self.info),
-            Route("GET", "/stats", self.stats),
+            Route("GET", "/ping", self.ping, versioned=False, right=OPEN),
+            Route("GET", "/info", self.info, right=STATUS),
+            Route("GET", "/stats", self.stats, right=STATUS),
         ]
 
     def ping(self, _request: Request) -> Response:
-        """Say whether the last write succeeded."""
+        """Say whether the last write succeeded; and in a header how much was found damaged, which is no failure."""
         health = self.broker.health()
-        return text_response(health, 200 if health == "OK" else 500)
+        response = text_response(health, 200 if health == "OK" else 500)
+        damage_count = self.broker.damage.found_count
+        if damage_count:
+            response.headers = ((DAMAGE_HEADER, str(damage_count)),)
+        return response
 
     def info(self, _request: Request) -> Response:
         """Say who and where the daemon is, and what clients may ask for."""
@@ -63,9 +66,9 @@ class StatusRoutes:
                 "max_heartbeat_interval": options.max_heartbeat_interval_ns,
                 "max_output_buffer_size": options.max_output_buffer_size,
                 "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
-                "max_deflate_level": DEFLATE_LEVEL_MAX,
-                "topology_zone": "",
-                "topology_region": "",
+                "max_deflate_level": options.max_deflate_level,
+                "topology_zone": options.topology_zone,
+                "topology_region": options.topology_region,
             }
         )
 
@@ -96,7 +99,7 @@ class StatusRoutes:
                 if stats is not None:
                     found.append(stats)
             if index % TOPICS_PER_TURN == 0:
-                gevent.sleep(0)
+                give_way()
         return found
 
 
@@ -124,7 +127,7 @@ def stats_json(
         parts.append(b"[")
         for start in range(0, len(topics), TOPICS_PER_TURN):
             if start:
-                gevent.sleep(0)
+                give_way()
                 parts.append(b",")
             parts.append(to_json(topics[start : start + TOPICS_PER_TURN])[1:-1])
         parts.append(b"]")

@@ -9,10 +9,11 @@ import re
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
-from pyqd.primitives.names import is_valid_name_str
 from pyqd.services.http_messages import HttpError, Request, Response, json_response
+from pyqd.services.http_names import topic_asked
 from pyqd.services.http_query import Query
 from pyqd.services.http_router import Route
+from pyqd.services.rights import ADMIN, STATUS
 
 FLAG = "default"
 
@@ -30,20 +31,20 @@ class TopicRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/topic/retention", self.retention),
-            Route("POST", "/topic/retention", self.set_retention),
-            Route("GET", "/topic/quota", self.quota),
-            Route("POST", "/topic/quota", self.set_quota),
+            Route("GET", "/topic/retention", self.retention, right=STATUS),
+            Route("POST", "/topic/retention", self.set_retention, right=ADMIN),
+            Route("GET", "/topic/quota", self.quota, right=STATUS),
+            Route("POST", "/topic/quota", self.set_quota, right=ADMIN),
         ]
 
     def retention(self, request: Request) -> Response:
         """Tell what finished messages a topic keeps."""
-        return retention_of(self.topic(request.query()))
+        return retention_of(topic_asked(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
         """Change what finished messages a topic keeps, from now on and over restarts."""
         query = request.query()
-        topic = self.topic(query)
+        topic = topic_asked(self.broker, query)
         limits: dict[str, int | None] = {}
         if query.get("bytes") is not None:
             limits["retention_bytes"] = bytes_of(query, "INVALID_BYTES")
@@ -57,29 +58,17 @@ class TopicRoutes:
 
     def quota(self, request: Request) -> Response:
         """Tell what a topic may take of the disk, and what it takes."""
-        return quota_of(self.topic(request.query()))
+        return quota_of(topic_asked(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:
         """Change what a topic may take of the disk, from now on and over restarts."""
         query = request.query()
-        topic = self.topic(query)
+        topic = topic_asked(self.broker, query)
         if query.get("bytes") is None:
             raise HttpError(400, "MISSING_ARG_BYTES")
         topic.space.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
         logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.space.bytes_max)
         return quota_of(topic)
-
-    def topic(self, query: Query) -> Topic:
-        """Return the topic asked for."""
-        name = query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
-        if not is_valid_name_str(name):
-            raise HttpError(400, "INVALID_TOPIC")
-        topic = self.broker.topic_of.get(name)
-        if topic is None or topic.exiting:
-            raise HttpError(404, "TOPIC_NOT_FOUND")
-        return topic
 
 
 def bytes_of(query: Query, code: str) -> int | None:

@@ -18,6 +18,7 @@ Source: docs/storage.md, "Durability on power loss"; msync(2).
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -34,10 +35,13 @@ from pyqd.hot.mapping import Mapping
 from pyqd.hot.parked import Parked
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import StorageError
+from pyqd.services.giveway import give_way
 
 # Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
 DIRTY_TOPICS_PER_JOB = 64
 TOPICS_PER_TURN = 256
+# Each msync waits for the disk's cache to be flushed; from here on, one flush for the whole file system is cheaper.
+RANGES_MANY = 128
 # Between two looks at how much has been appended.
 COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
@@ -82,15 +86,18 @@ class SyncedLog(NamedTuple):
 
 
 class Job:
-    """Some topics' dirty bytes, gathered on the loop and written in a thread."""
+    """Some topics' dirty bytes, gathered on the loop and written in a thread. root: of the data directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self.root = root
         self.marks: list[tuple[str, Mark]] = []
         self.directories: list[str] = []
         self.ranges: list[Range] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
         self.parked: list[SyncedParked] = []
+        self.topics: list[Topic] = []
+        self.took_s = 0.0
 
     def add(self, topic: Topic, mark: Mark, fresh: bool) -> None:
         """Gather what of a topic is dirty. fresh: its names may not be durable yet either."""
@@ -100,6 +107,7 @@ class Job:
             assert topic.directory is not None
             self.directories += [topic.directory, os.path.join(topic.directory, LOG_DIRECTORY)]
         self.add_log(topic.log)
+        self.topics.append(topic)
         channels = [channel for channel in topic.channel_of.values() if channel.directory is not None]
         for channel in channels:
             self.add_parked(channel, with_ledgers=True)
@@ -134,6 +142,13 @@ class Job:
 
     def run(self, files: Files) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        started_s = time.perf_counter()
+        if len(self.ranges) < RANGES_MANY or not files.sync_file_system(self.root):
+            self.run_singly(files)
+        self.took_s = time.perf_counter() - started_s
+
+    def run_singly(self, files: Files) -> None:
+        """Write each range and directory by itself."""
         for mapping, start_bytes, length_bytes in self.ranges:
             files.sync(mapping, start_bytes, length_bytes)
         for directory in dict.fromkeys(self.directories):
@@ -154,6 +169,16 @@ class Job:
             if channel.parked is parked and not channel.exiting:
                 channel.note_settled(settled)
                 channel.settle(end)
+        for topic in self.topics:
+            topic.settle_burials()
+
+
+def go_on() -> None:
+    """Let nobody else have a turn."""
+
+
+def not_timed(_took_s: float) -> None:
+    """Do nothing with the time that a sync took."""
 
 
 def mark_of(topic: Topic) -> Mark:
@@ -174,11 +199,13 @@ class Syncer:
     """Makes the broker's data durable while it runs.
 
     in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
+    on_timed: is told how many seconds each job took.
     """
 
     def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._broker = broker
         broker.parks_durably = True
+        self.on_timed: Callable[[float], None] = not_timed
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
         self._wanted = Event()
@@ -194,7 +221,7 @@ class Syncer:
                 for log, (_, end) in zip(logs, dirty, strict=True):
                     log.mark_synced([], end)
                 self._synced[topic.name] = mark_of(topic)
-        self._appended_count = self.appended_count()
+        self._appended_count = self._broker.accepted_count()
         self._greenlet = gevent.spawn(self._run)
 
     def stop(self) -> None:
@@ -205,12 +232,8 @@ class Syncer:
 
     def note(self) -> None:
         """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics)."""
-        if self.appended_count() - self._appended_count >= self._broker.options.sync_every:
+        if self._broker.accepted_count() - self._appended_count >= self._broker.options.sync_every:
             self._wanted.set()
-
-    def appended_count(self) -> int:
-        """Return a number that grows by one with each message appended; it falls when a topic is deleted."""
-        return sum([topic.log.end for topic in self._broker.topic_of.values()])
 
     def _run(self) -> None:
         while True:
@@ -224,20 +247,20 @@ class Syncer:
 
     def sync_dirty(self) -> bool:
         """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
-        self._appended_count = self.appended_count()
-        return self._do_all(self._jobs(pause=gevent.sleep), self._in_thread)
+        self._appended_count = self._broker.accepted_count()
+        return self._do_all(self._jobs(pause=give_way), self._in_thread)
 
     def sync_all(self) -> bool:
         """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
         # The second time for the bits of what was parked: they are set when it is on stable storage.
-        return all(self._do_all(self._jobs(pause=lambda _seconds: None), run_here) for _ in range(2))
+        return all(self._do_all(self._jobs(pause=go_on), run_here) for _ in range(2))
 
-    def _jobs(self, pause: Callable[[float], None]) -> Iterable[Job]:
+    def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
         """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""
         topic_of = self._broker.topic_of
         for name in self._synced.keys() - topic_of.keys():
             del self._synced[name]
-        job = Job()
+        job = Job(self._broker.root)
         for index, topic in enumerate(list(topic_of.values()), 1):
             if topic.directory is not None and topic_of.get(topic.name) is topic:
                 mark = mark_of(topic)
@@ -249,9 +272,9 @@ class Syncer:
                     job.add(topic, mark, fresh)
             if len(job.marks) == DIRTY_TOPICS_PER_JOB:
                 yield job
-                job = Job()
+                job = Job(self._broker.root)
             if index % TOPICS_PER_TURN == 0:
-                pause(0)
+                pause()
         if job.marks:
             yield job
 
@@ -271,6 +294,7 @@ class Syncer:
             self._broker.note_failed_sync(error)
             return False
         job.note()
+        self.on_timed(job.took_s)
         self._synced.update(job.marks)
         return True
 

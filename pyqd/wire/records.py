@@ -12,7 +12,6 @@ from pyqd.hot import crc32c
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48
 ALIGN_BYTES: Final = 8
-ORDINAL_BITS: Final = 48
 
 LOST: Final = 1
 

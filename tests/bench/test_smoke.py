@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: str(workload.name))
 def test_a_workload_loses_nothing_and_doubles_nothing(workload: Workload, target: Target) -> None:
+    if target.name == "sink" and workload.upgrade:
+        pytest.skip("the sink upgrades nothing")
     small = workload.scaled(SCALE)
     result = runner.run_once(small, target, SETTING)
     assert result.problem == ""
@@ -116,6 +119,39 @@ def test_an_error_frame_is_the_problem_of_its_run(request: pytest.FixtureRequest
     flags = ("-max-msg-size=100",)
     result = runner.run_once(find("pub").scaled(SCALE), broker(request, name), Setting(flags=flags))
     assert "E_BAD_MESSAGE PUB message too big 200 > 100" in result.problem
+
+
+def test_a_refused_request_is_the_problem_of_its_run(request: pytest.FixtureRequest) -> None:
+    flags = ("-max-msg-size=100",)
+    result = runner.run_once(find("http-pub").scaled(SCALE), broker(request, "pyqd"), Setting(flags=flags))
+    assert "refused: HTTP/1.1 413" in result.problem
+
+
+def test_an_upgrade_that_is_not_granted_is_the_problem_of_its_run(request: pytest.FixtureRequest) -> None:
+    flags = ("-snappy=false",)
+    result = runner.run_once(find("consume-snappy").scaled(SCALE), broker(request, "pyqd"), Setting(flags=flags))
+    assert result.problem.startswith("HandshakeError: snappy was not granted")
+
+
+@pytest.mark.parametrize("name", ["http-pub", "http-mpub", "http-mpub-lines"])
+def test_what_is_published_over_http_are_messages_of_the_size_that_was_asked_for(
+    request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, object]] = []
+    publish = runner.KINDS["http_publish"]
+
+    def look(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+        result = publish(workload, target, server, setting)
+        host, port = server.http_address
+        with urllib.request.urlopen(f"http://{host}:{port}/stats?format=json", timeout=10) as reply:
+            seen.extend(json.load(reply)["topics"])
+        return result
+
+    monkeypatch.setitem(runner.KINDS, "http_publish", look)
+    small = find(name).scaled(SCALE)
+    assert runner.run_once(small, broker(request, "pyqd"), SETTING).problem == ""
+    [topic] = seen
+    assert (topic["message_count"], topic["message_bytes"]) == (small.messages, small.messages * small.body_bytes)
 
 
 def test_an_unknown_target_is_refused() -> None:

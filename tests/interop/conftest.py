@@ -46,9 +46,10 @@ class Clients:
         self.started.append(process)
         return process
 
-    def producer(self, library: str) -> ClientProcess:
-        """Start a producer and wait until it may publish."""
-        process = self._start(library, "producer")
+    def producer(self, library: str, **options: int | str) -> ClientProcess:
+        """Start a producer and wait until it may publish. ``options`` are as those of a consumer."""
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        process = self._start(library, "producer", *arguments)
         process.expect("connected")
         return process
 
@@ -59,7 +60,7 @@ class Clients:
         channel: str,
         *,
         events: "queue.Queue[Event] | None" = None,
-        **options: int,
+        **options: int | str,
     ) -> ClientProcess:
         """Start a consumer and wait until the daemon counts it, ready, among the channel's clients.
 

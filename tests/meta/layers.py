@@ -15,10 +15,40 @@ LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "
 
 HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable"),
-    "wire": ("frames", "scanner"),
+    "wire": ("bodies", "frames", "httpscan", "scanner"),
     "diskqueue": ("ledger", "log", "logreader", "mapping", "record", "segment"),
-    "broker": ("channel", "consumer", "feed", "parked", "replay", "schedule", "slots", "stragglers", "topic"),
-    "protocol": ("ioloop", "outbox", "pump"),
+    "broker": (
+        "amend",
+        "channel",
+        "consumer",
+        "cursor",
+        "feed",
+        "latency",
+        "limited",
+        "parked",
+        "peek",
+        "ratelimit",
+        "recovery",
+        "replay",
+        "schedule",
+        "slots",
+        "stragglers",
+        "topic",
+    ),
+    "protocol": (
+        "buffers",
+        "deflate",
+        "ioloop",
+        "limits",
+        "outbox",
+        "publisher",
+        "pump",
+        "snappy",
+        "sockets",
+        "tls",
+        "transport",
+    ),
+    "services": ("httpfront",),
 }
 LAYER_OF_HOT = {module: layer for layer, modules in HOT_MODULES.items() for module in modules}
 

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
+from pyqd.broker.exporter import Exporter
+from pyqd.broker.inspection import Inspection
+from pyqd.broker.stats import ALL, Selection, head_stats, topic_stats
+from pyqd.broker.survey import Survey
 from pyqd.diskqueue import files
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.clock import wall
+from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError, StorageError
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd
@@ -130,6 +137,87 @@ def test_a_bad_or_missing_ledger_means_everything_kept_comes_again(tmp_path, cap
     assert path.with_suffix(".bad").exists() == (content is not None)
 
 
+def test_a_missing_parked_ledger_means_all_that_is_parked_comes_again(tmp_path, caplog):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for number in range(3):
+        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS)
+    broker.close()
+    (tmp_path / "topics" / "t.topic" / "c.channel" / "parked.ledger").unlink()
+    (row,) = [row for row in Inspection(Survey(Files(), str(tmp_path)), verify=True).rows if row.channel == "c"]
+    assert row.parked == 3
+    assert broker_on(tmp_path).topic("t").channel("c").deferred_count == 3
+    assert "parked.ledger" in caplog.text
+
+
+def test_damage_is_counted_and_shown_and_health_stays_well(tmp_path):
+    filled(tmp_path)
+    change(segments(tmp_path)[0], 128 + 7 * RECORD_BYTES, b"\xff" * 2 * RECORD_BYTES)
+    segments(tmp_path)[2].unlink()
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    missing = sum(end - start for start, end in topic.log.holes)
+    head = head_stats(broker, 0)
+    assert (head["health"], head["damage"]) == ("OK", {"count": 1, "records_lost": missing, "bytes": 0})
+    assert len(taken(topic.channel("c"))) == COUNT - missing - 2
+    found = {"count": 2, "records_lost": missing + 2, "bytes": 2 * RECORD_BYTES}
+    assert head_stats(broker, 0)["damage"] == found
+    shown = topic_stats(topic, Selection(include_clients=False))
+    assert shown is not None
+    assert shown["damage"] == found
+    assert "damage" not in shown["channels"][0]
+    broker.topic("other")
+    assert "damage" not in (topic_stats(broker.topic("other"), ALL) or {})
+    topic.channel("c").close_consumers()
+    broker.delete_topic("t")
+    assert head_stats(broker, 0)["damage"] == found
+
+
+def test_damage_of_a_parked_log_is_shown_with_its_channel(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for number in range(5):
+        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS)
+    broker.close()
+    (path,) = (tmp_path / "topics" / "t.topic" / "c.channel" / "parked").iterdir()
+    change(path, 128 + 2 * RECORD_BYTES + 60, b"\xff" * 10)
+    topic = broker_on(tmp_path).topic("t")
+    assert topic.channel("c").deferred_count == 4
+    shown = topic_stats(topic, ALL)
+    assert shown is not None
+    assert "damage" not in shown
+    assert shown["channels"][0]["damage"] == {"count": 1, "records_lost": 1, "bytes": RECORD_BYTES}
+
+
+@pytest.mark.parametrize("place", ["queued", "held", "parked"])
+def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged(tmp_path, place):
+    root, target = tmp_path / "data", tmp_path / "exported"
+    root.mkdir()
+    broker = broker_on(root)
+    topic = broker.topic("t")
+    if place != "held":
+        topic.channel("c")
+    for number in range(9):
+        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS if place == "parked" else 0)
+    broker.close()
+    directory = root / "topics" / "t.topic"
+    (path,) = (directory / "c.channel" / "parked" if place == "parked" else directory / "log").iterdir()
+    change(path, 128 + 4 * RECORD_BYTES + 60, b"\xff" * 2 * RECORD_BYTES)
+    assert Inspection(Survey(Files(), str(root)), verify=True).problems
+    broker_on(root).close()
+    inspection = Inspection(Survey(Files(), str(root)), verify=True)
+    assert inspection.problems == []
+    assert inspection.kept_aside == inspection.as_dict()["kept_aside"]
+    assert len(inspection.kept_aside) == 1
+    assert f"kept aside: {inspection.kept_aside[0]}" in inspection.lines()
+    Exporter(Files(), str(root), str(target), wall()).run()
+    notes: list[str] = []
+    queue = NsqdQueue(NsqdDirectory(Files(), str(target)), "t" if place == "held" else "t:c", notes.append)
+    assert {message.body for message in queue.messages()} == {body_of(number, SIZE) for number in (0, 1, 2, 3, 7, 8)}
+
+
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096), b"\xff" * 4096])
 def test_a_bad_topic_state_is_made_anew(tmp_path, content):
     filled(tmp_path, finished=3)
@@ -208,10 +296,14 @@ def test_a_later_format_is_refused_by_name_and_nothing_is_touched(tmp_path, plac
 
 def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
     class NoReserve:
-        def posix_fallocate(self, *_arguments: Any) -> int:
-            return errno.EOPNOTSUPP
+        def fallocate(self, *_arguments: Any) -> int:
+            return -1
+
+    class Failed:
+        errno = errno.EOPNOTSUPP
 
     monkeypatch.setattr(files, "_libc", NoReserve())
+    monkeypatch.setattr(files, "_ffi", Failed())
     with pytest.raises(StorageError, match="cannot reserve blocks"):
         files.Files().new_mapped(str(tmp_path / "file"), 4096, False)
     assert os.listdir(tmp_path) == []
@@ -246,6 +338,10 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
         client = Client(daemon.tcp_address)
         client.sub("t", "c", rdy_count=2500)
         numbers = {int.from_bytes(message.body[:8], "little") for message in client.read_messages(COUNT - 1)}
+        client.close()
         assert numbers == set(range(COUNT)) - {7}
+        reply = daemon.http("GET", "/ping")
+        assert (reply.status, reply.body, reply.headers["x-pyqd-damage"]) == (200, b"OK", "1")
+        assert (daemon.topic("t") or {})["damage"]["records_lost"] == 1
     finally:
         daemon.stop()

@@ -133,6 +133,7 @@ def fill(path: Path) -> None:
     assert os.statvfs(path.parent).f_bfree == 0
 
 
+@pytest.mark.slow
 def test_messages_can_be_finished_while_others_fill_the_disk_to_the_last_byte(daemon: Daemon, disk: Path) -> None:
     end = publish_until_refused(daemon)
     fill(disk / "ballast")
@@ -152,9 +153,6 @@ def test_messages_can_be_finished_while_others_fill_the_disk_to_the_last_byte(da
     assert publish_until_refused(daemon, end) > end + 100
 
 
-@pytest.mark.xfail(
-    strict=False, reason="known defect: where every message is parked, a race may pass the floor of free space"
-)
 def test_deferred_messages_take_no_more_of_a_full_disk(daemon: Daemon, disk: Path) -> None:
     for number in range(COUNT_MAX):
         if daemon.http("POST", "/pub", body_of(number), topic=TOPIC, defer="600000").status != 200:

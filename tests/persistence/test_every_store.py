@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from pyqd.broker import amend
 from pyqd.hot.clock import mono, wall
 from pyqd.hot.record import span_bytes
+from pyqd.hot.stragglers import move_parked
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
 from tests.persistence.stepping import states_of
 from tests.persistence.views import views_in
@@ -132,6 +134,12 @@ def test_publishing_a_deferred_message(bench):
     assert_all_or_nothing(bench, lambda: bench.publish(due_ns=far()))
 
 
+def test_publishing_deferred_messages_together(bench):
+    bench.publish(due_ns=far())
+    bodies = [body_of(number, 20) for number in range(100, 103)]
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall(), far()))
+
+
 def test_publishing_the_first_deferred_message_of_a_channel(bench):
     bench.delete_channel("b")
     assert_all_or_nothing(bench, lambda: bench.publish(due_ns=far()))
@@ -172,6 +180,22 @@ def test_handing_out_a_deferred_message(bench):
     assert_all_or_nothing(bench, lambda: bench.take())
 
 
+@pytest.mark.parametrize("state", ["waiting", "in flight", "in the ring", "requeued"])
+def test_moving_a_parked_message_to_the_end_of_its_log(bench, state):
+    bench.take(5)
+    channel = bench.channels[0]
+    bench.publish(1, due_ns=far() if state == "waiting" else DUE)
+    bench.release()
+    if state in ("in flight", "requeued"):
+        (guid,) = bench.take()
+        if state == "requeued":
+            bench.requeue(guid, 0)()
+    while channel.parked.log.first is channel.parked.log.active:
+        bench.publish(1, 9000, due_ns=far())
+    assert_all_or_nothing(bench, lambda: move_parked(channel, 1))
+    assert channel.parked.ledger.floor > 0
+
+
 @pytest.mark.parametrize("order", [[0], [3], [1, 0], [4, 2, 1, 3, 0]])
 def test_finishing(bench, order):
     guids = bench.take(5)
@@ -206,6 +230,34 @@ def test_finishing_the_last_message_of_a_segment_and_trimming(bench):
 def test_requeueing(bench, delay):
     guids = bench.take(3)
     assert_all_or_nothing(bench, bench.requeue(guids[1], far_delay() if delay else 0))
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "durably"),
+    [
+        *[("queued", "cancel", False), ("returned", "cancel", False), ("deferred", "cancel", True)],
+        *[("queued", "put off", True), ("queued behind", "put off", False), ("deferred", "put off", True)],
+    ],
+)
+def test_changing_a_message_by_its_id(bench, state, change, durably):
+    channel = bench.channels[0]
+    channel.parks_durably = durably
+    if state != "queued":
+        bench.publish(2, due_ns=far())
+    position = 3
+    if state == "returned":
+        bench.requeue(bench.take(4)[3], 0)()
+    elif state == "deferred":
+        position = 6
+    guid = [guid for _, guid, *_ in bench.topic.log.records()][position]
+    later = far() + 2 * HOUR_NS
+    change_it = amend.cancel if change == "cancel" else amend.putting_off(bench.topic, later)
+
+    def amend_it() -> None:
+        (outcome,) = amend.amend(bench.topic, [channel], guid, change_it, lambda: None)
+        assert outcome.status == amend.DONE
+
+    assert_all_or_nothing(bench, amend_it)
 
 
 def test_requeueing_with_a_delay_again(bench):

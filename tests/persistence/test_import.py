@@ -291,27 +291,34 @@ class KilledFiles(Files):
         super().remove_tree(path)
 
 
-def test_an_import_killed_at_any_moment_is_completed_or_begun_anew(tmp_path):
-    killed_count = 0
-    while True:
-        path = tmp_path / str(killed_count)
+def changes_in_an_import(path):
+    """Import the example. Returns: how often it changed the file system."""
+    path.mkdir()
+    write_example(path)
+    files = KilledFiles(1 << 30)
+    importer_on(path, files).run()
+    return (1 << 30) - files.changes
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 15])
+def test_an_import_killed_at_any_moment_is_completed_or_begun_anew(tmp_path, every):
+    change_count = changes_in_an_import(tmp_path / "whole")
+    assert change_count > 50
+    for killed_at in range(0, change_count, every):
+        path = tmp_path / str(killed_at)
         path.mkdir()
         write_example(path)
         originals = {name: content for name, (_, content) in snapshot(path).items()}
-        try:
-            importer_on(path, KilledFiles(killed_count)).run()
-        except KeyboardInterrupt:
-            importer_on(path).run()
-        else:
-            break
+        with pytest.raises(KeyboardInterrupt):
+            importer_on(path, KilledFiles(killed_at)).run()
+        importer_on(path).run()
         assert {entry.name for entry in path.iterdir()} == {"imported-from-nsqd", "node.json", "topics"}
         kept = {name: content for name, (_, content) in snapshot(path / "imported-from-nsqd").items()}
         assert kept.pop("report.txt")
         assert kept == originals
         assert_example(path)
         shutil.rmtree(path)
-        killed_count += 1
-    assert killed_count > 50
 
 
 def error_of_import(path, files):

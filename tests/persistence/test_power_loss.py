@@ -9,8 +9,10 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.broker import amend
 from pyqd.broker.broker import Broker
 from pyqd.hot.clock import mono
+from pyqd.hot.stragglers import move_parked
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.syncer import Syncer, run_here
 from tests.support.power import PowerFiles
@@ -33,6 +35,7 @@ class World:
         self.broker.load()
         self.commit = GroupCommit(self.broker, self.in_background, gevent.get_hub().loop.run_callback)
         self.count = 0
+        self.moved_count = 0
         self.published: set[bytes] = set()
         self.acknowledged: set[bytes] = set()
         self.later: set[bytes] = set()
@@ -96,6 +99,25 @@ class World:
             else:
                 assert channel.requeue_message(self.consumers[name], guid, self.random.choice((0, HOUR_NS))) == 0
 
+    def compact(self) -> None:
+        """Move what is unfinished out of the oldest segments of the parked logs."""
+        for name in CHANNELS:
+            parked = self.channel(name).parked
+            if parked is not None and parked.log.first is not parked.log.active:
+                self.moved_count += move_parked(self.channel(name), self.random.randrange(1, 50))
+
+    def amend(self) -> None:
+        """Cancel some messages by their ids, and put some off."""
+        topic = self.broker.topic("t")
+        name = self.random.choice(CHANNELS)
+        kept = [(guid, body[:8]) for _, guid, *_, body in topic.log.records()]
+        for guid, body in self.random.sample(kept, min(len(kept), self.random.randrange(1, 20))):
+            cancelled = self.random.random() < 0.3
+            change = amend.cancel if cancelled else amend.putting_off(topic, time.time_ns() + HOUR_NS)
+            (outcome,) = amend.amend(topic, [self.channel(name)], guid, change, lambda: None)
+            if cancelled and outcome.status == amend.DONE:
+                self.finished[name].add(body)
+
     def run(self, operations: int) -> None:
         """Do random things, many at once."""
         for name in CHANNELS:
@@ -111,6 +133,10 @@ class World:
                 self.syncer.sync_dirty()
             elif choice < 0.95:
                 self.files.write_back()
+            elif choice < 0.97:
+                self.compact()
+            else:
+                self.amend()
             gevent.sleep(0)
 
 

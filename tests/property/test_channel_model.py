@@ -7,11 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyqd.hot.clock import mono, wall
+from pyqd.hot.stragglers import move_parked
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
@@ -54,7 +56,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @initialize(ahead=st.booleans())
     def begin(self, ahead):
-        self.files = FullFiles()
+        self.files = self.new_files()
         self.ahead = ahead
         self.count = 0
         self.sizes = {}
@@ -64,8 +66,14 @@ class ChannelMachine(RuleBasedStateMachine):
         self.published = 0
         self.open()
 
+    def new_files(self):
+        return FullFiles()
+
+    def broker_on_disk(self):
+        return broker_on(self.directory, self.files)
+
     def open(self):
-        self.broker = broker_on(self.directory, self.files)
+        self.broker = self.broker_on_disk()
         if not self.ahead:
             self.broker.in_background = lambda job, done: None
         self.topic = self.broker.topic("t")
@@ -109,17 +117,22 @@ class ChannelMachine(RuleBasedStateMachine):
             self.deliver(number, state)
         self.files.room = None
 
-    @rule(sizes=st.lists(SIZES, min_size=1, max_size=40), full=st.booleans())
-    def publish_batch(self, sizes, full):
+    @rule(
+        sizes=st.lists(SIZES, min_size=1, max_size=40),
+        state=st.sampled_from([QUEUED, QUEUED, FAR, DUE]),
+        full=st.booleans(),
+    )
+    def publish_batch(self, sizes, state, full):
         numbers = [self.new_number(size) for size in sizes]
+        due_ns = {QUEUED: 0, DUE: 1, FAR: wall() + HOUR_NS}[state]
         self.files.room = 0 if full else None
         try:
-            self.topic.publish_bodies([self.body(number) for number in numbers], wall())
+            self.topic.publish_bodies([self.body(number) for number in numbers], wall(), due_ns)
         except DiskFull:
             assert full
         else:
             for number in numbers:
-                self.deliver(number, QUEUED)
+                self.deliver(number, state)
         self.files.room = None
 
     @rule(name=st.sampled_from(NAMES))
@@ -234,6 +247,14 @@ class ChannelMachine(RuleBasedStateMachine):
     def run_wakes(self):
         self.broker.scheduler.run_wakes()
 
+    @rule(count=st.integers(1, 60))
+    def compact_parked(self, count):
+        """No message changes its state, wherever it is copied to."""
+        for name in self.model:
+            channel = self.topic.channel(name)
+            if channel.parked is not None and channel.parked.log.first is not channel.parked.log.active:
+                move_parked(channel, count)
+
     @rule(paused=st.booleans())
     def pause_topic(self, paused):
         self.topic.pause(paused)
@@ -285,8 +306,12 @@ class ChannelMachine(RuleBasedStateMachine):
                     self.answer_one(name, number, "finish", False)
             assert {message.state for message in self.model[name].values()} <= {FAR}
         self.agrees()
+        self.settle()
         self.broker.scheduler.run_wakes()
         assert self.topic.log.first is self.topic.log.active
+
+    def settle(self):
+        """Have the records finished of which there are parked copies: they are already."""
 
     @invariant()
     def agrees(self):
@@ -307,4 +332,12 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 TestChannelMachine = ChannelMachine.TestCase
-TestChannelMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestChannelMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+class LongChannelMachine(ChannelMachine):
+    """The same machine; its tests are a class of their own."""
+
+
+TestChannelMachineAtLength = pytest.mark.slow(LongChannelMachine.TestCase)
+TestChannelMachineAtLength.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

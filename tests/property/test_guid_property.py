@@ -43,6 +43,21 @@ def test_ids_agree_with_the_model_whatever_the_clock_does(node_id, last_id, cloc
 
 
 @settings(deadline=None)
+@given(node_ids, st.one_of(st.just(0), st.integers(0, 2**62)), clocks_ns, st.integers(1, 10_000))
+def test_the_ids_of_one_moment_follow_from_the_first(node_id, last_id, clock_ns, count):
+    factory = guid.GuidFactory(node_id)
+    factory.resume(last_id)
+    ids = [factory.next(clock_ns) for _ in range(count)]
+    assert ids == [guid.stepped(ids[0], step) for step in range(count)]
+    assert guid.stepped(ids[-1], 1 - count) == ids[0]
+    # The rule as the documentation gives it to clients.
+    first = ids[0]
+    for step in {0, 1, count // 2, count - 1}:
+        n = (first & 0xFFF) + step
+        assert guid.stepped(first, step) == (first & ~0xFFF) + (n >> 12 << 22) + (n & 0xFFF)
+
+
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_hex_agrees_with_python_and_reads_back(value):
     text = guid.to_hex(value)

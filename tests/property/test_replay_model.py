@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -133,4 +134,12 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestReplay.settings = settings(deadline=None, max_examples=15, stateful_step_count=30)
+
+
+class LongReplayMachine(ReplayMachine):
+    """The same machine; its tests are a class of their own."""
+
+
+TestReplayAtLength = pytest.mark.slow(LongReplayMachine.TestCase)
+TestReplayAtLength.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)

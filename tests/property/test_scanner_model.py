@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyqd.hot.scanner import check_batch, digits_value, name_is_valid, split_line
 from pyqd.primitives.names import is_valid_name
 
-COMMANDS = ["FIN", "PUB", "MPUB", "DPUB", "RDY", "REQ", "TOUCH", "NOP", "SUB", "IDENTIFY", "AUTH", "CLS"]
+COMMANDS = ["FIN", "PUB", "MPUB", "DPUB", "DMPUB", "RDY", "REQ", "TOUCH", "NOP", "SUB", "IDENTIFY", "AUTH", "CLS"]
 TOKENS = st.one_of(
     st.sampled_from([name.encode() for name in COMMANDS]),
     st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"").replace(b" ", b"")),
@@ -58,6 +58,15 @@ def test_a_batch_is_walked_the_same_in_any_chunks(bodies, cuts, behind):
     assert check_batch(split_at(data + behind, cuts), 40, 12) == (READY, len(bodies), len(data), words)
     assert check_batch([bytes([byte]) for byte in data], 40, 12) == (READY, len(bodies), len(data), words)
     assert check_batch(split_at(data[:-1], cuts), 40, 12)[0] == NEED_MORE
+
+
+@given(BODIES, st.integers(1, 12), st.lists(st.integers(0, 800), max_size=8))
+def test_what_stands_before_each_size_is_walked_over(bodies, lead_bytes, cuts):
+    lead = b"\xff" * lead_bytes
+    data = struct.pack(">i", len(bodies)) + b"".join(lead + struct.pack(">i", len(body)) + body for body in bodies)
+    words = sum((len(body) + 7) // 8 for body in bodies)
+    assert check_batch(split_at(data, cuts), 40, 12, lead_bytes) == (READY, len(bodies), len(data), words)
+    assert check_batch(split_at(data[:-1], cuts), 40, 12, lead_bytes)[0] == NEED_MORE
 
 
 @given(BODIES, st.data())

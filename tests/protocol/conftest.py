@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.certificates import Certificates
 from tests.support.nsq import MAGIC, Client
 from tests.support.server import Daemon, Implementation, nsqd, pyqd
 
@@ -100,6 +101,21 @@ def own_server(implementation: Implementation, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority, and what it signed for a server and a client."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def upgrading_server(
+    implementation: Implementation, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Daemon]:
+    """A server with TLS, HTTPS, snappy and deflate."""
+    flags = (*certificates.server_flags(), "-https-address=127.0.0.1:0")
+    yield from _run(implementation, tmp_path_factory, flags)
+
+
+@pytest.fixture(scope="session")
 def early_topics(server: Daemon) -> EarlyTopics:
     return EarlyTopics(server)
 
@@ -111,7 +127,11 @@ def narrow_early_topics(narrow_server: Daemon) -> EarlyTopics:
 
 @pytest.fixture(autouse=True)
 def _the_servers_stay_well(request: pytest.FixtureRequest) -> Iterator[None]:
-    daemons = [request.getfixturevalue(name) for name in ("server", "narrow_server") if name in request.fixturenames]
+    daemons = [
+        request.getfixturevalue(name)
+        for name in ("server", "narrow_server", "upgrading_server")
+        if name in request.fixturenames
+    ]
     if "server" in request.fixturenames:
         request.getfixturevalue("early_topics")
     yield

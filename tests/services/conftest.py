@@ -30,7 +30,7 @@ class HttpApp:
         self.log_path = directory / "log"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPOSITORY)])}
         if wait_s is not None:
-            environment["WAIT_S"] = str(wait_s)
+            flags = [*flags, *(f"--http-{part}-timeout={wait_s}s" for part in ("idle", "header", "body", "write"))]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.services.http_app", str(self.data_path), address, *flags],

@@ -1,7 +1,7 @@
 """A broker with an HTTP server and nothing else, as a process: prints its address, stops when its input ends.
 
 Arguments: data directory, address to listen on, flags of the daemon. A segment of the topic "full" beyond its first is
-refused by the disk. The environment variable WAIT_S is how long a connection may wait for its peer.
+refused by the disk. The environment variable PROFILERS is where the program is looked for that draws profiles.
 """
 
 import os
@@ -18,11 +18,14 @@ from pyqd.primitives.errors import DiskFull
 from pyqd.primitives.loglines import LogLevel, configure
 from pyqd.primitives.options import parse_args, split_address
 from pyqd.services.http import HttpServer
-from pyqd.services.http_connection import HttpConnection
+from pyqd.services.http_limits import http_limits
 from pyqd.services.http_messages import Request, Response
 from pyqd.services.http_router import Route
 from pyqd.services.identity import Identity, port_of
+from pyqd.services.profiler import Profiler
 from pyqd.services.routes import daemon_routes
+from pyqd.services.routes_debug import DebugRoutes
+from pyqd.services.routes_publish import plain_publisher
 
 FIRST_SEGMENT_BYTES = 64 << 10
 
@@ -84,14 +87,15 @@ def main() -> None:
         Route("PUT", "/config/:opt", option),
         Route("GET", "/debug/pprof/", option, versioned=False),
     ]
-    if "WAIT_S" in os.environ:
-        HttpConnection.wait_s = (float(os.environ["WAIT_S"]),) * len(HttpConnection.wait_s)
-    server = HttpServer([*daemon_routes(broker, identity), *extra])
+    profiler = Profiler(os.environ.get("PROFILERS"))
+    routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
+    server = HttpServer(routes, publisher=plain_publisher(broker), limits=http_limits(options))
     bound = server.start(split_address(address))
     identity.http_port = port_of(bound)
     print(bound, flush=True)
     FileObject(sys.stdin.fileno(), "rb", closefd=False).read()
     server.stop()
+    profiler.stop()
     # The greenlets of the connections see their sockets shut.
     while server.connections:
         gevent.sleep(0)

@@ -211,6 +211,13 @@ def test_an_offer_of_another_protocol_is_not_taken(app: HttpApp) -> None:
     assert b"Connection: close\r\n" in said
 
 
+def test_a_bad_request_that_offers_another_protocol_is_refused(app: HttpApp) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    assert app.exchange(b"GET /ping HTTP/1.1\r\n" + upgrade).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    said = app.exchange(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HTTP/1.1\r\n" + upgrade)
+    assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"400"]
+
+
 def test_a_client_that_expects_it_is_told_to_continue(app: HttpApp) -> None:
     with app.connect() as connection:
         connection.sendall(

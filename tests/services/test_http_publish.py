@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.broker.broker import Broker
+from pyqd.hot.guid import from_hex, stepped
 from pyqd.primitives.options import parse_args
 from tests.services.conftest import HttpApp
 
@@ -40,6 +41,24 @@ def chunked(target: str, body: bytes) -> bytes:
 def test_a_published_body_is_in_the_topic(app: HttpApp) -> None:
     assert app.post("/pub?topic=one", b"hello").body == b"OK"
     assert stats_of(app, "one") == (1, 1, 5)
+
+
+def test_the_answer_names_what_was_published(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path)
+    named = [
+        app.post("/pub?topic=t", b"a"),
+        app.post("/pub?topic=t&defer=1000", b"b"),
+        app.post("/mpub?topic=t", b"c\nd"),
+    ]
+    assert [reply.headers.get("X-NSQ-Message-Count") for reply in named] == [None, None, "2"]
+    assert "X-NSQ-Message-Id" not in app.post("/mpub?topic=t", b"").headers
+    ids = [from_hex(reply.headers["X-NSQ-Message-Id"].encode()) for reply in named]
+    assert app.stop() == 0
+    broker = Broker(parse_args([f"--data-path={app.data_path}"]))
+    broker.load()
+    records = [(guid, body) for _, guid, *_, body in broker.topic("t").log.records()]
+    broker.close()
+    assert records == [*zip(ids, (b"a", b"b", b"c"), strict=True), (stepped(ids[2], 1), b"d")]
 
 
 def test_a_name_is_unescaped_and_the_first_value_wins(app: HttpApp) -> None:
@@ -171,8 +190,38 @@ def test_what_follows_a_binary_body_is_ignored(app: HttpApp) -> None:
     assert stats_of(app, "trailing") == (1, 1, 1)
 
 
-def test_many_messages_are_not_deferred(app: HttpApp) -> None:
-    assert app.post("/mpub?topic=undeferred&defer=x", b"a\nb").body == b"OK"
+def test_many_messages_are_deferred_as_one_is(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path)
+    due_ms = int(time.time() * 1000) + 50_000
+    assert app.post("/mpub?topic=t&defer=50000", b"a\nb").body == b"OK"
+    assert app.post("/mpub?topic=t&binary=true&defer=50000", binary(b"c", b"d")).body == b"OK"
+    assert app.post(f"/mpub?topic=t&due={due_ms}", b"e\nf").body == b"OK"
+    assert app.post("/mpub?topic=t&due=1", b"g").body == b"OK"
+    assert app.post("/mpub?topic=t&defer=0", b"h").body == b"OK"
+    assert stats_of(app, "t") == (8, 8, 8)
+    assert app.stop() == 0
+    broker = Broker(parse_args([f"--data-path={app.data_path}"]))
+    broker.load()
+    channel = broker.topic("t").channel("c")
+    assert (channel.depth, channel.deferred_count) == (2, 6)
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("defer=", "INVALID_DEFER"),
+        ("defer=60001", "INVALID_DEFER"),
+        ("defer=x&binary=true", "INVALID_DEFER"),
+        ("due=x", "INVALID_DUE"),
+        ("due=99999999999999", "INVALID_DUE"),
+        ("due=1&defer=1", "INVALID_DUE"),
+    ],
+)
+def test_a_bad_delay_of_many_is_refused_whatever_the_body(app: HttpApp, query: str, code: str) -> None:
+    for body in (b"a\nb", b"", 1001 * b"x"):
+        assert refusal(app, f"/mpub?topic=undeferred&{query}", body) == (400, code)
+    assert stats_of(app, "undeferred") == (0, 0, 0)
 
 
 def test_a_full_disk_is_an_error_and_shows_until_a_write_succeeds(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.support.streams import DeflateStream, SnappyStream
 
 MAGIC = b"  V2"
 HEARTBEAT = b"_heartbeat_"
@@ -115,7 +118,7 @@ class Client:
     ) -> None:
         self.wait_s = wait_s
         self._received = bytearray()
-        self._socket = socket.socket()
+        self._socket: Any = socket.socket()
         if receive_buffer_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self._socket.settimeout(wait_s)
@@ -214,6 +217,15 @@ class Client:
         self.send(b"NOP\n" + pub(FENCE_TOPIC, b"alive"))
         self.expect_ok()
 
+    def expect_alive_after_messages(self) -> list[Message]:
+        """Assert that the server answers a command sent now. Returns: the messages that came before the answer."""
+        self.send(pub(FENCE_TOPIC, b"alive"))
+        messages = []
+        while (frame := self.read_frame()).type == MESSAGE:
+            messages.append(parse_message(frame.data))
+        assert frame == (RESPONSE, b"OK")
+        return messages
+
     def identify(self, **fields: object) -> dict[str, object]:
         """Negotiate, and return the server's reply."""
         self.send(identify({"feature_negotiation": True, **fields}))
@@ -221,6 +233,28 @@ class Client:
         assert frame.type == RESPONSE, frame
         reply: dict[str, object] = json.loads(frame.data)
         return reply
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        """Do the handshake that was granted, and read the OK that follows it."""
+        assert not self._received, "the server sent more than its answer"
+        self._socket.settimeout(self.wait_s)
+        self._socket = context.wrap_socket(self._socket, server_hostname="127.0.0.1", do_handshake_on_connect=False)
+        self._socket.do_handshake()
+        self.expect_ok()
+
+    def start_snappy(self) -> SnappyStream:
+        """Read and write snappy from now on, and read the OK."""
+        self._socket = stream = SnappyStream(self._socket)
+        self._received[:] = stream.receive_early(bytes(self._received))
+        self.expect_ok()
+        return stream
+
+    def start_deflate(self, level: int = 6) -> DeflateStream:
+        """Read and write deflate from now on, and read the OK."""
+        self._socket = stream = DeflateStream(self._socket, level)
+        self._received[:] = stream.receive_early(bytes(self._received))
+        self.expect_ok()
+        return stream
 
     def pub(self, topic: str, body: bytes) -> None:
         self.send(pub(topic, body))
@@ -265,7 +299,7 @@ class Client:
             self._socket.settimeout(left_s)
             try:
                 chunk = self._socket.recv(65536)
-            except ConnectionResetError:
+            except (ConnectionResetError, ssl.SSLEOFError):
                 raise Closed from None
             if not chunk:
                 assert not self._received, f"the connection ended inside a frame: {bytes(self._received[:200])!r}"

@@ -112,6 +112,9 @@ class PowerFiles(Files):
         with self._lock:
             self._durable[self._mapped[mapping.address]][start_bytes:end] = mapping.view()[start_bytes:end]
 
+    def sync_file_system(self, path: str) -> bool:
+        return False
+
     def sync_directory(self, path: str) -> None:
         self._begin_sync(path)
         super().sync_directory(path)

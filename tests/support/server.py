@@ -129,6 +129,11 @@ class Daemon:
         """Return all the daemon has written so far, over restarts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
+    def empty_log(self) -> None:
+        """Forget what the daemon has written so far, for runs whose log would fill the disk."""
+        os.truncate(self.log_path, 0)
+        self._log_checked_bytes = 0
+
     def start(self) -> Daemon:
         """Start the process and wait until /ping answers. Another process may take a port first: then try others."""
         assert self._process is None, "the daemon is running already"
@@ -263,8 +268,9 @@ class Daemon:
         deadline_s = time.monotonic() + START_WAIT_S
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
+                # Where HTTP is refused, it is refused by a server that is ready.
                 # The process is looked at again: what answered may be another one that took the port first.
-                if self.http("GET", "/ping").status == 200 and self._process.poll() is None:
+                if self.http("GET", "/ping").status in (200, 403) and self._process.poll() is None:
                     return True
             if time.monotonic() > deadline_s:
                 self.kill()

@@ -110,6 +110,25 @@ def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp
     assert broker.health() == "OK"
 
 
+def test_health_does_not_take_a_deleted_topic_for_a_write_that_worked(tmp_path):
+    broker = broker_on(tmp_path, FullFiles())
+    topic, other = broker.topic("t"), broker.topic("other")
+    topic.log.on_spare_wanted = None
+    topic.publish_body(b"x" * 60_000, wall())
+    other.publish_body(b"x", wall())
+    accepted = broker.accepted_count()
+    broker.files.room = 0
+    with pytest.raises(DiskFull) as caught:
+        topic.publish_body(b"x" * 60_000, wall())
+    broker.note_failed_write(caught.value)
+    broker.files.room = None
+    broker.delete_topic("other")
+    assert broker.accepted_count() == accepted
+    assert broker.health().startswith("NOK - failed to reserve ")
+    topic.publish_body(b"x", wall())
+    assert broker.health() == "OK"
+
+
 @pytest.mark.parametrize("room", range(8))
 def test_a_topic_that_could_not_be_made_is_made_later(tmp_path, room):
     files = FullFiles()

@@ -137,3 +137,15 @@ def test_what_the_system_refuses_is_a_storage_error_that_names_the_operation(fil
         call(files, str(tmp_path))
     assert caught.value.operation == operation
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_whose_directory_is_moved_away_meanwhile_is_an_error_like_any_other(tmp_path):
+    class Moving(Files):
+        def rename(self, source, target):
+            os.rename(tmp_path / "topic", tmp_path / "gone")
+            super().rename(source, target)
+
+    (tmp_path / "topic").mkdir()
+    with pytest.raises(StorageError) as caught:
+        Moving().new_mapped(str(tmp_path / "topic" / "new"), 4096, True)
+    assert caught.value.errno == errno.ENOENT

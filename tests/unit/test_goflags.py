@@ -90,16 +90,43 @@ def test_help_is_no_mistake(argument: str) -> None:
         goflags.parse(FLAGS, [argument, "-x"])
 
 
-def test_the_usage_text_is_laid_out_like_gos() -> None:
+def test_the_usage_text_lists_the_flags_by_name_with_their_defaults() -> None:
     assert goflags.usage("prog", FLAGS) == (
         "Usage of prog:\n"
-        '  -name string\n    \ta string (default "a\\"b")\n'
-        "  -node-id int\n    \tan integer (default 5)\n"
-        "  -pause duration\n    \ta duration (default 1m0s)\n"
-        "  -peer value\n    \ta list\n"
-        "  -yes\n    \ta boolean\n"
-        "  -zero int\n    \tnothing\n"
+        '  --name string\n        a string (default "a\\"b")\n'
+        "  --node-id int\n        an integer (default 5)\n"
+        "  --pause duration\n        a duration (default 1m0s)\n"
+        "  --peer value\n        a list\n"
+        "  --yes\n        a boolean\n"
+        "  --zero int\n        nothing\n"
     )
+
+
+def test_flags_of_groups_stand_under_their_headings_in_the_order_of_declaration() -> None:
+    @dataclasses.dataclass
+    class Grouped:
+        zebra: int = declare("zebra", INT, 0, "last letter")
+        ape: int = declare("ape", INT, 7, "first letter", default_text="seven")
+        bee: bool = declare("bee", BOOL, False, "an insect")
+
+    flags = goflags.declared_flags(Grouped, {"zebra": "Mammals", "bee": "Others"})
+    assert goflags.usage("prog", flags) == (
+        "Usage of prog:\n\nMammals:\n"
+        "  --zebra int\n        last letter\n"
+        "  --ape int\n        first letter (default seven)\n"
+        "\nOthers:\n"
+        "  --bee\n        an insect\n"
+    )
+    with pytest.raises(ValueError, match="no flag cow"):
+        goflags.declared_flags(Grouped, {"cow": "Mammals"})
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_usage_text_keeps_to_its_width(width: int) -> None:
+    flag = goflags.Flag("f", "f", INT, 0, "word " * 50, "f")
+    lines = goflags.usage("prog", [flag], width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines[2:]).split() == ["word"] * 50
 
 
 @pytest.mark.parametrize(("argv", "code", "first_line"), [(["-h"], 0, ""), (["-x"], 2, "flag provided")])

@@ -131,16 +131,16 @@ def test_trimming_gives_up_whole_segments_below_the_floor_only(tmp_path):
     assert contents(new_log(tmp_path)) == contents(log)
 
 
-def test_a_trimmed_segment_is_recycled_once_and_the_others_are_removed(tmp_path):
+def test_two_trimmed_segments_are_recycled_and_the_others_are_removed(tmp_path):
     log = new_log(tmp_path)
     dropped = []
     log.on_dropped = lambda _log, segment: dropped.append(segment)
     fill(log, 500, 500)
     log.trim_below(log.end)
-    assert len(log.spares) == 1
+    assert len(log.spares) == 2
     assert len(dropped) >= 2
     count = len(list(tmp_path.iterdir()))
-    fill(log, 110, 500)
+    fill(log, 220, 500)
     assert len(log.spares) == 0
     assert len(list(tmp_path.iterdir())) == count
 
@@ -169,10 +169,50 @@ def test_a_spare_is_asked_for_once_per_segment_and_then_used():
     log.offer_spare(spare)
     fill(log, 1, 20_000)
     assert log.active is spare
+    fill(log, 1, 20_000)
     assert len(asked) == 2
     log.offer_spare(None)
     fill(log, 4, 20_000)
     assert len(asked) == 3
+
+
+def test_a_writer_whose_segments_are_drained_in_time_asks_for_no_more_of_them(tmp_path):
+    log = new_log(tmp_path)
+    fill(log, 500, 500)
+    log.trim_below(log.end)
+    asked = []
+    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    files = sorted(tmp_path.iterdir())
+    for _ in range(100):
+        fill(log, 30, 500)
+        log.trim_below(log.end)
+    assert asked == []
+    assert sorted(tmp_path.iterdir()) == files
+    assert len(log.spares) >= 1
+
+
+def test_a_writer_with_a_backlog_asks_for_the_next_segment_as_soon_as_one_begins():
+    log = new_log()
+    asked = []
+    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    for count in range(1, 5):
+        fill(log, 1, 60_000)
+        log.offer_spare(log.new_segment(asked[-1]))
+        assert len(asked) == count
+
+
+def test_a_spare_from_when_segments_were_smaller_is_given_up(tmp_path):
+    log = Log(Files(), str(tmp_path), 1 << 18)
+    dropped = []
+    log.on_dropped = lambda _log, segment: dropped.append(segment)
+    small, large = log.new_segment(1 << 16), log.new_segment(1 << 18)
+    log.offer_spare(small)
+    log.offer_spare(large)
+    fill(log, 2, 60_000)
+    assert log.active is large
+    fill(log, 3, 60_000)
+    assert dropped == [small]
+    assert log.spares == []
 
 
 def test_file_names_are_not_given_again_after_the_directory_was_removed(tmp_path):

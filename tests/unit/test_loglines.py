@@ -1,6 +1,8 @@
 """Log lines in nsqd's form."""
 
+import datetime
 import io
+import json
 import logging
 import re
 import time
@@ -9,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyqd.primitives import loglines
-from pyqd.primitives.loglines import LogLevel, log_line, parse_level
+from pyqd.primitives.loglines import LogFormat, LogLevel, fields, log_line, parse_format, parse_level
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"
 
@@ -19,7 +21,9 @@ def _logging_as_before() -> Iterator[None]:
     logger = logging.getLogger(loglines.ROOT_LOGGER)
     before = (logger.handlers[:], logger.level, logger.propagate)
     switches = (logging.logThreads, logging.logProcesses, logging.logMultiprocessing)
+    form = loglines._format
     yield
+    loglines._format = form
     logger.handlers[:] = before[0]
     logger.setLevel(before[1])
     logger.propagate = before[2]
@@ -125,3 +129,60 @@ def test_level_words_are_read_in_any_case() -> None:
 def test_any_other_word_is_no_level(word: str) -> None:
     with pytest.raises(ValueError, match=rf"^invalid log level '{word}' \(debug, info, warn, error, fatal\)$"):
         parse_level(word)
+
+
+def json_lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_as_json_a_line_is_one_object_with_time_level_and_message() -> None:
+    stream = io.StringIO()
+    logger = loglines.configure("[p] ", LogLevel.INFO, stream, LogFormat.JSON)
+    before_s = time.time()
+    logger.warning("disk %s\n", 'a"b\udcff')
+    (line,) = json_lines(stream)
+    moment = datetime.datetime.fromisoformat(str(line.pop("time")))
+    assert moment.tzinfo is not None
+    assert abs(moment.timestamp() - before_s) < 60
+    assert line == {"level": "WARNING", "message": 'disk a"b\udcff\n'}
+
+
+def test_as_json_the_subject_and_the_callers_fields_stand_beside_the_message() -> None:
+    stream = io.StringIO()
+    logger = loglines.configure("", LogLevel.INFO, stream, LogFormat.JSON)
+    logger.info("TOPIC(%s): created", "orders")
+    logger.info("200 GET /stats", extra=fields(status=200, remote="1.2.3.4:5"))
+    first, second = json_lines(stream)
+    assert (first["message"], first["topic"]) == ("TOPIC(orders): created", "orders")
+    assert list(second) == ["time", "level", "message", "status", "remote"]
+    assert (second["status"], second["remote"]) == (200, "1.2.3.4:5")
+
+
+def test_as_json_a_traceback_stays_in_its_line() -> None:
+    stream = io.StringIO()
+    logger = loglines.configure("", LogLevel.INFO, stream, LogFormat.JSON)
+    try:
+        raise KeyError("k")
+    except KeyError:
+        logger.exception("bug")
+    (line,) = json_lines(stream)
+    assert str(line["traceback"]).endswith("KeyError: 'k'")
+
+
+def test_as_json_a_failed_start_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    loglines.configure("", LogLevel.INFO, form=LogFormat.JSON)
+    loglines.print_fatal("failed to instantiate pyqd - x")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["message"]) == ("FATAL", "failed to instantiate pyqd - x")
+
+
+def test_fields_do_not_show_in_text() -> None:
+    stream = io.StringIO()
+    loglines.configure("", LogLevel.INFO, stream).info("200 GET", extra=fields(status=200))
+    assert stream.getvalue().endswith(" INFO: 200 GET\n")
+
+
+def test_the_formats_are_text_and_json() -> None:
+    assert [parse_format(word) for word in ("text", "json")] == [LogFormat.TEXT, LogFormat.JSON]
+    with pytest.raises(ValueError, match=r"^invalid log format 'xml' \(text, json\)$"):
+        parse_format("xml")

@@ -9,7 +9,7 @@ from pyqd import __version__
 from pyqd.primitives import options
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import DURATION
-from pyqd.primitives.loglines import LogLevel
+from pyqd.primitives.loglines import LogFormat, LogLevel
 from pyqd.primitives.options import TcpAddress, UnixAddress, parse_args, split_address
 
 MS = 10**6
@@ -49,6 +49,27 @@ NSQD_DEFAULTS = {
     "max-deflate-level": 6,
     "topology-region": "",
     "topology-zone": "",
+    "lookupd-tcp-address": (),
+    "enable-experiment": (),
+    "https-address": "0.0.0.0:4152",
+    "tls-cert": "",
+    "tls-key": "",
+    "tls-client-auth-policy": "",
+    "tls-root-ca-file": "",
+    "tls-required": 0,
+    "tls-min-version": 0x0301,
+    "auth-http-address": (),
+    "auth-http-request-method": "get",
+    "http-client-connect-timeout": 2 * S,
+    "http-client-request-timeout": 5 * S,
+    "statsd-address": "",
+    "statsd-prefix": "nsq.%s",
+    "statsd-interval": 60 * S,
+    "statsd-mem-stats": True,
+    "statsd-udp-packet-size": 508,
+    "statsd-exclude-ephemeral": False,
+    "e2e-processing-latency-percentile": (),
+    "e2e-processing-latency-window-time": 600 * S,
 }
 # What nsqd does not have.
 OWN_DEFAULTS = {
@@ -56,6 +77,25 @@ OWN_DEFAULTS = {
     "retention-time": 0,
     "max-topic-bytes": 0,
     "min-free-bytes": 64 << 20,
+    "log-format": LogFormat.TEXT,
+    "http-auth": False,
+    "http-auth-token-file": "",
+    "metrics-max-series": 100_000,
+    "config": "",
+    "check-config": False,
+    "max-connections": 0,
+    "max-http-connections": 0,
+    "max-connections-per-address": 0,
+    "max-topics": 0,
+    "max-channels-per-topic": 0,
+    "max-buffer-bytes": 1 << 30,
+    "first-command-timeout": 60 * S,
+    "command-timeout": 120 * S,
+    "http-header-timeout": 30 * S,
+    "http-body-timeout": 60 * S,
+    "http-idle-timeout": 300 * S,
+    "http-write-timeout": 60 * S,
+    "max-http-header-size": 65536,
 }
 
 
@@ -91,7 +131,7 @@ def test_keys_of_the_configuration_file_are_nsqds() -> None:
     keys = {flag.name: flag.config_key for flag in options.FLAGS}
     assert keys["node-id"] == "id"
     assert keys["msg-timeout"] == "msg_timeout"
-    assert all(keys[name] is None for name in ("version", "verbose", "worker-id"))
+    assert all(keys[name] is None for name in ("version", "verbose", "worker-id", "config", "check-config"))
 
 
 def test_a_command_line_sets_what_it_names() -> None:
@@ -166,7 +206,7 @@ def test_help_ends_with_usage_on_stderr_and_code_0(capsys: pytest.CaptureFixture
         parse_args(["--help"])
     out, err = capsys.readouterr()
     assert (caught.value.code, out) == (0, "")
-    assert "\n  -msg-timeout duration\n" in err
+    assert "\n  --msg-timeout duration\n" in err
     assert "(default 1m0s)" in err
 
 
@@ -231,3 +271,34 @@ def test_an_address_prints_as_it_is_written() -> None:
     assert str(TcpAddress("::1", 4150)) == "[::1]:4150"
     assert str(TcpAddress("127.0.0.1", 4150)) == "127.0.0.1:4150"
     assert str(UnixAddress("/run/x")) == "/run/x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "required"),
+    [
+        ([], 0),
+        (["-tls-required"], 2),
+        (["-tls-required=true"], 2),
+        (["-tls-required=T"], 2),
+        (["-tls-required=false"], 0),
+        (["-tls-required=TCP-HTTPS"], 1),
+        (["-tls-client-auth-policy=require"], 2),
+        (["-tls-client-auth-policy=whatever", "-tls-required=false"], 2),
+        (["-tls-client-auth-policy=require-verify", "-tls-required=tcp-https"], 1),
+    ],
+)
+def test_tls_is_required_by_its_flag_or_by_a_client_auth_policy(arguments: list[str], required: int) -> None:
+    assert parse_args(arguments).tls_required == required
+
+
+@pytest.mark.parametrize(("text", "number"), [("tls1.0", 0x301), ("TLS1.2", 0x303), ("tls1.3", 0x304), ("", 0x301)])
+def test_the_least_tls_version_is_named(text: str, number: int) -> None:
+    assert parse_args([f"-tls-min-version={text}"]).tls_min_version == number
+
+
+@pytest.mark.parametrize("argument", ["-tls-required=maybe", "-tls-min-version=ssl3.0", "-tls-min-version=1.2"])
+def test_what_is_no_need_or_version_of_tls_is_a_usage_error(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_args([argument])
+    assert ended.value.code == 2
+    assert "invalid" in capsys.readouterr().err

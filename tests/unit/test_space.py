@@ -326,3 +326,32 @@ def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
     topic.space.tend(mono() + 2 * space.QUIET_NS)
     assert 1 << 20 < topic.space.bytes_used() <= used
     assert channel.depth == 1
+
+
+def test_the_first_deferred_message_of_a_channel_takes_no_room_from_the_floor(tmp_path):
+    disk = Disk(1 << 30)
+    broker = broker_on(tmp_path, disk, min_free_bytes=1 << 20)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    disk.free = (1 << 20) + space.SEGMENT_BYTES_MIN - 1
+    topic.publish_body(b"at once", wall())
+    with pytest.raises(DiskFull):
+        topic.publish_body(b"later", wall(), wall() + HOUR_NS)
+    assert topic.message_count == 1
+    assert not (tmp_path / "topics" / "t.topic" / "c.channel" / "parked").exists()
+    assert broker.health().startswith("NOK - ")
+    disk.free += 1
+    topic.publish_body(b"later", wall(), wall() + HOUR_NS)
+    assert channel.deferred_count == 1
+    assert broker.health() == "OK"
+
+
+def test_a_spare_that_comes_when_the_quota_is_used_up_is_given_back(tmp_path):
+    topic = broker_on(tmp_path, max_topic_bytes=256 * KIB).topic("t")
+    spare = topic.log.new_segment(64 * KIB)
+    topic.log.on_spare_wanted = lambda *_: None
+    publish(topic, 3 * PER_SEGMENT + 1)
+    assert topic.space.bytes_used() == 256 * KIB
+    topic.space.take_spare(topic.log, spare)
+    assert topic.space.bytes_used() == 256 * KIB
+    assert topic.log.spares == []

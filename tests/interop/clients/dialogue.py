@@ -41,6 +41,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-in-flight", type=int, default=1)
     parser.add_argument("--heartbeat-ms", type=int, default=30_000)
     parser.add_argument("--msg-timeout-ms", type=int, default=60_000)
+    parser.add_argument("--auth-secret", default="", help="what the client says in AUTH; empty for no AUTH")
+    parser.add_argument("--upgrades", default="", help="of the connection: tls_v1, snappy, deflate; with commas")
+    parser.add_argument("--ca-file", default="", help="the authority that signed the daemon's certificate")
     return parser.parse_args()
 
 

@@ -1,6 +1,7 @@
 """pynsq (tornado) under the orders of a test; see dialogue.py."""
 
 import argparse
+import ssl
 from functools import partial
 
 import nsq
@@ -17,6 +18,15 @@ class ReportingReader(nsq.Reader):  # type: ignore[misc] # the library has no ty
         report("heartbeat")
 
 
+def negotiated(options: argparse.Namespace) -> dict[str, object]:
+    wanted: dict[str, object] = {name: True for name in options.upgrades.split(",") if name}
+    if options.auth_secret:
+        wanted["auth_secret"] = options.auth_secret
+    if "tls_v1" in wanted:
+        wanted["tls_options"] = {"ca_certs": options.ca_file, "cert_reqs": ssl.CERT_REQUIRED}
+    return wanted
+
+
 class Consumer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.held: dict[str, nsq.Message] = {}
@@ -28,6 +38,7 @@ class Consumer:
             max_in_flight=options.max_in_flight,
             heartbeat_interval=options.heartbeat_ms // 1000,
             msg_timeout=options.msg_timeout_ms / 1000,
+            **negotiated(options),
         )
 
     def on_message(self, message: nsq.Message) -> None:
@@ -60,7 +71,9 @@ class Consumer:
 
 class Producer:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.writer = nsq.Writer([options.address], heartbeat_interval=options.heartbeat_ms // 1000)
+        self.writer = nsq.Writer(
+            [options.address], heartbeat_interval=options.heartbeat_ms // 1000, **negotiated(options)
+        )
 
     async def report_connected(self) -> None:
         while not self.writer.conns:

@@ -160,12 +160,24 @@ func main() {
 	maxInFlight := flag.Int("max-in-flight", 1, "")
 	heartbeatMs := flag.Int("heartbeat-ms", 30_000, "")
 	msgTimeoutMs := flag.Int("msg-timeout-ms", 60_000, "")
+	upgrades := flag.String("upgrades", "", "of the connection: tls_v1, snappy, deflate; with commas")
+	caFile := flag.String("ca-file", "", "the authority that signed the daemon's certificate")
 	flag.Parse()
 
 	config := nsq.NewConfig()
 	config.MaxInFlight = *maxInFlight
 	config.HeartbeatInterval = time.Duration(*heartbeatMs) * time.Millisecond
 	config.MsgTimeout = time.Duration(*msgTimeoutMs) * time.Millisecond
+	for _, name := range strings.FieldsFunc(*upgrades, func(r rune) bool { return r == ',' }) {
+		if err := config.Set(name, true); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if *caFile != "" {
+		if err := config.Set("tls_root_ca_file", *caFile); err != nil {
+			log.Fatal(err)
+		}
+	}
 	out := &reporter{encoder: json.NewEncoder(os.Stdout)}
 	var c client
 	if *role == "producer" {

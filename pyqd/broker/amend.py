@@ -1,0 +1,97 @@
+"""Messages changed by their id: cancelled, given another due time, made due at once; for one channel or for each.
+
+Finding a message may take a while, which is spent in parts: `pause` is called between them and lets others have their
+turn. It is changed in the very turn in which it was found, so that no consumer comes in between.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from pyqd.broker.channel import Channel
+from pyqd.broker.replay import Pause, prepared
+from pyqd.broker.topic import Topic
+from pyqd.hot.amend import AT_DEFERRED, AT_FINISHED, AT_HELD, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
+from pyqd.primitives.errors import StorageError
+
+READY: Final = "ready"
+DEFERRED: Final = "deferred"
+
+DONE: Final = "done"
+IN_FLIGHT: Final = "in_flight"
+FINISHED: Final = "finished"
+HELD: Final = "held"
+UNKNOWN: Final = "unknown"
+FAILED: Final = "failed"
+
+REFUSAL_OF: Final = {AT_IN_FLIGHT: IN_FLIGHT, AT_FINISHED: FINISHED, AT_HELD: HELD, AT_UNKNOWN: UNKNOWN}
+STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED}
+
+CHANNELS_PER_TURN: Final = 8
+
+Change = Callable[[Sought], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """What became of a change. channel: None for what the topic holds for those to come. was: the state before."""
+
+    channel: str | None
+    status: str
+    was: str | None = None
+
+
+def cancel(sought: Sought) -> None:
+    """Finish a message unread. Raises: StorageError."""
+    sought.cancel()
+
+
+def putting_off(topic: Topic, due_ns: int) -> Change:
+    """Return the change that makes a message due at a moment (Unix); one that has passed: at once."""
+    return lambda sought: sought.put_off(due_ns, topic.reader)
+
+
+def amend(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause) -> list[Outcome]:
+    """Change a message on channels, one by one. Raises: TopicGone."""
+    outcomes: list[Outcome] = []
+    for channel in channels:
+        if len(outcomes) % CHANNELS_PER_TURN == CHANNELS_PER_TURN - 1:
+            pause()
+        outcome = amend_on(topic, channel, guid, change, pause)
+        if outcome is not None:
+            outcomes.append(outcome)
+    if not topic.channel_of and is_held(topic, guid, pause):
+        outcomes.append(Outcome(None, HELD))
+    if any(outcome.status != UNKNOWN for outcome in outcomes):
+        # The message is known, so a channel that has nothing of it is done with it.
+        outcomes = [outcome._replace(status=FINISHED) if outcome.status == UNKNOWN else outcome for outcome in outcomes]
+    return outcomes
+
+
+def amend_on(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
+    """Change a message on one channel. Returns: None where the channel was deleted meanwhile. Raises: TopicGone."""
+    sought = Sought(channel, guid)
+    while True:
+        prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
+        if channel.exiting:
+            return None
+        if sought.look(topic.reader):
+            break
+        pause()
+    state = STATE_OF.get(sought.place)
+    if state is None:
+        return Outcome(channel.name, REFUSAL_OF[sought.place])
+    try:
+        change(sought)
+    except StorageError as error:
+        logger.error("TOPIC(%s): channel %s keeps message %016x as it is - %s", topic.name, channel.name, guid, error)
+        return Outcome(channel.name, FAILED, state)
+    return Outcome(channel.name, DONE, state)
+
+
+def is_held(topic: Topic, guid: int, pause: Pause) -> bool:
+    """Say whether the topic has a message that no channel was given. Raises: TopicGone."""
+    prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
+    ordinal = topic.reader.ordinal_of_guid(guid)
+    return ordinal is not None and ordinal >= topic.end

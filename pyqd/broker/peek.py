@@ -1,0 +1,159 @@
+"""Pages of the messages of a channel, or of what a topic holds, for whoever wants to look.
+
+A page's cursor is a text that says what was shown last, in the order of the state: it holds no place for its reader,
+never runs out, and another reader may use it. Its forms, with numbers: r (returned: entry), q (queued: position),
+f (in flight: slot, run), d (deferred: due time, slot, run).
+
+Long walks pause, and a page that takes too many of them ends early: it may be short, even empty, and not the last.
+"""
+
+import re
+from typing import Any, Final, NamedTuple
+
+from pyqd.broker.channel import Channel
+from pyqd.broker.replay import Pause, TopicGone, prepared
+from pyqd.broker.topic import Topic
+from pyqd.hot.clock import wall
+from pyqd.hot.peek import DeferredSearch, QueueWalk, in_flight_page, returned_page, run_of
+
+READY: Final = "ready"
+IN_FLIGHT: Final = "in_flight"
+DEFERRED: Final = "deferred"
+STATES: Final = (READY, IN_FLIGHT, DEFERRED)
+# Of a walk over a queue; then the page is handed out as it is.
+TURNS_MAX: Final = 25
+
+_CURSOR = re.compile(r"([rq])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)
+_INT64_MAX = 2**63 - 1
+_UINT64_MAX = 2**64 - 1
+
+
+class Row(NamedTuple):
+    """One message, as it was seen. body: as much of it as was asked for. The last three: in flight only."""
+
+    guid: int
+    timestamp_ns: int
+    attempts: int
+    size_bytes: int
+    position: int | None
+    due_ns: int
+    body: bytes
+    consumer: Any = None
+    delivered_ns: int = 0
+    deadline_ns: int = 0
+
+
+class Page(NamedTuple):
+    """Messages of one state. after: where to go on; None: there are no more."""
+
+    rows: list[Row]
+    after: str | None
+
+
+class Cursor(NamedTuple):
+    """A cursor taken apart. kind: "" for the beginning."""
+
+    kind: str = ""
+    numbers: tuple[int, ...] = (0,)
+
+
+KINDS_OF: Final = {READY: "rq", IN_FLIGHT: "f", DEFERRED: "d"}
+
+
+def parse_cursor(text: str, state: str) -> Cursor:
+    """Return the cursor of a page of that state. Raises: ValueError."""
+    match = _CURSOR.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a cursor: {text!r}")
+    kind, *numbers = [part for part in match.groups() if part is not None]
+    cursor = Cursor(kind, tuple(int(number) for number in numbers))
+    if (
+        kind not in KINDS_OF[state]
+        or max(cursor.numbers) > _UINT64_MAX
+        or (kind == "d" and cursor.numbers[0] > _INT64_MAX)
+    ):
+        raise ValueError(f"not a cursor of this state: {text!r}")
+    return cursor
+
+
+def page_of_channel(
+    topic: Topic, channel: Channel, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
+) -> Page:
+    """Return a page of a channel's messages. Raises: TopicGone."""
+    if state == READY:
+        return ready_page(topic, channel, cursor, count_max, body_bytes_max, pause)
+    if state == DEFERRED:
+        return deferred_page(channel, cursor, count_max, body_bytes_max, pause)
+    run = run_of(channel)
+    slot = cursor.numbers[0] if cursor.kind and cursor.numbers[1] == run else 0
+    rows, slot, at_end = in_flight_page(channel, slot, count_max, body_bytes_max)
+    return Page([Row(*row) for row in rows], None if at_end else f"f{slot}.{run}")
+
+
+def ready_page(
+    topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
+) -> Page:
+    """Return a page of what waits: first what was delivered before, then the queue."""
+    found: list[Row] = []
+    if cursor.kind != "q":
+        rows, number, at_end = returned_page(channel, cursor.numbers[0], count_max, body_bytes_max)
+        found = [Row(*row) for row in rows]
+        if not at_end:
+            return Page(found, f"r{number}")
+        if len(found) == count_max:
+            return Page(found, f"q{topic.reader.position_of(channel.ledger.cursor)}")
+        start = channel.ledger.cursor
+    else:
+        start = topic.reader.ordinal_of(cursor.numbers[0])
+    return queue_page(topic, channel, start, found, count_max, body_bytes_max, pause)
+
+
+def page_of_topic(topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
+    """Return a page of what the topic holds, having no channel or being paused. Raises: TopicGone."""
+    if state == IN_FLIGHT:
+        return Page([], None)
+    start = topic.reader.ordinal_of(cursor.numbers[0]) if cursor.kind == "q" else topic.end
+    page = queue_page(topic, None, start, [], count_max, body_bytes_max, pause)
+    now_ns = wall()
+    return Page([row for row in page.rows if (row.due_ns > now_ns) == (state == DEFERRED)], page.after)
+
+
+def queue_page(
+    topic: Topic,
+    channel: Channel | None,
+    start: int,
+    before: list[Row],
+    count_max: int,
+    body_bytes_max: int,
+    pause: Pause,
+) -> Page:
+    """Return a page that goes on in the topic's log, from an ordinal on. before: what is on the page already."""
+    reader = topic.reader
+    walk = QueueWalk(topic, channel, start)
+    for turn in range(TURNS_MAX):
+        if turn:
+            pause()
+        if channel is None or walk.ordinal != channel.ledger.cursor:
+            prepared(topic, lambda: reader.prepare(walk.ordinal), pause)
+        if topic.exiting or (channel is not None and channel.exiting):
+            raise TopicGone
+        if walk.walk(reader, count_max - len(before), body_bytes_max):
+            break
+    rows = before + [Row(*row) for row in walk.rows]
+    return Page(rows, None if walk.at_end else f"q{reader.position_of(walk.ordinal)}")
+
+
+def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
+    """Return a page of what has a due time to come, earliest first."""
+    run = run_of(channel)
+    after = (-_INT64_MAX, -1)
+    if cursor.kind:
+        due_ns, slot, of_run = cursor.numbers
+        after = (due_ns, slot if of_run == run else -1)
+    search = DeferredSearch(channel, after, count_max)
+    while not search.look():
+        pause()
+        if channel.exiting:
+            raise TopicGone
+    rows, (due_ns, slot), at_end = search.page(body_bytes_max)
+    return Page([Row(*row) for row in rows], None if at_end else f"d{due_ns}.{slot}.{run}")

@@ -1,0 +1,9 @@
+class Frames:
+    data: bytes
+    start: int
+    count: int
+    words: int
+    def __init__(self, data: bytes, start: int, count: int, words: int) -> None: ...
+
+def frames_of_lines(body: bytes, line_bytes_max: int) -> Frames | None: ...
+def frames_of_binary(body: bytes, msg_bytes_max: int, count_max: int) -> Frames | None: ...

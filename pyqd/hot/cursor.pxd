@@ -1,0 +1,40 @@
+# What a channel has still to read of its topic's log, and what it parks. Design notes: pyx/cursor.pyx.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.feed cimport Feed
+from pyqd.hot.ledger cimport Ledger
+from pyqd.hot.record cimport Record
+from pyqd.hot.schedule cimport Scheduled
+from pyqd.hot.segment cimport Segment
+
+cdef class ChannelCursor(Scheduled):
+    cdef readonly Feed feed
+    cdef readonly Ledger ledger
+    cdef Segment segment                 # of the cursor
+    cdef uint64_t offset                 # of the cursor in it
+    cdef public object parked            # Parked, or None until something is
+    cdef uint64_t unsettled_ahead        # parked and not settled, at or past the cursor; see pyx/parked.pyx
+    cdef set moved_ahead                 # ordinals of those of them whose turn was put off by id; None: there are none
+    cdef public bint parks_durably       # what is parked is settled by whoever syncs, not at once
+
+    cdef const Record* take_at_cursor(self) except? NULL
+    cdef bint cursor_is_sound(self, const Record* record) except -1
+    cdef bint step_over_deferred(self, const Record* record) except -1
+    cdef bint is_origin_ahead(self, const Record* record) except -1
+    cdef bint is_moved(self, uint64_t ordinal) except -1
+    cdef int forget_ahead(self, uint64_t ordinal) except -1
+    cdef int leave_drained(self) except -1
+    cdef int note_cursor(self) except -1
+    cdef int reach(self, const Record* record, uint8_t source) except -1
+    cdef int finish_record(self, const Record* record, uint8_t source) except -1
+    cdef int note_drained(self) except -1
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef int settle_unless_durable(self) except -1
+    cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1
+    cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1
+    cdef int prepare_park_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1
+    cdef int park_batch(self, const Record* first, uint32_t count) except -1
+    cdef bint try_park_published(self, const Record* record) except -1
+    cdef int park_published(self, const Record* record) except -1
+    cdef bint is_parked(self, const Record* record) noexcept
+    cdef int set_next_timer(self, int64_t now_ns) except -1

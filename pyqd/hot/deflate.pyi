@@ -1,0 +1,7 @@
+from pyqd.hot.transport import Transport
+
+RAW: int
+LEVELS_PER_LEVEL: int
+
+class Deflate(Transport):
+    def __init__(self, fd: int, level: int, *, below: Transport | None = None, early: bytes = b"") -> None: ...

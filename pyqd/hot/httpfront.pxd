@@ -1,0 +1,29 @@
+# The front of an HTTP connection: reads, and answers plain publishes itself. Design notes: pyx/httpfront.pyx.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.httpscan cimport PlainPublish
+from pyqd.hot.topic cimport TopicCore
+
+cdef class PlainPublisher:
+    cdef public bint enabled
+    cdef readonly int64_t body_bytes_max
+    cdef readonly object find_topic      # bytes -> TopicCore, or None: leave it to the routes
+
+cdef class HttpFront:
+    cdef int fd
+    cdef object hub
+    cdef object watcher
+    cdef object greenlet
+    cdef PlainPublisher publisher        # None: every request is the routes'
+    cdef TopicCore topic                 # of the last plain publish
+    cdef bytes topic_name
+    cdef bint behind                     # the socket was full
+    cdef readonly int64_t plain_count
+    cdef public double deadline_s
+    cdef public double idle_s            # what the deadline is moved by
+
+    cdef int64_t read(self) except -2
+    cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint accept(self, PlainPublish* found, int64_t now_ns) except -1
+    cdef TopicCore topic_for(self, PlainPublish* found)
+    cdef int send_answers(self, uint64_t size_bytes) except -1

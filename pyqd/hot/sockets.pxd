@@ -1,0 +1,36 @@
+# send(2) and recv(2) on a socket that does not block. All of it is inline, so there is no .pyx.
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint64_t
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* data, size_t size_bytes, int flags)
+    ssize_t recv(int fd, void* data, size_t size_bytes, int flags)
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+
+cdef enum:
+    RECEIVE_NONE = -1                    # nothing is there yet
+    RECEIVE_BROKEN = -2                  # the connection is gone
+
+# Send some bytes. Returns: how many; 0 when the socket is full; -1 when the peer is gone.
+cdef inline ssize_t send_some(int fd, const char* data, uint64_t size_bytes) noexcept nogil:
+    cdef ssize_t sent
+    while True:
+        sent = send(fd, data, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if sent >= 0 or errno != EINTR:
+            break
+    if sent < 0:
+        return 0 if errno == EAGAIN else -1
+    return sent
+
+# Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE, RECEIVE_BROKEN.
+cdef inline ssize_t receive_some(int fd, char* into, uint64_t capacity) noexcept nogil:
+    cdef ssize_t received
+    while True:
+        received = recv(fd, into, capacity, MSG_DONTWAIT)
+        if received >= 0 or errno != EINTR:
+            break
+    if received < 0:
+        return RECEIVE_NONE if errno == EAGAIN else RECEIVE_BROKEN
+    return received

@@ -1,0 +1,9 @@
+# TLS on a connection, once the handshake is over. Design notes: pyx/tls.pyx.
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.transport cimport Transport
+
+cdef class Tls(Transport):
+    cdef readonly object connection      # OpenSSL.SSL.Connection with memory buffers
+
+    cdef int put_records(self, uint64_t expected_bytes) except -1

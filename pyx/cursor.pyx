@@ -1,0 +1,294 @@
+"""The side of a channel that faces its topic's log: a cursor over it, and what leaves its order for the parked log.
+
+    topic's log   | finished | handed out, or an origin | cursor | never handed out            | feed.end
+    parked log    | finished | waiting for its due time, in flight ...                        | end
+
+The cursor moves over each record once. A record that it meets is handed out, or stepped over: as it is finished, lost
+in a hole, damaged, or deferred. A deferred one is parked: copied to the channel's parked log under its due time, and
+the record here is its origin, to be finished when that is safe (see pyx/parked.pyx). A requeue with a delay parks as
+well, whether the record came from the topic's log or from the parked one.
+
+Invariants:
+1. `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
+2. `unsettled_ahead` counts the origins at or past the cursor; each has a due time and lies below `parked_below`, or is
+   in `moved_ahead`: a queued message whose turn was put off by its id (see pyx/amend.pyx).
+
+Source: spec of broker semantics, "Delivery to a client", deferred messages.
+"""
+
+from pyqd.hot.clock cimport mono_ns, wall_ns
+from pyqd.hot.ledger cimport LedgerHeader
+from pyqd.hot.log cimport Position
+from pyqd.hot.mapping cimport store_barrier
+from pyqd.hot.parked cimport Parked
+from pyqd.hot.record cimport RECORD_LOST, RECORD_VALID, record_ordinal, record_span, record_verdict
+from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC
+
+from pyqd.primitives.errors import StorageError
+
+
+cdef class ChannelCursor(Scheduled):
+    """What a channel has still to read of its topic's log, what it has finished, and what it parks."""
+
+    def __init__(self, Feed feed not None, Ledger ledger not None, Position position not None):
+        self.feed = feed
+        self.ledger = ledger
+        self.segment = position.segment
+        self.offset = position.offset
+        assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
+
+    cdef int set_next_timer(self, int64_t now_ns) except -1:
+        """Ask to be called when the next message is due. The subclass knows what else has a time."""
+        raise NotImplementedError("the subclass sets the timer")
+
+    cdef const Record* take_at_cursor(self) except? NULL:
+        """Move the cursor over the next record that is to be handed out. Returns: NULL at the feed's end."""
+        cdef const Record* record
+        while self.ledger.header.cursor < self.feed.end:
+            self.leave_drained()
+            if self.ledger.header.cursor < self.segment.first_ordinal:
+                # A hole: what is missing counts as finished.
+                if not self.ledger.next_is_finished():
+                    self.ledger.finish(self.ledger.header.cursor)
+                self.ledger.skip()
+                continue
+            record = <const Record*> (self.segment.base + self.offset)
+            if self.segment.unverified and not self.cursor_is_sound(record):
+                continue
+            assert record_ordinal(record) == self.ledger.header.cursor, "the cursor is off its record"
+            if record.flags & RECORD_LOST and not self.ledger.next_is_finished():
+                self.ledger.finish(record_ordinal(record))
+            if self.ledger.next_is_finished():
+                self.offset += record_span(record.size_bytes)
+                self.ledger.skip()
+                self.note_drained()
+                continue
+            if (record.due_ns != 0 or self.moved_ahead is not None) and self.step_over_deferred(record):
+                continue
+            self.offset += record_span(record.size_bytes)
+            self.ledger.hand_out()
+            return record
+        return NULL
+
+    cdef bint cursor_is_sound(self, const Record* record) except -1:
+        """Verify a record that an earlier run wrote, as it is reached; where it is damaged, mend the segment."""
+        cdef Position position
+        cdef uint64_t cursor = self.ledger.header.cursor
+        cdef uint64_t seq = self.segment.header().first_seq + (cursor - self.segment.first_ordinal)
+        if self.offset < self.segment.tail and record_verdict(
+                <const char*> record, self.segment.tail - self.offset, seq) == RECORD_VALID:
+            return True
+        self.feed.log.mend(self.segment)
+        position = self.feed.log.locate(cursor)
+        self.segment, self.offset = position.segment, position.offset
+        return False
+
+    cdef bint step_over_deferred(self, const Record* record) except -1:
+        """See to a record at the cursor that may be deferred. Returns: False when it is to be handed out now."""
+        if self.is_origin_ahead(record):
+            self.offset += record_span(record.size_bytes)
+            self.ledger.hand_out()
+            self.forget_ahead(record_ordinal(record))
+            return True
+        if record.due_ns == 0 or not (record.due_ns > wall_ns() or self.is_parked(record)):
+            return False
+        return self.try_park_published(record)
+
+    cdef bint is_origin_ahead(self, const Record* record) except -1:
+        """Say whether an unfinished record at or past the cursor is an origin that is not settled."""
+        if self.unsettled_ahead == 0:
+            return False
+        return self.is_moved(record_ordinal(record)) or (
+            record.due_ns != 0 and record_ordinal(record) < self.ledger.header.parked_below)
+
+    cdef bint is_moved(self, uint64_t ordinal) except -1:
+        """Say whether the turn of a record past the cursor was put off, and it is not settled yet."""
+        return self.moved_ahead is not None and ordinal in self.moved_ahead
+
+    cdef int forget_ahead(self, uint64_t ordinal) except -1:
+        """Count an origin as one past the cursor no longer."""
+        self.unsettled_ahead -= 1
+        if self.moved_ahead is not None:
+            self.moved_ahead.discard(ordinal)
+            if not self.moved_ahead:
+                self.moved_ahead = None
+        return 0
+
+    cdef int leave_drained(self) except -1:
+        """Move on from a segment that has been read to its end; it may be recycled as soon as all of it is finished."""
+        while self.offset == self.segment.tail and self.segment.next is not None:
+            self.segment = self.segment.next
+            self.offset = SEGMENT_HEADER_BYTES
+        return 0
+
+    cdef int note_cursor(self) except -1:
+        """Write down where the cursor's record lies; a hint that recovery checks."""
+        cdef LedgerHeader* header = self.ledger.header
+        if header.cursor_segment != self.segment.number:
+            # An offset of another segment may lead into a body, and a body may look like a record.
+            header.cursor_offset = 0
+            store_barrier()
+            header.cursor_segment = self.segment.number
+            store_barrier()
+        header.cursor_offset = self.offset
+        return 0
+
+    cdef int reach(self, const Record* record, uint8_t source) except -1:
+        """Make room so that finishing a record cannot fail. Raises: StorageError (nothing changed)."""
+        cdef Ledger ledger = self.ledger if source == FROM_TOPIC else (<Parked> self.parked).ledger
+        ledger.reach(record_ordinal(record))
+        return 0
+
+    cdef int finish_record(self, const Record* record, uint8_t source) except -1:
+        """Mark a record as finished in its ledger, and let drained segments go."""
+        if source == FROM_PARKED:
+            (<Parked> self.parked).finish(record)
+            return 0
+        self.ledger.finish(record_ordinal(record))
+        self.note_drained()
+        return 0
+
+    cdef int note_drained(self) except -1:
+        """Ask for a trim when the floor has moved past a segment that was not finished before."""
+        if (
+            not self.feed.trim_wanted
+            and self.feed.watched is not self.feed.log.active
+            and self.ledger.header.floor >= self.feed.watched.end_ordinal()
+        ):
+            self.feed.trim_wanted = True
+            self.feed.scheduler.request_wake(self.feed)
+        return 0
+
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
+        if self.parked is None:
+            self.parked = self.open_parked()
+        (<Parked> self.parked).park(record, source, attempts, due_ns)
+        self.set_next_timer(mono_ns())
+        return 0
+
+    cdef int settle_unless_durable(self) except -1:
+        """Finish the origins of what was parked, unless that waits for a sync."""
+        if not self.parks_durably:
+            self.settle((<Parked> self.parked).log.end)
+            (<Parked> self.parked).note_settled((<Parked> self.parked).settled)
+        return 0
+
+    def settle(self, uint64_t end):
+        """Finish the origins of what lies below an ordinal of the parked log, as it is on stable storage."""
+        cdef Parked parked = self.parked
+        cdef uint64_t index, origin
+        if end <= parked.settled:
+            return
+        for index in range(end - parked.settled):
+            origin = parked.origins[index]
+            if origin & 1 == FROM_PARKED:
+                self.settle_in(parked.ledger, origin >> 1)
+                continue
+            if origin >> 1 >= self.ledger.header.cursor:
+                self.forget_ahead(origin >> 1)
+            self.settle_in(self.ledger, origin >> 1)
+        parked.forget_origins(end)
+        parked.trim()
+        self.note_drained()
+
+    cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1:
+        if not ledger.is_finished(ordinal):
+            ledger.finish(ordinal)
+        return 0
+
+    def note_settled(self, uint64_t end):
+        """Note that the origins of what lies below an ordinal of the parked log are finished on stable storage."""
+        (<Parked> self.parked).note_settled(end)
+
+    cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:
+        """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
+        if self.parked is None:
+            self.parked = self.open_parked()
+        (<Parked> self.parked).prepare(span_bytes)
+        self.ledger.reach(ordinal)
+        return 0
+
+    cdef int prepare_park_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1:
+        """Make room so that parking `count` records of the topic's log cannot fail. span_bytes: of them all.
+
+        Raises: StorageError, MemoryError.
+        """
+        self.prepare_park(span_bytes, last_ordinal)
+        (<Parked> self.parked).prepare_slots(count)
+        return 0
+
+    cdef int park_batch(self, const Record* first, uint32_t count) except -1:
+        """Park those of `count` records in a row that have a due time; room has been made."""
+        cdef const Record* record = first
+        for _ in range(count):
+            if record.due_ns != 0:
+                self.park_published(record)
+            record = <const Record*> (<const char*> record + record_span(record.size_bytes))
+        return 0
+
+    cdef bint try_park_published(self, const Record* record) except -1:
+        """Park a record found at the cursor. Returns: False where there is no room; consuming goes on without delay."""
+        try:
+            self.park_published(record)
+        except StorageError:
+            return False
+        return True
+
+    cdef int park_published(self, const Record* record) except -1:
+        """Park a record of the topic's log that has a due time, and step over it at the cursor. In order.
+
+        Raises: StorageError, MemoryError (nothing is parked).
+        """
+        cdef uint64_t ordinal = record_ordinal(record)
+        if not self.ledger.is_finished(ordinal) and not self.is_moved(ordinal):
+            self.ledger.reach(ordinal)
+            if self.is_parked(record):
+                self.ledger.finish(ordinal)
+            else:
+                self.park(record, FROM_TOPIC, record.attempts, record.due_ns)
+                self.unsettled_ahead += ordinal >= self.ledger.header.cursor
+                self.settle_unless_durable()
+        self.ledger.header.parked_below = max(self.ledger.header.parked_below, ordinal + 1)
+        return 0
+
+    cdef bint is_parked(self, const Record* record) noexcept:
+        """Say whether the last run ended between parking the message and finishing this record of it."""
+        return self.parked is not None and (<Parked> self.parked).has_twin(record)
+
+    def park_deferred(self, uint64_t end):
+        """Park every record of the topic's log below `end` that has a due time and is not parked yet.
+
+        Cost: walks the records between the last parked one and `end`.
+        """
+        cdef uint64_t start = max(self.ledger.header.parked_below, self.ledger.header.cursor)
+        cdef Position position
+        cdef Segment segment
+        cdef uint64_t offset, ordinal
+        cdef const Record* record
+        # A kill may have left the topic's `deferred_below` announced and no record behind it.
+        end = min(end, self.feed.end)
+        if start >= end:
+            return
+        position = self.feed.log.locate(start)
+        segment, offset, ordinal = position.segment, position.offset, position.ordinal
+        self.feed.log.ready(segment)
+        while ordinal < end:
+            if offset == segment.tail:
+                if segment.next is None:
+                    break
+                segment = segment.next
+                self.feed.log.ready(segment)
+                offset = SEGMENT_HEADER_BYTES
+                ordinal = segment.first_ordinal
+                continue
+            record = <const Record*> (segment.base + offset)
+            if record.due_ns != 0:
+                self.park_published(record)
+            offset += record_span(record.size_bytes)
+            ordinal += 1
+        self.ledger.header.parked_below = max(self.ledger.header.parked_below, end)
+
+    def open_parked(self):
+        """Make the parked log. The Python half knows where."""
+        raise NotImplementedError("the subclass opens the parked log")

@@ -1,0 +1,200 @@
+"""The front of an HTTP connection: it waits, reads, and answers plain publishes before a parser sees them.
+
+What is read goes to a buffer that all connections share. While no request is half read, the front answers the plain
+publishes at its start (pyx/httpscan.pyx) by C code alone: record into the log, answer into a scratch, one send for all
+of them. What is left, be it the rest of a publish or another request, is given to the parser and the routes, the long
+way; a stream of plain requests never leaves the loop below.
+
+The short way is open for a topic where `find_topic` returns it, and then nothing but the message decides whether it is
+accepted. Where it is not stored, the request takes the long way, which tries again and says what is wrong.
+
+Invariants: 1. no pointer into the shared buffers lives over a switch. 2. The watcher is active only while the greenlet
+waits here: elsewhere it waits for other things, and must not be woken for this one.
+
+Source: spec of the HTTP API, "POST /pub".
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcmp, memcpy
+
+from pyqd.hot.clock cimport mono_ns, wall_ns
+from pyqd.hot.guid cimport HEX_SIZE, id_to_hex
+from pyqd.hot.httpscan cimport scan_plain_publish
+
+import os
+from email.utils import formatdate
+
+from greenlet import getcurrent
+
+from pyqd.primitives.errors import StorageError
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t recv(int fd, void* data, size_t size_bytes, int flags)
+    ssize_t send(int fd, const void* data, size_t size_bytes, int flags)
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+
+cdef enum:
+    READ_EVENT = 1                       # libev's EV_READ
+    READ_BYTES = 64 << 10
+    ANSWERS_BYTES = 64 << 10
+    ANSWER_BYTES_MAX = 512
+    NS_PER_S = 1000000000
+
+cdef bytearray read_object = bytearray(READ_BYTES)
+cdef char* read_buffer = PyByteArray_AS_STRING(read_object)
+cdef object read_view = memoryview(read_object)
+cdef bytearray answers_object = bytearray(ANSWERS_BYTES)
+cdef char* answers = PyByteArray_AS_STRING(answers_object)
+
+cdef bytes answer = b""
+cdef Py_ssize_t answer_id_at = 0
+cdef int64_t answer_second = -1
+cdef bytes ID_PLACE = b"0" * HEX_SIZE
+
+
+cdef int renew_answer(int64_t second) except -1:
+    """Make the answer OK with the Date header of this second."""
+    global answer, answer_id_at, answer_second
+    answer = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nX-Nsq-Content-Type: nsq; version=1.0\r\n"
+        b"X-NSQ-Message-Id: %s\r\nDate: %s\r\nContent-Length: 2\r\n\r\nOK"
+        % (ID_PLACE, formatdate(second, usegmt=True).encode())
+    )
+    answer_id_at = answer.index(ID_PLACE)
+    assert len(answer) <= ANSWER_BYTES_MAX
+    answer_second = second
+    return 0
+
+
+cdef class PlainPublisher:
+    """What the connections of a server need to take the short way.
+
+    body_bytes_max: of one message. find_topic: takes a valid name as bytes, makes the topic if it is missing, and
+    returns it, or None where a publish to it needs more than storing it. enabled: may be turned off at any time.
+    """
+
+    def __init__(self, int64_t body_bytes_max, find_topic):
+        self.enabled = True
+        self.body_bytes_max = body_bytes_max
+        self.find_topic = find_topic
+
+
+cdef class HttpFront:
+    """The reading half of a connection. fd: not blocking. publisher: None where every request goes the long way."""
+
+    def __init__(self, int fd, hub, PlainPublisher publisher=None):
+        self.fd = fd
+        self.hub = hub
+        self.publisher = publisher
+        self.watcher = hub.loop.io(fd, READ_EVENT)
+
+    def next_bytes(self, bint between_requests):
+        """Return what was read and is not answered yet: a view that is valid until the next switch; empty at the end.
+
+        None: all was answered, but the socket was full, and the rest of the answers is queued. between_requests: no
+        request is half read and no answer is waiting. Raises: OSError. Switches: yes, before it reads, so that each
+        connection gets its turn.
+        """
+        cdef int64_t count
+        cdef uint64_t used
+        self.greenlet = getcurrent()
+        self.watcher.start(self.greenlet.switch)
+        try:
+            while True:
+                self.hub.switch()
+                count = self.read()
+                if count < 0:
+                    continue
+                used = 0
+                if between_requests and self.publisher is not None and self.publisher.enabled:
+                    used = self.answer_plain(read_buffer, <uint64_t> count)
+                if count == 0 or used < <uint64_t> count:
+                    return read_view[used:count]
+                if self.behind:
+                    return None
+        finally:
+            self.watcher.stop()
+            self.greenlet = None
+
+    def close_front(self):
+        """Let go of what the loop holds of the connection."""
+        self.watcher.close()
+        self.topic = None
+
+    cdef int64_t read(self) except -2:
+        """Read into the shared buffer. Returns: bytes; 0 at the end; -1 when there are none yet. Raises: OSError."""
+        cdef ssize_t count
+        while True:
+            count = recv(self.fd, read_buffer, READ_BYTES, MSG_DONTWAIT)
+            if count >= 0:
+                return count
+            if errno == EAGAIN:
+                return -1
+            if errno != EINTR:
+                raise OSError(errno, os.strerror(errno))
+
+    cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF:
+        """Accept and answer the plain publishes at `at`. Returns: the bytes they took."""
+        cdef PlainPublish found
+        cdef uint64_t done = 0
+        cdef uint64_t queued = 0
+        cdef int64_t used
+        cdef int64_t now_ns = wall_ns()
+        if now_ns // NS_PER_S != answer_second:
+            renew_answer(now_ns // NS_PER_S)
+        while done < size_bytes and ANSWERS_BYTES - queued >= ANSWER_BYTES_MAX:
+            used = scan_plain_publish(at + done, size_bytes - done, self.publisher.body_bytes_max, &found)
+            if used == 0 or not self.accept(&found, now_ns):
+                break
+            done += <uint64_t> used
+            memcpy(answers + queued, <const char*> answer, len(answer))
+            id_to_hex(self.topic.guids.last_id, answers + queued + answer_id_at)
+            queued += <uint64_t> len(answer)
+            self.plain_count += 1
+        self.behind = False
+        if queued != 0:
+            self.deadline_s = mono_ns() / 1e9 + self.idle_s
+            self.send_answers(queued)
+        return done
+
+    cdef bint accept(self, PlainPublish* found, int64_t now_ns) except -1:
+        """Store a message. Returns: whether it was; if not, the long way tries again."""
+        cdef TopicCore topic = self.topic_for(found)
+        if topic is None:
+            return False
+        try:
+            topic.publish(found.body.at, found.body.size_bytes, now_ns, 0)
+        except StorageError:
+            return False
+        return True
+
+    cdef TopicCore topic_for(self, PlainPublish* found):
+        if (
+            self.topic is None or self.topic.exiting or <uint32_t> len(self.topic_name) != found.topic.size_bytes
+            or memcmp(<const char*> self.topic_name, found.topic.at, found.topic.size_bytes) != 0
+        ):
+            self.topic_name = found.topic.at[:found.topic.size_bytes]
+            self.topic = self.publisher.find_topic(self.topic_name)
+        return self.topic
+
+    cdef int send_answers(self, uint64_t size_bytes) except -1:
+        """Send the answers; what the socket does not take is queued before those of the long way."""
+        cdef ssize_t sent
+        while True:
+            sent = send(self.fd, answers, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent >= 0 or errno != EINTR:
+                break
+        if sent < 0:
+            if errno != EAGAIN:
+                raise OSError(errno, os.strerror(errno))
+            sent = 0
+        if <uint64_t> sent < size_bytes:
+            self.behind = True
+            self.queue_answers(answers[sent:size_bytes])
+        return 0
+
+    def queue_answers(self, data):
+        raise NotImplementedError("the connection sends what could not leave at once")

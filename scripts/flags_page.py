@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Write docs/flags.md from the table of options: `scripts/flags_page.py`. With --print it goes to standard output.
+
+A test compares the page with what this makes, so that it cannot drift.
+"""
+
+import sys
+from pathlib import Path
+
+from pyqd.primitives.compat import NSQ_VERSION, NSQD_FLAGS
+from pyqd.primitives.goflags import Flag
+from pyqd.primitives.options import FLAGS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+HEAD = """\
+# Flags
+
+<!-- Made by scripts/flags_page.py from pyqd/primitives/options.py; edit those. -->
+
+All flags of the daemon `pyqd`, as `pyqd --help` has them. How they are written, and the configuration file whose keys
+stand beside them: [Configuration](configuration.md). Flags marked with * are pyqd's own, the others nsqd's; every flag
+of nsqd {version} is accepted.
+"""
+COLUMNS = "| flag | key | value | default | range | meaning |\n| --- | --- | --- | --- | --- | --- |"
+
+
+def row(flag: Flag) -> str:
+    """Return a flag's line of the table."""
+    mark = "" if flag.name in NSQD_FLAGS else " *"
+    kind = flag.type.usage_word or "bool"
+    if flag.repeatable:
+        kind = f"{kind}, may be repeated"
+    default = flag.default_text or (f"`{flag.default_shown()}`" if flag.default_shown() else zero(flag))
+    cells = [f"`--{flag.name}`{mark}", f"`{flag.config_key}`" if flag.config_key else "", kind, default]
+    cells += [allowed(flag), flag.help]
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "\\<") for cell in cells) + " |"
+
+
+def zero(flag: Flag) -> str:
+    """Return how a default is shown that the usage text leaves out."""
+    if flag.repeatable or flag.type.usage_word in ("string", "value"):
+        return "empty"
+    return f"`{flag.type.show(flag.default_value())}`"
+
+
+def allowed(flag: Flag) -> str:
+    """Return the range of a flag's values."""
+    show = flag.type.show
+    if flag.minimum is not None and flag.maximum is not None:
+        return f"{show(flag.minimum)} to {show(flag.maximum)}"
+    if flag.minimum is None:
+        return ""
+    if flag.type.usage_word == "duration" and flag.minimum == 1:
+        return "above 0s"
+    return f"from {show(flag.minimum)}"
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [HEAD.format(version=NSQ_VERSION)]
+    for group in dict.fromkeys(flag.group for flag in FLAGS):
+        lines += [f"## {group}\n", COLUMNS]
+        lines += [row(flag) for flag in FLAGS if flag.group == group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the page, or print it."""
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(page())
+    else:
+        PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

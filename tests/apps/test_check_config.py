@@ -1,0 +1,119 @@
+"""`pyqd --check-config`, and a daemon that is started with a configuration file."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from pyqd.apps import daemon
+from pyqd.primitives.options import parse_args
+from tests.support.certificates import Certificates
+from tests.support.server import Daemon, pyqd
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str) -> str:
+    Path("pyqd.toml").write_text(text)
+    return "--config=pyqd.toml"
+
+
+def check(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, list[str]]:
+    """Run the check. Returns: exit code, standard output, lines of standard error."""
+    code = daemon.main(["--check-config", *flags])
+    out, err = capsys.readouterr()
+    return code, out, err.splitlines()
+
+
+def test_what_is_in_force_is_printed_with_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    config = written('# mine\nmsg_timeout = "30s"\nmax_rdy_count = 7\n')
+    code, out, err = check(config, "--max-rdy-count=9", "--verbose", capsys=capsys)
+    assert code == 0
+    assert err == ["warning: --verbose has no effect; use --log-level"]
+    lines = {line.split(" = ")[0]: line for line in out.splitlines() if " = " in line}
+    assert lines["msg_timeout"].split("  ")[0] == 'msg_timeout = "30s"'
+    assert lines["msg_timeout"].endswith("# pyqd.toml, line 2, msg_timeout")
+    assert lines["max_rdy_count"].startswith("max_rdy_count = 9 ")
+    assert lines["max_rdy_count"].endswith("# command line")
+    assert lines["max_msg_size"].startswith("max_msg_size = 1048576 ")
+    assert lines["max_msg_size"].endswith("# default")
+    assert "# Messages and commands" in out.splitlines()
+
+
+def test_what_is_printed_is_a_file_with_the_same_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--tls-min-version=tls1.2", '--log-prefix=a"b\\ ', "--node-id=7", "--retention-time=1h30m"]
+    flags += ["--e2e-processing-latency-percentile=0.5,0.99", "--enable-experiment=x", "--snappy=false"]
+    _, out, _ = check(*flags, capsys=capsys)
+    assert tomllib.loads(out)["id"] == 7
+    again = parse_args([written(out)])
+    assert again == parse_args([*flags, "--config=pyqd.toml"])
+
+
+def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    config = written('id = 2000\nsync_every = "often"\ncolour = "red"\n')
+    code, out, err = check(config, "--mem-queue-size=-1", capsys=capsys)
+    assert (code, out) == (1, "")
+    assert sorted(err) == [
+        "error: failed to instantiate pyqd - --mem-queue-size must not be negative",
+        "error: failed to instantiate pyqd - pyqd.toml, line 1, id: --node-id must be [0,1024)",
+        "error: failed to load config file pyqd.toml - line 2, sync_every: parse error",
+        'warning: pyqd.toml, line 3: there is no key "colour", it has no effect',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--config=no.toml"], "failed to load config file no.toml - open no.toml: no such file or directory"),
+        (["--data-path=no"], "failed to lock data-path: open no: no such file or directory"),
+        (["--data-path=file"], "failed to lock data-path: open file: not a directory"),
+        (["--tcp-address=a:70000"], "listen (a:70000) failed - listen tcp: address 70000: invalid port"),
+        (["--tls-cert=no.pem", "--tls-key=no.pem"], "failed to build TLS config - open no.pem: no such file"),
+        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
+    ],
+)
+def test_what_the_start_would_fail_at_is_told(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    code, _, err = check(*flags, capsys=capsys)
+    assert code == 1
+    assert text in "".join(err)
+
+
+def test_certificates_that_serve_are_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(*Certificates(tmp_path).server_flags(), "--tls-required=tcp-https", capsys=capsys)
+    assert (code, err) == (0, [])
+    assert 'tls_required = "tcp-https" ' in out
+
+
+def test_a_check_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(capsys=capsys)[0] == 0
+    assert os.listdir() == []
+
+
+def test_a_wrong_command_line_is_a_usage_error_for_the_check_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        daemon.main(["--check-config", "--no-such-flag"])
+    assert left.value.code == 2
+
+
+def test_a_daemon_runs_with_a_file_and_says_what_it_does_not_know(tmp_path: Path) -> None:
+    config = tmp_path / "nsqd.cfg"
+    config.write_text('max_msg_size = 2000\nmsg_timeout = 30000\ncolour = "red"\n')
+    running = Daemon(pyqd(), tmp_path, [f"--config={config}"])
+    running.start()
+    try:
+        assert running.http("GET", "/config/max_msg_size").json() == 2000
+        assert running.http("GET", "/config/msg_timeout").json() == 30_000_000_000
+        assert f'{config}, line 3: there is no key "colour", it has no effect' in running.log_text()
+        running.stop()
+    finally:
+        running.kill()

@@ -1,0 +1,135 @@
+"""What lies ready for others to run pyqd with: it names metrics, flags and files that exist."""
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyqd.broker.broker import Broker
+from pyqd.primitives.options import FLAGS, parse_args
+from pyqd.services.metrics import Metrics
+from tests.meta.repository import ROOT, project
+
+CONTRIB = ROOT / "scripts" / "contrib"
+METRIC = re.compile(r"\b(?:pyqd|process|python)_[a-z_]+\b")
+GRID_COLUMNS = 24
+
+
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CONTRIB / "grafana-dashboard.json").read_text())
+    return loaded
+
+
+def sample_names(tmp_path: Path) -> set[str]:
+    """Return the names of all samples that a daemon with one channel shows."""
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--e2e-processing-latency-percentile=0.99"]))
+    broker.load()
+    broker.topic("t").channel("c")
+    text = Metrics(broker).text().decode()
+    broker.close()
+    return {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def flags_in(command: str) -> list[str]:
+    return [word.lstrip("-").split("=")[0] for word in shlex.split(command) if word.startswith("--")]
+
+
+def test_every_metric_of_the_dashboard_is_in_a_scrape(tmp_path: Path) -> None:
+    shown = dashboard()
+    queries = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", [])]
+    queries += [variable["definition"] for variable in shown["templating"]["list"] if "definition" in variable]
+    named = {name for query in queries for name in METRIC.findall(query)}
+    assert len(named) > 30
+    assert named <= sample_names(tmp_path)
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        own = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert max(x for x, _ in own) < GRID_COLUMNS
+        assert not own & cells, panel["title"]
+        cells |= own
+
+
+def test_rates_are_of_counters_and_of_nothing_else() -> None:
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            for name in re.findall(r"rate\((\w+)", target["expr"]):
+                assert name.endswith(("_total", "_bucket")), name
+            for name in re.findall(r"\w+_total", target["expr"]):
+                assert f"rate({name}" in target["expr"] or name == "pyqd_damage_total", name
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(CONTRIB / "pyqd.service")
+    return parser
+
+
+def test_the_unit_starts_our_program_with_flags_that_it_has() -> None:
+    command = unit()["Service"]["ExecStart"]
+    assert Path(command.split()[0]).name in project()["project"]["scripts"]
+    assert set(flags_in(command)) <= {flag.name for flag in FLAGS}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_has_nothing_to_say_about_the_unit(tmp_path: Path) -> None:
+    text = (CONTRIB / "pyqd.service").read_text()
+    command = unit()["Service"]["ExecStart"].split()[0]
+    path = tmp_path / "pyqd.service"
+    path.write_text(text.replace(command, "/bin/true"))
+    verify = ["systemd-analyze", "verify", "--man=no", str(path)]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if path.name in line]) == (0, [])
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Dockerfile with their arguments, continued lines joined."""
+    text = re.sub(r"\\\n\s*", " ", (CONTRIB / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines]
+
+
+def test_the_dockerfile_is_made_of_instructions_that_docker_has() -> None:
+    known = {"ARG", "FROM", "COPY", "RUN", "USER", "WORKDIR", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"}
+    names = [name for name, _ in instructions()]
+    assert set(names) <= known | {"ENTRYPOINT"}
+    assert names[:2] == ["ARG", "FROM"]
+    assert names[-1] == "ENTRYPOINT"
+    for name, argument in instructions():
+        if name in ("ENTRYPOINT", "HEALTHCHECK"):
+            assert all(isinstance(word, str) for word in json.loads(argument[argument.index("[") :]))
+
+
+def test_the_image_runs_our_program_as_nobody_in_particular_on_its_ports() -> None:
+    found = dict(instructions())
+    program, *flags = json.loads(found["ENTRYPOINT"])
+    assert program in project()["project"]["scripts"]
+    assert set(flags_in(" ".join(flags))) <= {flag.name for flag in FLAGS}
+    assert found["USER"] not in ("", "root", "0")
+    options = parse_args([])
+    ports = [address.rpartition(":")[2] for address in (options.tcp_address, options.http_address)]
+    assert found["EXPOSE"].split() == ports
+    assert f"127.0.0.1:{ports[1]}/ping" in found["HEALTHCHECK"]
+
+
+def test_the_image_is_built_of_what_is_in_the_repository_and_of_all_that_the_wheel_needs() -> None:
+    sources = [argument.split()[-2] for name, argument in instructions() if name == "COPY"]
+    assert sources == [".", "/dist"]
+    ignore = (CONTRIB / "Dockerfile.dockerignore").read_text().split()
+    kept = [line.removeprefix("!") for line in ignore if line.startswith("!")]
+    assert ignore[0] == "**"
+    assert all((ROOT / name).exists() for name in kept)
+    assert {"pyproject.toml", "setup.py", "README.md", "pyx", "pyqd"} <= set(kept)

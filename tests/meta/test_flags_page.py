@@ -1,0 +1,35 @@
+"""docs/flags.md is what the table of options makes of it, and docs/configuration.md has an example that works."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pyqd.primitives.options import FLAGS, parse_settings
+from tests.meta.repository import ROOT
+
+PAGE = ROOT / "docs" / "flags.md"
+GUIDE = ROOT / "docs" / "configuration.md"
+
+
+def test_the_page_of_flags_is_what_the_options_give() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "flags_page.py"), "--print"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert PAGE.read_text() == made, "run scripts/flags_page.py"
+
+
+def test_the_page_names_every_flag_once() -> None:
+    named = re.findall(r"^\| `--([a-z0-9-]+)`", PAGE.read_text(), re.MULTILINE)
+    assert named == [flag.name for flag in FLAGS]
+
+
+def test_the_example_of_a_configuration_file_works(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    path = tmp_path / "pyqd.toml"
+    path.write_text(example)
+    settings = parse_settings([f"--config={path}"])
+    assert settings.problems == ()
+    assert [notice for notice in settings.notices if "there is no" in notice] == []
+    assert len(settings.in_file) > 10

@@ -1,0 +1,161 @@
+"""A daemon whose wall clock jumps by an hour: ids, due times, time-outs, retention."""
+
+import mmap
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nsq import Client
+from tests.support.server import Daemon, pyqd, wait_until
+
+pytestmark = pytest.mark.slow
+
+HOUR_S = 3600
+HALF_HOUR_MS = 1800 * 1000
+# What is due by a clock that jumped ahead is found within 10 s.
+LOOK_AGAIN_S = 20.0
+
+SHIFTED_CLOCK = """
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile long long none;
+static volatile long long *shift_s = &none;
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *path = getenv("CLOCK_SHIFT_FILE");
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0)
+        shift_s = mmap(NULL, sizeof *shift_s, PROT_READ, MAP_SHARED, fd, 0);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    long failed = syscall(SYS_clock_gettime, clock, now);
+    if (!failed && clock == CLOCK_REALTIME)
+        now->tv_sec += *shift_s;
+    return (int)failed;
+}
+"""
+
+
+class Clock:
+    """The wall clock of the daemons started while it is set up."""
+
+    def __init__(self, directory: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("shifting a daemon's clock takes a C compiler")
+        source, self.library = directory / "clock.c", directory / "clock.so"
+        source.write_text(SHIFTED_CLOCK)
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self.library, source], check=True, timeout=60)
+        self.path = directory / "shift"
+        self.path.write_bytes(bytes(8))
+
+    def shift(self, seconds: int) -> None:
+        """Set the clock that far from the true time."""
+        with self.path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+            shared[:] = struct.pack("=q", seconds)
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(tmp_path)
+    monkeypatch.setenv("LD_PRELOAD", str(made.library))
+    monkeypatch.setenv("CLOCK_SHIFT_FILE", str(made.path))
+    return made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, clock: Clock) -> Iterator[Daemon]:
+    flags = ["-retention-time=30m", "-max-bytes-per-file=65536", "-msg-timeout=1s"]
+    running = Daemon(pyqd(), tmp_path, flags).start()
+    try:
+        running.http("POST", "/topic/create", None, topic="t")
+        running.http("POST", "/channel/create", None, topic="t", channel="c")
+        yield running
+        running.stop()
+    finally:
+        running.kill()
+
+
+def publish(daemon: Daemon, body: bytes, defer_ms: int = 0) -> None:
+    query = {"defer": str(defer_ms)} if defer_ms else {}
+    assert daemon.http("POST", "/pub", body, topic="t", **query).status == 200
+
+
+def test_ids_and_timeouts_do_not_notice_an_hour_back_and_forth(daemon: Daemon, clock: Clock) -> None:
+    ids = []
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=1)
+        for shift_s in (0, -HOUR_S, -HOUR_S // 2, 0, HOUR_S, 0):
+            clock.shift(shift_s)
+            publish(daemon, b"x")
+            message = client.read_message()
+            again = client.read_message()
+            assert (again.id, again.attempts) == (message.id, 2), "the time-out of a second came"
+            client.fin(again)
+            ids.append(message.id)
+        daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+        clock.shift(-HOUR_S)
+        client.close()
+        daemon.restart()
+        publish(daemon, b"x")
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=1)
+        message = client.read_message()
+        client.fin(message)
+        ids.append(message.id)
+    assert ids == sorted(set(ids))
+
+
+def test_due_times_follow_the_clock(daemon: Daemon, clock: Clock) -> None:
+    publish(daemon, b"in half an hour", HALF_HOUR_MS)
+    clock.shift(-HOUR_S)
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=10)
+        publish(daemon, b"soon, by the new time", 50)
+        message = client.read_message()
+        assert message.body == b"soon, by the new time"
+        client.fin(message)
+        daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0, deferred_count=1)
+        clock.shift(HOUR_S)
+        wait_until(lambda: (daemon.channel("t", "c") or {})["deferred_count"] == 0, "it is due", LOOK_AGAIN_S)
+        message = client.read_message()
+        assert message.body == b"in half an hour"
+        client.fin(message)
+        daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+
+
+def kept(daemon: Daemon) -> int:
+    """Return how many messages are kept, finished or not."""
+    records = daemon.http("GET", "/topic/positions", topic="t").json()["records"]
+    assert isinstance(records, int)
+    return records
+
+
+def test_retention_never_keeps_less_for_a_clock_set_back_and_goes_on_when_it_is_set_right(
+    daemon: Daemon, clock: Clock
+) -> None:
+    for _ in range(12):
+        publish(daemon, bytes(20_000))
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=10)
+        for _ in range(12):
+            client.fin(client.read_message())
+    daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+    clock.shift(-HOUR_S)
+    publish(daemon, b"x")
+    assert kept(daemon) == 13
+    clock.shift(HOUR_S)
+    wait_until(lambda: kept(daemon) < 5, "finished messages of an hour ago go", LOOK_AGAIN_S)

@@ -1,0 +1,162 @@
+"""Messages that are looked at, cancelled and given other due times by their id, among all else that befalls them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from pyqd.broker import amend, peek
+from pyqd.broker.broker import Broker
+from pyqd.hot.clock import wall
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.durations import HOUR_NS
+from pyqd.services.syncer import Syncer
+from tests.property.test_channel_model import DUE, FAR, IN_FLIGHT, NAMES, QUEUED, SIZES, ChannelMachine
+from tests.support.storage import FullFiles, options_for
+
+pytestmark = pytest.mark.slow
+
+
+def no_pause() -> None:
+    """Go on at once."""
+
+
+class UnsyncedFiles(FullFiles):
+    """A disk that says at once that all is on stable storage."""
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        pass
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+
+class AmendMachine(ChannelMachine):
+    """The same model; and what was parked may have to wait for a sync before its old record is finished."""
+
+    @initialize(durable=st.booleans(), ahead=st.booleans())
+    def begin(self, durable, ahead):
+        self.durable = durable
+        self.guid_of = {}
+        self.syncer: Any = None
+        self.in_log = 0
+        super().begin(ahead)
+
+    def new_files(self):
+        return UnsyncedFiles()
+
+    def broker_on_disk(self):
+        broker = Broker(options_for(self.directory), self.files)
+        self.syncer = Syncer(broker) if self.durable else None
+        broker.load()
+        return broker
+
+    def new_number(self, size):
+        self.note_ids()
+        return super().new_number(size)
+
+    def note_ids(self):
+        """Note the id of each message of which the log has something: one is published after the other."""
+        for _, guid, _, _, _, body in self.topic.log.records():
+            self.guid_of[int.from_bytes(body[:8], "little")] = guid
+
+    def settle(self):
+        if self.durable:
+            self.sync()
+
+    @precondition(lambda self: self.durable)
+    @rule()
+    def sync(self):
+        assert self.syncer.sync_all()
+
+    @rule(
+        name=st.sampled_from([*NAMES, None]),
+        picks=st.lists(st.integers(0, 1000), min_size=1, max_size=20),
+        what=st.sampled_from(["cancel", "far", "due"]),
+        full=st.booleans(),
+    )
+    def amend(self, name, picks, what, full):
+        self.note_ids()
+        for pick in picks:
+            if self.guid_of:
+                number = sorted(self.guid_of)[pick % len(self.guid_of)]
+                self.files.room = 0 if full else None
+                self.amend_one(number, name, what, full)
+                self.files.room = None
+
+    def amend_one(self, number, name, what, full):
+        channels = [self.topic.channel_of[each] for each in self.model if name in (None, each)]
+        due_ns = wall() + HOUR_NS if what == "far" else wall()
+        change = amend.cancel if what == "cancel" else amend.putting_off(self.topic, due_ns)
+        outcomes = amend.amend(self.topic, channels, self.guid_of[number], change, no_pause)
+        if number in self.held:
+            expected = [channel.name for channel in channels] or ([None] if not self.model else [])
+            assert outcomes == [amend.Outcome(each, amend.HELD) for each in expected]
+            return
+        assert [outcome.channel for outcome in outcomes] == [channel.name for channel in channels]
+        for channel, status, was in outcomes:
+            message = self.model[channel].get(number)
+            if message is None:
+                assert status in (amend.FINISHED, amend.UNKNOWN)
+            elif message.state == IN_FLIGHT:
+                assert status == amend.IN_FLIGHT
+            elif status == amend.FAILED:
+                assert full
+            else:
+                assert status == amend.DONE
+                assert was == (amend.READY if message.state == QUEUED else amend.DEFERRED)
+                self.note_amended(self.model[channel], number, what)
+
+    def note_amended(self, messages, number, what):
+        if what == "cancel":
+            del messages[number]
+        elif what == "far":
+            messages[number].park(FAR)
+        elif messages[number].state != QUEUED:
+            messages[number].park(DUE)
+
+    @rule(name=st.sampled_from(NAMES), count_max=st.sampled_from([1, 7, 1000]), size=SIZES)
+    def look(self, name, count_max, size):
+        if name in self.model:
+            self.note_ids()
+            states = {peek.READY: [QUEUED], peek.IN_FLIGHT: [IN_FLIGHT], peek.DEFERRED: [FAR, DUE]}
+            for state, of_model in states.items():
+                expected = {number for number, each in self.model[name].items() if each.state in of_model}
+                assert self.looked_at(self.topic.channel_of[name], state, count_max, size) == expected
+
+    def looked_at(self, channel, state, count_max, body_bytes_max):
+        numbers = []
+        cursor, dues = peek.Cursor(), []
+        while True:
+            page = peek.page_of_channel(self.topic, channel, state, cursor, count_max, body_bytes_max, no_pause)
+            for row in page.rows:
+                number = int.from_bytes(row.body[:8], "little")
+                assert (self.guid_of.get(number, row.guid), self.sizes[number]) == (row.guid, row.size_bytes)
+                assert row.body == self.body(number)[:body_bytes_max]
+                assert row.attempts == self.model[channel.name][number].attempts
+                numbers.append(number)
+                dues.append(row.due_ns)
+            if page.after is None:
+                assert len(numbers) == len(set(numbers))
+                assert state != peek.DEFERRED or dues == sorted(dues)
+                return set(numbers)
+            cursor = peek.parse_cursor(page.after, state)
+
+    @rule(count_max=st.sampled_from([1, 1000]))
+    def look_at_held(self, count_max):
+        numbers = set()
+        for state in (peek.READY, peek.DEFERRED):
+            cursor = peek.Cursor()
+            while True:
+                page = peek.page_of_topic(self.topic, state, cursor, count_max, 8, no_pause)
+                numbers |= {int.from_bytes(row.body, "little") for row in page.rows}
+                if page.after is None:
+                    break
+                cursor = peek.parse_cursor(page.after, peek.READY)
+        assert numbers == set(self.held)
+
+
+TestAmendMachine = AmendMachine.TestCase
+TestAmendMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,130 @@
+"""The short way of a plain publish against the parser and the routes, which define what a request means."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pyqd.hot.httpscan import plain_publish
+from pyqd.primitives.names import is_valid_name_str
+from pyqd.services.http_messages import Request, Response
+from pyqd.services.http_reader import RequestReader, State
+from pyqd.services.http_router import Route, Router
+
+BODY_MAX = 12
+PLAIN = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+
+
+def unused(_request: Request) -> Response:
+    raise AssertionError("a reader does not answer")
+
+
+def parsed(data: bytes) -> tuple[list[Request], RequestReader]:
+    reader = RequestReader(Router([Route("POST", "/pub", unused, lambda: BODY_MAX)]))
+    reader.feed(memoryview(data))
+    return reader.ready, reader
+
+
+def assert_agrees(data: bytes) -> None:
+    """Whatever the scan takes, the parser takes as the same publish, with nothing more to look at."""
+    found = plain_publish(data, BODY_MAX)
+    if found is None:
+        return
+    topic, body, used = found
+    requests, reader = parsed(data[:used])
+    assert reader.state == State.IDLE
+    (request,) = requests
+    query = request.query()
+    assert (request.method, request.path, request.version) == ("POST", "/pub", "1.1")
+    assert request.query_text == f"topic={topic.decode()}"
+    assert query.get("topic") == topic.decode()
+    assert is_valid_name_str(topic.decode())
+    assert request.body == body
+    assert not request.body_too_big
+    assert request.keep_alive
+
+
+HEADERS = st.sampled_from(
+    [
+        b"Host: x",
+        b"host:x",
+        b"Content-Length: 5",
+        b"content-length:5",
+        b"Content-Length:  5",
+        b"Content-Length: 05",
+        b"Content-Length: 4, 5",
+        b"Content-Length: -1",
+        b"Content-Length: 99",
+        b"Content-Length : 5",
+        b"User-Agent: curl",
+        b"Accept: */*",
+        b"Connection: keep-alive",
+        b"Connection: Keep-Alive",
+        b"Connection: close",
+        b"Connection: keep-alive, upgrade",
+        b"Upgrade: h2c",
+        b"Transfer-Encoding: chunked",
+        b"Expect: 100-continue",
+        b"Content-Type: text/plain\x00",
+        b"Content-Type: \xc3\xa4",
+        b" folded",
+        b"no colon",
+        b": empty",
+    ]
+)
+STARTS = st.sampled_from(
+    [
+        b"POST /pub?topic=t HTTP/1.1",
+        b"POST /pub?topic=t#ephemeral HTTP/1.1",
+        b"POST /pub?topic=%74 HTTP/1.1",
+        b"POST /pub?topic= HTTP/1.1",
+        b"POST /pub?topic=t&defer=5 HTTP/1.1",
+        b"POST /pub?topic=t HTTP/1.0",
+        b"POST /pub?topic=t  HTTP/1.1",
+        b"POST /pub?topic=" + b"n" * 65 + b" HTTP/1.1",
+        b"POST /pub?topic=a.b-c_D9 HTTP/1.1",
+        b"GET /pub?topic=t HTTP/1.1",
+    ]
+)
+
+
+@given(STARTS, st.lists(HEADERS, max_size=5), st.sampled_from([b"\r\n", b"\n"]), st.binary(max_size=16))
+def test_what_the_scan_takes_is_what_the_parser_takes(
+    start: bytes, headers: list[bytes], line_end: bytes, body: bytes
+) -> None:
+    assert_agrees(line_end.join([start, *headers, b"", b""]) + body)
+
+
+@given(st.integers(0, len(PLAIN) - 1), st.integers(0, 255), st.booleans())
+@example(17, 0x20, True)
+def test_one_byte_changed_or_added_makes_no_difference_between_them(at: int, value: int, added: bool) -> None:
+    assert_agrees(PLAIN[:at] + bytes([value]) + PLAIN[at if added else at + 1 :])
+
+
+def test_no_prefix_of_a_request_is_plain() -> None:
+    for size in range(len(PLAIN)):
+        assert plain_publish(PLAIN[:size], BODY_MAX) is None
+    assert plain_publish(PLAIN + PLAIN, BODY_MAX) == (b"t", b"hello", len(PLAIN))
+
+
+def test_the_requests_of_common_clients_are_plain() -> None:
+    curl = (
+        b"POST /pub?topic=test HTTP/1.1\r\nHost: 127.0.0.1:4151\r\nUser-Agent: curl/7.88.1\r\nAccept: */*\r\n"
+        b"Content-Length: 5\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\nhello"
+    )
+    requests = (
+        b"POST /pub?topic=test HTTP/1.1\r\nHost: 127.0.0.1:4151\r\nUser-Agent: python-requests/2.31.0\r\n"
+        b"Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello"
+    )
+    go = (
+        b"POST /pub?topic=test HTTP/1.1\r\nHost: 127.0.0.1:4151\r\nUser-Agent: Go-http-client/1.1\r\n"
+        b"Content-Length: 5\r\nContent-Type: text/plain\r\nAccept-Encoding: gzip\r\n\r\nhello"
+    )
+    for data in (curl, requests, go):
+        assert plain_publish(data, BODY_MAX) == (b"test", b"hello", len(data))
+
+
+def test_a_body_beyond_the_limit_is_not_plain() -> None:
+    over = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + b"x" * 13
+    assert plain_publish(over, BODY_MAX) is None
+    assert plain_publish(over, BODY_MAX + 1) is not None

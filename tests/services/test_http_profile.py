@@ -1,0 +1,102 @@
+"""GET /debug/profile, with programs in the profiler's place."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.conftest import HttpApp
+from tests.support.server import Reply, wait_until
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def app(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpApp]:
+    """A server that looks for its profiler in `tools` alone."""
+    monkeypatch.setenv("PROFILERS", str(tools))
+    running = HttpApp(tmp_path)
+    yield running
+    assert running.stop() == 0, running.log_text()
+
+
+def install(tools: Path, text: str) -> None:
+    path = tools / "py-spy"
+    path.write_text(f"#!{sys.executable}\nimport sys\n{text}\n")
+    path.chmod(0o755)
+
+
+def text_of(reply: Reply, status: int) -> str:
+    assert (reply.status, reply.headers["Content-Type"]) == (status, TEXT), reply
+    return reply.body.decode()
+
+
+def test_a_missing_profiler_is_501(app: HttpApp) -> None:
+    text = text_of(app.get("/debug/profile?seconds=1"), 501)
+    assert text == "py-spy is not installed: pip install py-spy\n"
+    assert text_of(app.get("/debug/pprof/profile"), 501) == text
+
+
+def test_a_profiler_that_may_not_trace_is_503(app: HttpApp, tools: Path) -> None:
+    install(tools, "print('Permission Denied: Try running again with elevated permissions')\nsys.exit(1)")
+    text = text_of(app.get("/debug/profile?seconds=1"), 503)
+    assert text.startswith("py-spy may not trace this process: Permission Denied")
+    assert "ptrace_scope" in text
+
+
+def test_a_profiler_that_fails_is_503(app: HttpApp, tools: Path) -> None:
+    install(tools, "print('something else')\nsys.exit(3)")
+    assert text_of(app.get("/debug/profile"), 503) == "py-spy ended with code 3: something else\n"
+    install(tools, "sys.exit(0)")
+    assert text_of(app.get("/debug/profile"), 503).startswith("py-spy ended with code 0")
+
+
+def test_one_profile_at_a_time_bounded_and_the_loop_goes_on(app: HttpApp, tools: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    install(
+        tools,
+        f"open({str(go)!r}).read()\n"
+        "words = [*sys.argv[1:]]\n"
+        "open(words[words.index('--output') + 1], 'w').write(' '.join(words))",
+    )
+    replies: list[Reply] = []
+    asking = threading.Thread(target=lambda: replies.append(app.get("/debug/profile?seconds=5000&rate=5000")))
+    asking.start()
+    writer = os.open(go, os.O_WRONLY)
+    busy = text_of(app.get("/debug/profile"), 503)
+    assert busy == "a profile is being recorded; only one can be at a time\n"
+    assert app.get("/ping").status == 200
+    os.close(writer)
+    asking.join(10)
+    (reply,) = replies
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "image/svg+xml")
+    assert b"record --pid %d --duration 120 --rate 1000 --format flamegraph" % app.process.pid in reply.body
+
+
+def test_a_stop_ends_the_profile(app: HttpApp, tools: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    install(tools, f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(60)")
+
+    def ask() -> None:
+        try:
+            app.get("/debug/profile?seconds=60")
+        except OSError:
+            return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the profiler runs")
+    assert app.stop() == 0
+    asking.join(10)
+    wait_until(lambda: not Path(f"/proc/{int(pid.read_text())}").exists(), "the profiler ends")

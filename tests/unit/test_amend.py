@@ -1,0 +1,111 @@
+"""Messages found by their ids while they move about."""
+
+from typing import Any
+
+import pytest
+
+from pyqd.broker import amend
+from pyqd.hot.amend import AT_DEFERRED, AT_FINISHED, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
+from pyqd.hot.clock import mono, wall
+from pyqd.primitives.durations import HOUR_NS
+from tests.support.storage import body_of, broker_on, consumer_on
+
+
+@pytest.fixture
+def topic(tmp_path):
+    broker = broker_on(tmp_path)
+    yield broker.topic("t")
+    broker.close()
+
+
+def publish(topic: Any, count: int, due_ns: int = 0) -> list[int]:
+    """Publish messages. Returns: their ids."""
+    ids = []
+    for number in range(count):
+        topic.publish_body(body_of(number), wall(), due_ns)
+        ids.append(topic.guids.last_id)
+    return ids
+
+
+def find(topic: Any, guid: int, per_turn: int = 1) -> Sought:
+    sought = Sought(topic.channel("c"), guid, slots_per_turn=per_turn, entries_per_turn=per_turn)
+    for _ in range(1000):
+        if sought.look(topic.reader):
+            return sought
+    raise AssertionError("not within 1000 parts")
+
+
+@pytest.mark.parametrize("per_turn", [1, 7, 1000])
+def test_each_message_is_found_where_it_is_however_small_the_parts_are(topic, per_turn):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    ready, deferred, due = publish(topic, 40), publish(topic, 40, wall() + HOUR_NS), publish(topic, 40, 1)
+    topic.broker.scheduler.run_timers(mono() + 1)
+    taken = [channel.take_message(consumer)[0] for _ in range(10)]
+    assert channel.finish_message(consumer, taken[0]) == 0
+    assert find(topic, taken[0], per_turn).place in (AT_FINISHED, AT_UNKNOWN)
+    assert all(find(topic, guid, per_turn).place == AT_IN_FLIGHT for guid in taken[1:])
+    left = {AT_QUEUED: ready, AT_DEFERRED: deferred, AT_RETURNED: due}
+    for place, ids in left.items():
+        assert all(find(topic, guid, per_turn).place == place for guid in set(ids) - set(taken))
+    assert find(topic, 5, per_turn).place == AT_UNKNOWN
+    assert find(topic, 2**63, per_turn).place == AT_UNKNOWN
+
+
+def test_a_message_that_moves_to_where_the_search_has_been_is_found(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    first, *_, last = publish(topic, 20, 1)
+    sought = Sought(channel, last, slots_per_turn=8, entries_per_turn=8)
+    assert not sought.look(topic.reader)
+    topic.broker.scheduler.run_timers(mono() + 1)
+    taken = {channel.take_message(consumer)[0] for _ in range(20)}
+    assert {first, last} <= taken
+    assert channel.requeue_message(consumer, last, HOUR_NS) == 0
+    while not sought.look(topic.reader):
+        pass
+    assert sought.place == AT_DEFERRED
+    sought.cancel()
+    assert channel.deferred_count == 0
+    assert find(topic, last).place in (AT_FINISHED, AT_UNKNOWN)
+
+
+def test_a_message_in_the_middle_of_the_ring_is_taken_out_and_the_rest_keeps_its_order(topic):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    ids = publish(topic, 20)
+    for guid in [channel.take_message(consumer)[0] for _ in ids]:
+        assert channel.requeue_message(consumer, guid, 0) == 0
+    for index in (19, 0, 7):
+        find(topic, ids[index]).cancel()
+    assert [channel.take_message(consumer)[0] for _ in range(17)] == [
+        guid for index, guid in enumerate(ids) if index not in (19, 0, 7)
+    ]
+    assert channel.take_message(consumer) is None
+
+
+def test_changes_are_counted_as_finished(topic):
+    channel = topic.channel("c")
+    for guid in publish(topic, 3):
+        assert amend.amend(topic, [channel], guid, amend.cancel, lambda: None)[0].status == amend.DONE
+    assert (channel.depth, channel.finish_count, channel.message_count) == (0, 3, 3)
+
+
+def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_settled(topic):
+    channel = topic.channel("c")
+    channel.parks_durably = True
+    consumer = consumer_on(channel)
+    ids = publish(topic, 5)
+    change = amend.putting_off(topic, wall() + HOUR_NS)
+    for guid in ids[1:3]:
+        amend.amend(topic, [channel], guid, change, lambda: None)
+    assert (channel.depth, channel.deferred_count) == (3, 2)
+    assert [channel.take_message(consumer)[0] for _ in range(3)] == [ids[0], ids[3], ids[4]]
+    assert channel.take_message(consumer) is None
+    channel.settle(channel.parked.log.end)
+    topic.check()
+    now = amend.putting_off(topic, wall())
+    for guid in ids[1:3]:
+        amend.amend(topic, [channel], guid, now, lambda: None)
+    topic.broker.scheduler.run_timers(mono() + 1)
+    assert {channel.take_message(consumer)[0] for _ in range(2)} == set(ids[1:3])

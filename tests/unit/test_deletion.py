@@ -1,0 +1,153 @@
+"""Deleting topics and channels: whole or not at all, and nothing of it is left or comes back."""
+
+import errno
+import gc
+from pathlib import Path
+
+import pytest
+
+from pyqd.broker.broker import Broker
+from pyqd.diskqueue.files import Files
+from pyqd.hot.consumer import Consumer
+from pyqd.primitives.errors import StorageError
+from pyqd.primitives.options import parse_args
+
+NOW_NS = 1_795_177_302 * 10**9
+
+
+class Refusing(Files):
+    """A disk that may refuse to rename, and notes what is removed."""
+
+    refusing = False
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def rename(self, source: str, target: str) -> None:
+        if self.refusing and "discarded" in target:
+            raise StorageError("rename", source, errno.EIO, "Input/output error")
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self.removed.append(path)
+        super().remove(path)
+
+
+class Client(Consumer):
+    closed_count = 0
+
+    def close(self) -> None:
+        self.closed_count += 1
+
+
+def broker_at(path: Path, files: Files | None = None) -> Broker:
+    broker = Broker(parse_args([f"--data-path={path}"]), files)
+    broker.load()
+    return broker
+
+
+def fill(broker: Broker) -> None:
+    topic = broker.topic("t")
+    for name in ("c", "d"):
+        topic.channel(name)
+    for number in range(3):
+        topic.publish_body(b"%d" % number, NOW_NS)
+    topic.publish_body(b"deferred", NOW_NS, 1 << 62)
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_where_the_disk_refuses_nothing_has_changed(tmp_path: Path, what: str) -> None:
+    files = Refusing()
+    broker = broker_at(tmp_path, files)
+    fill(broker)
+    topic, client = broker.topic("t"), Client()
+    topic.channel("c").add_consumer(client)
+    files.refusing = True
+    with pytest.raises(StorageError):
+        broker.delete_topic("t") if what == "topic" else topic.delete_channel("c")
+    assert not topic.exiting
+    assert not topic.channel("c").exiting
+    assert client.closed_count == 0
+    assert [(channel.depth, channel.deferred_count) for channel in topic.channel_of.values()] == [(3, 1), (3, 1)]
+    files.refusing = False
+    assert broker.delete_topic("t")
+    assert client.closed_count == 1
+    broker.close()
+
+
+def test_a_topic_leaves_its_place_in_one_step(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    class Watching(Refusing):
+        def rename(self, source: str, target: str) -> None:
+            super().rename(source, target)
+            if "discarded" in target:
+                seen.append(sorted(path.name for path in Path(target).iterdir()))
+
+    broker = broker_at(tmp_path, Watching())
+    fill(broker)
+    assert broker.delete_topic("t")
+    assert seen == [["c.channel", "d.channel", "log", "state"]]
+    assert not list(tmp_path.glob("topics/*"))
+    assert not list(tmp_path.glob("discarded/*"))
+    broker.close()
+
+
+def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    # No job in the background is run: it is what a kill just behind the rename leaves.
+    broker.in_background = lambda _job, _done: None
+    fill(broker)
+    broker.delete_topic("t")
+    assert list(tmp_path.glob("discarded/1/*"))
+    fill(broker)
+    broker.topic("t").delete_channel("d")
+    again = broker_at(tmp_path)
+    assert not list(tmp_path.glob("discarded/*"))
+    (channel,) = again.topic("t").channel_of.values()
+    assert (channel.name, channel.depth, channel.deferred_count) == ("c", 3, 1)
+    again.close()
+
+
+def test_a_deleted_topic_maps_no_file_though_someone_holds_it(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    fill(broker)
+    topic = broker.topic("t")
+    gc.disable()
+    try:
+        broker.delete_topic("t")
+        broker.scheduler.run_wakes()
+        maps = Path("/proc/self/maps").read_text()
+        assert f"{tmp_path}/" in maps, "the state, as the topic is held"
+        assert ".seg" not in "".join(line for line in maps.splitlines() if str(tmp_path) in line)
+    finally:
+        gc.enable()
+    assert topic.exiting
+    topic.publish_body(b"late", NOW_NS)
+    broker.close()
+
+
+def test_a_segment_that_comes_too_late_is_removed(tmp_path: Path) -> None:
+    files = Refusing()
+    broker = broker_at(tmp_path, files)
+    log = broker.topic("t").log
+    late = log.new_segment(1 << 16)
+    broker.delete_topic("t")
+    log.offer_spare(late)
+    assert log.spares == []
+    assert files.removed[-1] == late.mapping.path
+    broker.close()
+
+
+def test_a_paused_ephemeral_channel_stays_within_its_memory(tmp_path: Path) -> None:
+    broker = Broker(parse_args([f"--data-path={tmp_path}", "--mem-queue-size=2"]))
+    broker.load()
+    topic = broker.topic("t#ephemeral")
+    channel = topic.channel("c#ephemeral")
+    channel.pause(True)
+    for number in range(5):
+        topic.publish_body(b"%d" % number, NOW_NS)
+        broker.scheduler.run_wakes()
+        broker.scheduler.run_wakes()
+    assert channel.depth == 2
+    broker.close()

@@ -1,0 +1,78 @@
+"""The sketches behind the end-to-end latency percentiles."""
+
+import numpy
+import pytest
+
+from pyqd.broker.latency import LatencyWindow, latency_of
+from pyqd.hot import clock
+
+SECOND_NS = 10**9
+HOUR_NS = 3600 * SECOND_NS
+
+
+def counts(window: LatencyWindow, now_ns: int) -> list[int]:
+    return [sketch.n for sketch in window.sketches(now_ns)]
+
+
+def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:
+    window = LatencyWindow(HOUR_NS, clock.mono())
+    ages = numpy.random.default_rng(7).lognormal(18, 1.5, 100_000)
+    now_ns = clock.wall()
+    for age in ages:
+        window.note_finished(now_ns - int(age))
+    quantiles = (1.0, 0.999, 0.99, 0.9, 0.5)
+    found = latency_of([window], quantiles)
+    assert found["count"] == len(ages)
+    taken_ns = clock.wall() - now_ns
+    ordered = numpy.sort(ages)
+    for entry in found["percentiles"]:
+        quantile, value = entry["quantile"], entry["value"]
+        allowed = (1 - quantile) * 0.1 + 0.0001
+        low, high = numpy.searchsorted(ordered, [value - taken_ns, value], "right") / len(ordered)
+        assert low - allowed <= quantile <= high + allowed, entry
+
+
+def test_the_window_moves_by_halves() -> None:
+    start_ns = clock.mono()
+    window = LatencyWindow(2 * HOUR_NS, start_ns)
+    window.note_finished(clock.wall())
+    assert counts(window, start_ns + HOUR_NS - 1) == [1]
+    window.flush(start_ns + HOUR_NS)
+    window.note_finished(clock.wall())
+    window.note_finished(clock.wall())
+    assert counts(window, start_ns + HOUR_NS) == [2, 1]
+    assert counts(window, start_ns + 2 * HOUR_NS) == [2]
+    assert counts(window, start_ns + 3 * HOUR_NS) == []
+
+
+def test_what_is_older_than_the_window_is_gone_at_once() -> None:
+    start_ns = clock.mono()
+    window = LatencyWindow(2 * HOUR_NS, start_ns)
+    window.note_finished(clock.wall())
+    assert counts(window, start_ns + 10 * HOUR_NS) == []
+    assert start_ns + 10 * HOUR_NS < window.move_ns <= start_ns + 11 * HOUR_NS
+
+
+def test_what_is_buffered_goes_to_its_own_half() -> None:
+    now_ns = clock.mono()
+    window = LatencyWindow(2 * HOUR_NS, now_ns - HOUR_NS + SECOND_NS)
+    window.note_finished(clock.wall())
+    window.move_ns = clock.mono()
+    window.note_finished(clock.wall())
+    assert counts(window, clock.mono()) == [1, 1]
+
+
+def test_several_windows_are_told_as_one() -> None:
+    windows = [LatencyWindow(HOUR_NS, clock.mono()) for _ in range(3)]
+    for number, window in enumerate(windows):
+        for _ in range(600):
+            window.note_finished(clock.wall() - number * SECOND_NS)
+    found = latency_of(windows, (1.0, 0.5))
+    assert found["count"] == 1800
+    assert [round(entry["value"] / SECOND_NS) for entry in found["percentiles"]] == [2, 1]
+
+
+@pytest.mark.parametrize("quantiles", [(), (1.0,), (0.5, 0.25)])
+def test_nothing_has_zeros(quantiles: tuple[float, ...]) -> None:
+    expected = [{"quantile": quantile, "value": 0} for quantile in quantiles]
+    assert latency_of([], quantiles) == {"count": 0, "percentiles": expected}
