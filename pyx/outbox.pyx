@@ -1,8 +1,8 @@
 """What a connection sends.
 
 Frames of one turn are built in a scratch buffer that all connections share, as the loop runs one turn at a time, and
-leave in one send. Only what the socket does not take is copied to a buffer of the connection's own, and given back
-once it is gone. So an idle connection holds no buffer, and a busy loop writes to memory that is in the cache.
+leave in one send; a large body leaves from where it lies in the log. Only what the socket does not take is copied to a
+buffer of the connection's own, and given back once it is gone. So an idle connection holds no buffer, and a busy loop writes to memory that is in the cache.
 
 Invariants: 1. between turns a connection that owns no buffer has nothing to send (`start == end`).
 2. `end <= capacity`. No pointer into the scratch is kept over a greenlet switch.
@@ -13,7 +13,7 @@ from libc.string cimport memcpy, memmove
 
 from pyqd.hot.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.frames cimport FRAME_HEADER_BYTES, put_frame
-from pyqd.hot.sockets cimport send_some
+from pyqd.hot.sockets cimport send_some, send_two
 
 from pyqd.hot.transport import TransportError
 
@@ -83,6 +83,26 @@ cdef class Outbox(Consumer):
                 self.broken = True
         self.release()
         return 1 if self.transport is None or self.broken else self.flush_transport()
+
+    cdef int send_in_place(self, const char* data, uint64_t size_bytes) except -1:
+        """Send what is queued and the data behind it without copying them; keep what the socket does not take."""
+        cdef uint64_t queued = self.end - self.start
+        cdef uint64_t rest
+        cdef ssize_t sent
+        assert self.transport is None and not self.withholding and not self.owned
+        sent = send_two(self.fd, self.base + self.start, queued, data, size_bytes)
+        if sent < 0:
+            self.broken = True
+            return self.release()
+        self.sent_bytes += <uint64_t> sent
+        if <uint64_t> sent == queued + size_bytes:
+            return self.release()
+        rest = size_bytes if <uint64_t> sent < queued else queued + size_bytes - <uint64_t> sent
+        self.start += min(<uint64_t> sent, queued)
+        self.keep(self.end - self.start + rest)
+        memcpy(self.base + self.end, data + (size_bytes - rest), rest)
+        self.end += rest
+        return 0
 
     cdef ssize_t send_through(self, const char* data, uint64_t size_bytes) except -2:
         """Give the transport some bytes to send. Returns: how many; 0 when the socket is full; -1 when it is over."""

@@ -14,14 +14,15 @@ Source: spec of the TCP protocol, "Heartbeats and deadlines", "Output buffering"
 """
 
 from libc.stdint cimport uint32_t
+from libc.string cimport memcpy
 
-from pyqd.hot.channel cimport Delivery
 from pyqd.hot.clock cimport mono_ns
-from pyqd.hot.frames cimport FRAME_RESPONSE, message_frame_bytes, put_message
-from pyqd.hot.record cimport record_body
+from pyqd.hot.frames cimport FRAME_RESPONSE, message_frame_bytes, put_message, put_message_head
+from pyqd.hot.record cimport Record, record_body
 
 cdef enum:
     TURN_BYTES = 128 << 10
+    IN_PLACE_BYTES = 16 << 10            # from here on a copy costs more than a send of its own
     WRITE_EVENT = 2                      # libev's EV_WRITE
     HEARTBEAT_BYTES = 11
 
@@ -40,16 +41,34 @@ cdef class Pump(Outbox):
         while quota != 0 and self.in_flight < self.rdy:
             if not channel.take(self, now_ns, &delivery):
                 break
-            put_message(
-                self.room(message_frame_bytes(delivery.record.size_bytes)), delivery.record.guid,
-                delivery.record.timestamp_ns, delivery.attempts, record_body(delivery.record),
-                delivery.record.size_bytes)
-            self.end += message_frame_bytes(delivery.record.size_bytes)
+            self.put_delivery(&delivery)
             quota -= 1
+            if self.owned:
+                # The socket is full: what more is taken now would be copied, and wait here in place of the channel.
+                break
             if self.sent_bytes + (self.end - self.start) >= turn_end:
                 self.scheduler.request_wake(channel)
                 break
         self.flush_or_block()
+        return 0
+
+    cdef int put_delivery(self, const Delivery* delivery) except -1:
+        """Queue the frame of a message, or send it at once where its body is worth no copy."""
+        cdef const Record* record = delivery.record
+        cdef uint32_t size_bytes = record.size_bytes
+        if size_bytes >= IN_PLACE_BYTES and self.transport is None and not self.withholding:
+            put_message_head(
+                self.room(message_frame_bytes(0)), record.guid, record.timestamp_ns, delivery.attempts, size_bytes)
+            self.end += message_frame_bytes(0)
+            if not self.owned:
+                return self.send_in_place(record_body(record), size_bytes)
+            memcpy(self.room(size_bytes), record_body(record), size_bytes)
+            self.end += size_bytes
+            return 0
+        put_message(
+            self.room(message_frame_bytes(size_bytes)), record.guid, record.timestamp_ns, delivery.attempts,
+            record_body(record), size_bytes)
+        self.end += message_frame_bytes(size_bytes)
         return 0
 
     cdef int flush_or_block(self) except -1:

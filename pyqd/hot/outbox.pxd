@@ -21,6 +21,7 @@ cdef class Outbox(Consumer):
     cdef int put(self, FrameType frame_type, const char* data, uint32_t size_bytes) except -1
     cdef int put_ok(self) except -1
     cdef int flush(self) except -1
+    cdef int send_in_place(self, const char* data, uint64_t size_bytes) except -1
     cdef ssize_t send_through(self, const char* data, uint64_t size_bytes) except -2
     cdef int flush_transport(self) except -1
     cdef int keep(self, uint64_t capacity) except -1

@@ -1,7 +1,7 @@
 # The messagePump of a connection: deliver, flush, heartbeat. Design notes: pyx/pump.pyx.
 from libc.stdint cimport int64_t, uint64_t
 
-from pyqd.hot.channel cimport ChannelCore
+from pyqd.hot.channel cimport ChannelCore, Delivery
 from pyqd.hot.outbox cimport Outbox
 from pyqd.hot.schedule cimport Scheduler
 
@@ -21,6 +21,7 @@ cdef class Pump(Outbox):
     cdef int64_t command_ns              # monotonic; when the last command was complete
     cdef int64_t draining_since_ns
 
+    cdef int put_delivery(self, const Delivery* delivery) except -1
     cdef int flush_or_block(self) except -1
     cdef int wake_pump(self) except -1
     cdef int pump_once(self) except -1

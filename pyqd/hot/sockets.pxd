@@ -1,8 +1,18 @@
-# send(2) and recv(2) on a socket that does not block. All of it is inline, so there is no .pyx.
+# send(2), sendmsg(2) and recv(2) on a socket that does not block. All of it is inline, so there is no .pyx.
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
 
 cdef extern from "<sys/socket.h>" nogil:
+    cdef struct msghdr:
+        iovec* msg_iov
+        size_t msg_iovlen
+    ssize_t sendmsg(int fd, const msghdr* message, int flags)
     ssize_t send(int fd, const void* data, size_t size_bytes, int flags)
     ssize_t recv(int fd, void* data, size_t size_bytes, int flags)
     enum:
@@ -18,6 +28,28 @@ cdef inline ssize_t send_some(int fd, const char* data, uint64_t size_bytes) noe
     cdef ssize_t sent
     while True:
         sent = send(fd, data, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if sent >= 0 or errno != EINTR:
+            break
+    if sent < 0:
+        return 0 if errno == EAGAIN else -1
+    return sent
+
+# Send some bytes of two pieces that belong behind one another. Returns: as send_some.
+cdef inline ssize_t send_two(
+    int fd, const char* first, uint64_t first_bytes, const char* second, uint64_t second_bytes,
+) noexcept nogil:
+    cdef iovec[2] pieces
+    cdef msghdr message
+    cdef ssize_t sent
+    memset(&message, 0, sizeof(message))
+    pieces[0].iov_base = <void*> first
+    pieces[0].iov_len = first_bytes
+    pieces[1].iov_base = <void*> second
+    pieces[1].iov_len = second_bytes
+    message.msg_iov = pieces
+    message.msg_iovlen = 2
+    while True:
+        sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
         if sent >= 0 or errno != EINTR:
             break
     if sent < 0:
