@@ -2,14 +2,16 @@
 
 What is read goes to a buffer that all connections share. While no request is half read, the front answers the plain
 publishes at its start (pyx/httpscan.pyx) by C code alone: record into the log, answer into a scratch, one send for all
-of them. What is left, be it the rest of a publish or another request, is given to the parser and the routes, the long
-way; a stream of plain requests never leaves the loop below.
+of them. That happens in the callback of the loop, without a switch to the connection's greenlet, which would cost more
+than the rest of it. What is left, be it the rest of a publish or another request, is given to the greenlet, the parser
+and the routes, the long way.
 
 The short way is open for a topic where `find_topic` returns it, and then nothing but the message decides whether it is
 accepted. Where it is not stored, the request takes the long way, which tries again and says what is wrong.
 
-Invariants: 1. no pointer into the shared buffers lives over a switch. 2. The watcher is active only while the greenlet
-waits here: elsewhere it waits for other things, and must not be woken for this one.
+Invariants: 1. no pointer into the shared buffers lives over a switch, but for the one with which the callback hands
+over what it has read: nothing runs in between. 2. The watcher is active only while the greenlet waits here: elsewhere
+it waits for other things, and must not be woken for this one.
 
 Source: spec of the HTTP API, "POST /pub".
 """
@@ -98,26 +100,45 @@ cdef class HttpFront:
         request is half read and no answer is waiting. Raises: OSError. Switches: yes, before it reads, so that each
         connection gets its turn.
         """
-        cdef int64_t count
-        cdef uint64_t used
         self.greenlet = getcurrent()
-        self.watcher.start(self.greenlet.switch)
+        self.plain_wanted = between_requests and self.publisher is not None
+        self.arrived = False
+        self.watcher.start(self.on_readable)
         try:
-            while True:
+            while not self.arrived:
                 self.hub.switch()
-                count = self.read()
-                if count < 0:
-                    continue
-                used = 0
-                if between_requests and self.publisher is not None and self.publisher.enabled:
-                    used = self.answer_plain(read_buffer, <uint64_t> count)
-                if count == 0 or used < <uint64_t> count:
-                    return read_view[used:count]
-                if self.behind:
-                    return None
         finally:
             self.watcher.stop()
             self.greenlet = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        if self.rest_at == self.rest_end and self.behind:
+            return None
+        return read_view[self.rest_at:self.rest_end]
+
+    def on_readable(self):
+        """Read, and answer what is plain; wake the greenlet where anything is left for it. Runs on the loop itself."""
+        try:
+            self.arrived = self.take()
+        except BaseException as error:
+            self.error = error
+            self.arrived = True
+        if self.arrived:
+            self.greenlet.switch()
+
+    cdef bint take(self) except -1:
+        """Read, and answer what is plain. Returns: whether the greenlet must see to what came of it."""
+        cdef int64_t count = self.read()
+        cdef uint64_t used = 0
+        if count < 0:
+            return False
+        self.behind = False
+        if self.plain_wanted and self.publisher.enabled:
+            used = self.answer_plain(read_buffer, <uint64_t> count)
+        self.rest_at = used
+        self.rest_end = <uint64_t> count
+        return count == 0 or used < <uint64_t> count or self.behind
 
     def close_front(self):
         """Let go of what the loop holds of the connection."""

@@ -26,6 +26,7 @@ from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
+from pyqd.protocol.greenlets import end_stacks
 from pyqd.protocol.listener import address_of, https_address_of
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.shedding import Shedder
@@ -62,6 +63,7 @@ class Daemon:
     def __init__(self, options: Options, files: Files | None = None) -> None:
         self.options = options
         self.hub: Any = gevent.get_hub()
+        end_stacks(self.hub)
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())

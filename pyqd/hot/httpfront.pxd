@@ -18,10 +18,16 @@ cdef class HttpFront:
     cdef TopicCore topic                 # of the last plain publish
     cdef bytes topic_name
     cdef bint behind                     # the socket was full
+    cdef bint plain_wanted               # plain publishes may be answered: no request is half read
+    cdef bint arrived                    # there is something for the greenlet: the three below
+    cdef uint64_t rest_at                # of the shared buffer, what is not answered
+    cdef uint64_t rest_end
+    cdef object error
     cdef readonly int64_t plain_count
     cdef public double deadline_s
     cdef public double idle_s            # what the deadline is moved by
 
+    cdef bint take(self) except -1
     cdef int64_t read(self) except -2
     cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef bint accept(self, PlainPublish* found, int64_t now_ns) except -1

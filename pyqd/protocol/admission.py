@@ -13,6 +13,8 @@ from typing import Any
 
 import gevent
 
+from pyqd.protocol.greenlets import spawn
+
 REFUSED_AT_ONCE_MAX = 256
 LINGER_S = 1.0
 DROPPED_BYTES = 64 * 1024
@@ -62,7 +64,7 @@ class Admission:
             refused.close()
             return
         self._lingering += 1
-        gevent.spawn(self._linger, refused, answer)
+        spawn(self._linger, refused, answer)
 
     def _linger(self, refused: socket.socket, answer: bytes) -> None:
         watcher: Any = gevent.get_hub().loop.io(refused.fileno(), READ_EVENT)

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import gevent
-from greenlet import greenlet
 from OpenSSL import SSL
 
 from pyqd.broker.channel import Channel
@@ -20,6 +19,7 @@ from pyqd.primitives.names import is_valid_name
 from pyqd.primitives.options import TLS_NOT_REQUIRED
 from pyqd.protocol import negotiate, tls
 from pyqd.protocol.authorization import Authorizer
+from pyqd.protocol.greenlets import start_raw
 from pyqd.protocol.upgrade import upgrade
 
 if TYPE_CHECKING:
@@ -73,14 +73,12 @@ class Connection(IoLoop):
         self.auth_needed = server.auth.enabled
         self.authorizer = Authorizer(self)
         self.msg_timeout_ns = self.granted.msg_timeout_ns
-        self.io_greenlet = greenlet(self.io_loop, server.hub)
-        server.hub.loop.run_callback(self.io_greenlet.switch)
+        self.io_greenlet = start_raw(server.hub, self.io_loop)
 
     def begin(self) -> None:
         """Start what needs a client that speaks V2: the pump and the heartbeats."""
         logger.info("CLIENT(%s): desired protocol magic '  V2'", self.remote_address)
-        self.pump_greenlet = greenlet(self.message_pump, self.server.hub)
-        self.server.hub.loop.run_callback(self.pump_greenlet.switch)
+        self.pump_greenlet = start_raw(self.server.hub, self.message_pump)
         self.start_heartbeats(negotiate.HEARTBEAT_NS_DEFAULT)
 
     def command(self, name: bytes, params: list[bytes], body: bytes | None) -> None:

@@ -9,6 +9,7 @@ import gevent
 from pyqd.broker.broker import Broker
 from pyqd.hot.clock import mono
 from pyqd.primitives.errors import StorageError
+from pyqd.protocol.greenlets import spawn
 from pyqd.services.giveway import give_way
 
 LOOK_S = 5.0
@@ -25,7 +26,7 @@ class Housekeeper:
 
     def start(self) -> None:
         """Look after the topics from now on."""
-        self._greenlet = gevent.spawn(self._run)
+        self._greenlet = spawn(self._run)
 
     def stop(self) -> None:
         """Leave them alone."""

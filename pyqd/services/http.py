@@ -16,6 +16,7 @@ from pyqd.primitives.durations import format_duration
 from pyqd.primitives.errors import LimitReached
 from pyqd.primitives.loglines import fields
 from pyqd.protocol.admission import Admission
+from pyqd.protocol.greenlets import spawn
 from pyqd.protocol.handshake import HandshakeError, shake_hands
 from pyqd.protocol.listener import Address, Listener
 from pyqd.protocol.tls import TlsServer, common_name_of
@@ -72,7 +73,7 @@ class HttpServer:
     def start(self, address: Address) -> Address:
         """Listen and serve from now on. Returns: the address with its real port. Raises: StartupError."""
         bound = self._listener.start(address)
-        self._sweeper = gevent.spawn(self._sweep)
+        self._sweeper = spawn(self._sweep)
         logger.info("%s: listening on %s", self.name, bound)
         return bound
 
@@ -94,11 +95,11 @@ class HttpServer:
             self._admission.turn_away(accepted, b"" if self._tls is not None else render(answer))
             return
         if self._tls is not None:
-            gevent.spawn(self._secure, self._tls, accepted, remote)
+            spawn(self._secure, self._tls, accepted, remote)
             return
         connection = HttpConnection(accepted, remote, self._router, self.answer, self._publisher, self._limits)
         self.connections.add(connection)
-        gevent.spawn(self._serve, connection)
+        spawn(self._serve, connection)
 
     def _secure(self, tls: TlsServer, accepted: socket.socket, remote: str) -> None:
         """Do the handshake, then serve."""

@@ -9,6 +9,7 @@ Sources: the documentation of py-spy; prctl(2), PR_SET_PTRACER.
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from typing import Any, Final
 import gevent
 from cffi import FFI
 
+from pyqd.services.flamegraph import readable
+
 PROGRAM: Final = "py-spy"
 SECONDS_MAX: Final = 120
 RATE_MAX: Final = 1000
@@ -27,6 +30,8 @@ EXTRA_S: Final = 30.0
 POLL_S: Final = 0.05
 WORDS_MAX: Final = 500
 SHELL: Final = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
+# Frames of compiled code: py-spy has them where it can walk a native stack.
+NATIVE: Final = ("--native",) if platform.machine() == "x86_64" else ()
 PR_SET_PTRACER: Final = 0x59616D61
 SIGNS_OF_NO_PERMISSION: Final = ("permission denied", "operation not permitted", "eperm")
 
@@ -92,7 +97,7 @@ class Profiler:
         command = [program, "record", "--pid", str(os.getpid()), "--duration", str(seconds), "--rate", str(rate)]
         with open(said, "w+b") as output:
             self._process = subprocess.Popen(
-                [*SHELL, *command, "--format", "flamegraph", "--output", image],
+                [*SHELL, *command, "--format", "flamegraph", "--nolineno", *NATIVE, "--output", image],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -105,7 +110,7 @@ class Profiler:
         with contextlib.suppress(FileNotFoundError), open(image, "rb") as file:
             found = file.read()
             if code == 0 and found:
-                return found
+                return readable(found.decode(errors="replace")).encode()
         with open(said, errors="replace") as file:
             raise failure(code, file.read())
 

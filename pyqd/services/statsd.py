@@ -24,6 +24,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.names import is_ephemeral_str
 from pyqd.primitives.options import Options, TcpAddress, split_address
+from pyqd.protocol.greenlets import spawn
 from pyqd.services.giveway import give_way
 from pyqd.services.identity import Identity
 
@@ -143,7 +144,7 @@ class StatsdPusher:
             found = dict(self._entries(pause=False))
             self._sent = {key: value for key, value in found.items() if is_counter(key)}
             self._interval_s = options.statsd_interval_ns / SECOND_NS
-            self._greenlet = gevent.spawn(self._run)
+            self._greenlet = spawn(self._run)
 
     def stop(self) -> None:
         """Send what is left of this interval's lines at once, then nothing more. Switches: yes."""

@@ -1,0 +1,24 @@
+import pytest
+from greenlet import getcurrent, greenlet
+
+from pyqd.hot.outermost import outermost
+
+
+def test_the_outermost_function_gets_its_arguments_and_gives_its_result() -> None:
+    assert outermost(divmod, 17, 5) == (3, 2)
+
+
+def test_what_the_outermost_function_raises_goes_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        outermost(divmod, 17, 0)
+
+
+def test_an_outermost_function_switches_and_goes_on() -> None:
+    def steps() -> int:
+        parent = getcurrent().parent
+        assert parent is not None
+        return int(parent.switch(1)) + 1
+
+    started = greenlet(outermost)
+    assert started.switch(steps) == 1
+    assert started.switch(41) == 42
