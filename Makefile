@@ -25,7 +25,8 @@ NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
 JOBS ?= $(shell expr 2 '*' $$(nproc))
-IN_PARALLEL = -n $(JOBS) --dist worksteal
+# loadgroup: tests marked spark share one process, and so one Spark session; all others go to whoever is free.
+IN_PARALLEL = -n $(JOBS) --dist loadgroup
 # The suite starts the daemon hundreds of times: compiled bytecode is kept even where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -33,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run test test-fast debug test-debug bench flame lint fmt types cov annotate dist check clean absent
+.PHONY: help env build run test test-fast debug test-debug bench flame cpu-cost lint fmt types cov annotate dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +50,8 @@ run: build ## start the daemon on NSQ's ports, with its data in ./data
 test: build $(TOOLS) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
 
-test-fast: build ## the tests without slow, interop and browser: less than a minute
-	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser" $(IN_PARALLEL) $(ARGS)
+test-fast: build ## the tests without slow, interop, browser and spark: less than a minute
+	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" $(IN_PARALLEL) $(ARGS)
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
 	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)
@@ -59,11 +60,15 @@ debug: $(READY) ## debug build in build/debug-tree: invariants and indexes check
 test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
 	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(IN_PARALLEL) $(ARGS)
 
-bench: build ## benchmarks with real sizes; NSQD=path/to/nsqd sets an nsqd beside, in turn
+# NSQD, given to make or in the environment, reaches the benchmark by the environment.
+bench: build ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn
 	$(BIN)/python -m bench $(ARGS)
 
 flame: build ## flame graph of the daemon under load: bench/results/flame.svg
 	scripts/flame.sh $(ARGS)
+
+cpu-cost: build ## CPU time and instructions that a message costs the daemon
+	$(BIN)/python -m bench.cost $(ARGS)
 
 lint: build ## ruff, cython-lint and the tidy tests
 	$(BIN)/ruff check .
@@ -91,7 +96,7 @@ check: lint types test ## all that must hold before a commit
 clean: ## remove builds and caches; .venv and data stay
 	rm -rf build dist *.egg-info htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f pyqd/hot/*.so bench/*.so
-	find pyqd tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find pyqd spark tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): pyproject.toml scripts/setup.sh
 	scripts/setup.sh

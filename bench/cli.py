@@ -1,25 +1,35 @@
-"""The command line: `run` one server, `compare` two in turn, `load` one that runs already, `list` the workloads."""
+"""The command line: `run` one server, `compare` several in turn, `report` on runs, and what helps with both."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import report, runner
-from bench.runner import Cores, Result, Setting
+from bench import runner, tables
+from bench.progress import Progress
+from bench.series import Series, SeriesError, describe_session
 from bench.server import Target
+from bench.setting import Cores, Setting
 from bench.steady import keep_loaded
 from bench.workloads import WORKLOADS, Workload, find
 
 RESULTS_DIRECTORY = Path(__file__).resolve().parent / "results"
+INTERRUPTED = 130
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     names = [workload.name for workload in WORKLOADS]
     parser.add_argument(
-        "-w", "--workload", action="append", choices=names, help="run this one only; may be repeated (default: all)"
+        "-w",
+        "--workload",
+        action="append",
+        choices=names,
+        metavar="NAME",
+        help="run this one only; may be repeated (default: all of `list`)",
     )
     parser.add_argument("--scale", type=float, default=1.0, help="factor on messages, idle connections and idle time")
     parser.add_argument("--data-root", type=Path, help="where the data directories are made (default: TMPDIR)")
@@ -29,24 +39,34 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-flag", action="append", default=[], metavar="FLAG", help="one more flag for every server: -name=value"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY, help="where the JSON goes")
+    parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY, help="where the files go")
+    parser.add_argument("--into", type=Path, metavar="FILE.json", help="add the runs to those that are there already")
+    parser.add_argument(
+        "--resume", action="store_true", help="with --into: make only the runs that are still missing there"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no further pair after that time; for --resume later"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
-    run.add_argument("--target", default="pyqd", help="pyqd (default), sink, or the path of an nsqd")
+    run.add_argument("--target", default="pyqd", help="pyqd (default), sink, sink-store, or the path of an nsqd")
     run.add_argument("--repeat", type=int, default=1, help="runs of each workload, each on a fresh server")
-    compare = commands.add_parser("compare", help="measure pyqd and an nsqd in turn")
+    compare = commands.add_parser("compare", help="measure pyqd, and an nsqd on one core and on two, in turn")
     compare.add_argument(
         "--nsqd",
         default=os.environ.get("NSQD") or None,
         help="path of the nsqd (default: the environment variable NSQD); without it pyqd is measured alone",
     )
-    compare.add_argument("--pairs", type=int, default=5, help="runs of each server and workload")
+    compare.add_argument("--pairs", type=int, default=5, help="runs of each server and workload (default: 5)")
+    compare.add_argument("--one-core", action="store_true", help="leave out the nsqd on two cores")
     for command in (run, compare):
         add_common(command)
+    report = commands.add_parser("report", help="print the tables of a series again, write its page and its plot")
+    report.add_argument("file", type=Path, metavar="FILE.json")
     load = commands.add_parser("load", help="keep a server that runs already under end-to-end load, measure nothing")
     load.add_argument("--nsqd-tcp-address", required=True, metavar="HOST:PORT")
     load.add_argument("--seconds", type=float, default=10.0)
@@ -70,51 +90,121 @@ def choose_workloads(arguments: argparse.Namespace) -> list[Workload]:
 
 
 def choose_targets(arguments: argparse.Namespace) -> tuple[list[Target], int]:
-    """Return the targets and how often each is to run."""
+    """Return the targets and how often each is to run. Raises: ValueError."""
+    count: int = arguments.repeat if arguments.command == "run" else arguments.pairs
+    if count < 1:
+        raise ValueError(f"{count} runs: at least one is needed")
     if arguments.command == "run":
-        return [Target.parse(arguments.target)], arguments.repeat
+        return [Target.parse(arguments.target)], count
     if arguments.nsqd is None:
-        print("No nsqd was given (--nsqd PATH): pyqd runs alone, there is nothing to compare it with.")
-        return [Target.parse("pyqd")], arguments.pairs
-    return [Target.parse("pyqd"), Target.parse(arguments.nsqd)], arguments.pairs
-
-
-def measure(workload: Workload, targets: Sequence[Target], count: int, setting: Setting) -> list[Result]:
-    results = []
-    for result in runner.alternate(workload, targets, count, setting):
-        results.append(result)
-        print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return results
+        print("No nsqd was given (NSQD=PATH or --nsqd PATH): pyqd runs alone, there is nothing to compare it with.")
+        return [Target.parse("pyqd")], count
+    targets = [Target.parse("pyqd"), Target.parse(arguments.nsqd)]
+    if not arguments.one_core and len(os.sched_getaffinity(0)) > 1:
+        targets.append(Target.parse(arguments.nsqd, core_count=2))
+    return targets, count
 
 
 def list_workloads() -> None:
     for workload in WORKLOADS:
-        print(f"{workload.name:16}  {workload.what}")
+        print(f"{workload.name:17}  {workload.what}")
 
 
-def measure_all(arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> int:
-    """Run all chosen workloads, print their tables, write the JSON; return 1 when a run had a problem."""
-    setting = Setting(cores=choose_cores(arguments), data_root=arguments.data_root, flags=tuple(arguments.server_flag))
-    if setting.cores.server is None or setting.cores.generator is None:
-        print("Server and generator have no core of their own each: they disturb each other.")
-    runner.pin_generator(setting.cores)
-    runs = []
-    for workload in choose_workloads(arguments):
-        results = measure(workload, targets, count, setting)
-        runs.append((workload, results))
-        print(report.workload_table(workload, results), end="\n\n", flush=True)
-    path = report.write_json(report.as_document(runs, setting, command), arguments.results)
-    print(f"written: {path}")
-    return int(any(result.problem for _, results in runs for result in results))
+class Session:
+    """One invocation: measures its workloads into a series that is written after each run."""
+
+    def __init__(self, arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> None:
+        """Raises: SeriesError when what is there already does not go with it."""
+        self.arguments = arguments
+        self.targets = targets
+        self.setting = Setting(
+            cores=choose_cores(arguments), data_root=arguments.data_root, flags=tuple(arguments.server_flag)
+        )
+        self.path: Path = arguments.into or arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
+        self.series = Series.read(self.path) if self.path.exists() else Series()
+        workloads = choose_workloads(arguments)
+        self.pairs = [(workload, self.pairs_of(workload, count)) for workload in workloads]
+        self.series.begin(describe_session(targets, self.setting, command), workloads)
+        self.failed = False
+        self.end_s = time.monotonic() + 60 * arguments.minutes
+
+    def pairs_of(self, workload: Workload, count: int) -> int:
+        """Return how many pairs of a workload to run, less those that are there already when resuming."""
+        wanted = workload.runs(count)
+        if not self.arguments.resume:
+            return wanted
+        return max(0, wanted - min(self.series.good(workload.name, target.name) for target in self.targets))
+
+    def plan(self, pairs: int) -> Iterator[tuple[int, Target]]:
+        """Yield that many pairs of runs until the time is over; a pair that has begun is made whole."""
+        for pair, target in runner.alternate(self.targets, pairs):
+            if target is self.targets[0] and time.monotonic() > self.end_s:
+                return
+            yield pair, target
+
+    def run(self, progress: Progress) -> None:
+        for workload, pairs in self.pairs:
+            for pair, target in self.plan(pairs):
+                progress.begin(workload.name, target.name)
+                result = runner.run_once(workload, target, self.setting)
+                self.failed |= bool(result.problem)
+                self.series.add(pair, result)
+                self.series.write(self.path)
+                progress.end(result)
+            if self.series.runs[workload.name]:
+                progress.print(tables.workload_table(self.series, workload) + "\n")
+
+    def measure(self) -> int:
+        """Run all, print the tables, write the files; return the exit status."""
+        if self.setting.cores.server is None or self.setting.cores.generator is None:
+            print("Server and generator have no core of their own each: they disturb each other.")
+        runner.pin_generator(self.setting.cores)
+        interrupted = False
+        with Progress(sum(pairs for _, pairs in self.pairs) * len(self.targets)) as progress:
+            try:
+                self.run(progress)
+            except KeyboardInterrupt:
+                interrupted = True
+        print(tables.summary_table(self.series))
+        self.series.write(self.path)
+        write_page(self.series, self.path)
+        return INTERRUPTED if interrupted else int(self.failed)
+
+
+def write_page(series: Series, path: Path) -> None:
+    """Write the page and the plot beside the JSON of that path, and say what lies where."""
+    # Only here, as it takes most of a second, and memory that a generator need not have.
+    from bench import plot
+
+    picture = path.with_suffix(".png")
+    drawn = plot.draw(series, picture)
+    page = path.with_suffix(".md")
+    page.write_text(tables.markdown(series, picture.name if drawn else ""))
+    print("\nwritten:", *([path, page] + ([picture] if drawn else [])))
+
+
+def report(path: Path) -> None:
+    """Print and write what a series says. Raises: SeriesError."""
+    series = Series.read(path)
+    for workload in series.workloads.values():
+        if series.runs[workload.name]:
+            print(tables.workload_table(series, workload), end="\n\n")
+    print(tables.summary_table(series))
+    write_page(series, path)
+
+
+def with_command(given: Sequence[str]) -> list[str]:
+    """Return the command line with `compare` where no command is named."""
+    named = bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
+    return list(given) if named else ["compare", *given]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line argv, `compare` when it is empty.
+    """Run the command line argv; a command that is not named is `compare`.
 
-    Returns: 1 when a run failed, lost a message or delivered one twice, else 0.
+    Returns: 1 when a run failed, lost a message or delivered one twice, 130 when interrupted, else 0.
     """
-    given = list(sys.argv[1:] if argv is None else argv) or ["compare"]
+    given = with_command(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     arguments = parser.parse_args(given)
     if arguments.command == "list":
@@ -125,7 +215,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{keep_loaded((host, int(port)), arguments.seconds):,} messages went through")
         return 0
     try:
+        if arguments.command == "report":
+            report(arguments.file)
+            return 0
+        if arguments.resume and arguments.into is None:
+            raise ValueError("--resume needs --into FILE.json, the series to be completed")
         targets, count = choose_targets(arguments)
-    except ValueError as error:
+        session = Session(arguments, targets, count, shlex.join(["python", "-m", "bench", *given]))
+    except (ValueError, SeriesError) as error:
         parser.error(str(error))
-    return measure_all(arguments, targets, count, shlex.join(["python", "-m", "bench", *given]))
+    return session.measure()

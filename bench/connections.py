@@ -26,11 +26,11 @@ class HandshakeError(Exception):
 class Handshake:
     """What a connection says first: IDENTIFY when there is something to identify, SUB when it is to consume.
 
-    identify: fields of IDENTIFY as in the protocol, without feature_negotiation, so that the answer is OK.
+    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK.
     silent: the connection is for HTTP, and says nothing by itself.
     """
 
-    identify: Mapping[str, int | str] = field(default_factory=dict)
+    identify: Mapping[str, int | str | bool] = field(default_factory=dict)
     topic: str = ""
     channel: str = ""
     silent: bool = False
@@ -114,11 +114,11 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def expect_ok(connection: socket.socket) -> None:
-    """Read one answer, over any heartbeat that comes first."""
+    """Read one answer, OK or an object, over any heartbeat that comes first."""
     while True:
         size, frame_type = struct.unpack(">ii", receive_exactly(connection, 8))
         data = receive_exactly(connection, size - 4)
-        if frame_type == FRAME_RESPONSE and data == b"OK":
+        if frame_type == FRAME_RESPONSE and (data == b"OK" or data.startswith(b"{")):
             return
         if frame_type != FRAME_RESPONSE or data != b"_heartbeat_":
             raise HandshakeError(f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}")

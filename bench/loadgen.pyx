@@ -9,21 +9,25 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from bench.histogram cimport summarize
 from bench.sockets cimport EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, close, epoll_create1, monotonic_ns, watch
-from bench.tally cimport tally_close, tally_open
+from bench.tally cimport Tally, tally_close, tally_open
 from bench.traffic cimport (
     CONSUMER, CONTROL_BYTES, HTTP_PUBLISHER, IDLER, PUBLISHER, Connection, Role, Traffic, flush, publish_more, turn,
 )
 from bench.wire cimport COUNTER_BYTES
 
-from bench.outcome import LoadReport
+from bench.outcome import ChannelCount, LoadReport
 
 cdef enum:
     SMALL_INPUT_BYTES = 4096       # publishers and idle connections read short responses only
     CONSUMER_INPUT_BYTES = 131072  # fits the second-level cache together with the FINs
     BODY_BYTES_MAX = 1048576
     COMMAND_BYTES_MAX = 67108864
+    CHANNEL_COUNT_MAX = 1024
+    OPEN_OUTSTANDING_MAX = 65536   # of a connection with a rate: more than the buffers of two sockets hold
 
+RATE_MAX_PER_S = 1e9
 cdef int64_t SLICE_NS = 100_000_000    # after so long the loop comes back to see whether a signal arrived
 
 
@@ -36,6 +40,7 @@ cdef class Load:
 
     messages: counters 0 .. messages - 1 are published, or expected by consumers, or both; 0 with idle ones alone.
     body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: what follows the counter, repeated and cut.
+    channels: how many channels are consumed, 1 to 1024; each of them is to get every message.
 
     The sockets stay the caller's, who keeps them open until `run` returned. A load runs once.
     """
@@ -45,17 +50,25 @@ cdef class Load:
     cdef bytes filler
     cdef bint started
 
-    def __cinit__(self, *, uint64_t messages, uint32_t body_bytes, bytes filler=b"x"):
+    def __cinit__(self, *, uint64_t messages, uint32_t body_bytes, bytes filler=b"x", uint32_t channels=1):
+        cdef uint32_t channel
         memset(&self.traffic, 0, sizeof(Traffic))
         self.traffic.epoll_fd = -1
         if body_bytes < COUNTER_BYTES or body_bytes > BODY_BYTES_MAX:
             raise ValueError(f"body_bytes must be {COUNTER_BYTES} to {BODY_BYTES_MAX}: {body_bytes}")
+        if channels < 1 or channels > CHANNEL_COUNT_MAX:
+            raise ValueError(f"channels must be 1 to {CHANNEL_COUNT_MAX}: {channels}")
         self.body_bytes = body_bytes
         self.filler = filler * ((body_bytes - COUNTER_BYTES) // len(filler) + 1)
         self.traffic.messages = messages
         self.traffic.batch = 1
-        if tally_open(&self.traffic.tally, messages) < 0:
+        self.traffic.tallies = <Tally*>calloc(channels, sizeof(Tally))
+        if self.traffic.tallies == NULL:
             raise MemoryError
+        for channel in range(channels):
+            if tally_open(&self.traffic.tallies[channel], messages) < 0:
+                raise MemoryError
+            self.traffic.channel_count += 1
         self.traffic.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
         if self.traffic.epoll_fd < 0:
             raise OSError(errno, "epoll_create1")
@@ -65,8 +78,12 @@ cdef class Load:
         for index in range(self.traffic.connection_count):
             free(self.traffic.connections[index].input)
             free(self.traffic.connections[index].output)
+            free(self.traffic.connections[index].begun_ns)
         free(self.traffic.connections)
-        tally_close(&self.traffic.tally)
+        free(self.traffic.sent_ns)
+        for index in range(self.traffic.channel_count):
+            tally_close(&self.traffic.tallies[index])
+        free(self.traffic.tallies)
         if self.traffic.epoll_fd >= 0:
             close(self.traffic.epoll_fd)
 
@@ -101,14 +118,14 @@ cdef class Load:
             raise OSError(errno, "epoll_ctl")
         return connection
 
-    cdef bytes build_command(self, bytes topic, uint32_t batch):
+    cdef bytes build_command(self, bytes topic, uint32_t batch, uint32_t defer_ms):
         """Return one command with zero counters and note where these stand."""
         cdef bytes body = bytes(COUNTER_BYTES) + self.filler[:self.body_bytes - COUNTER_BYTES]
         cdef bytes sized = self.body_bytes.to_bytes(4, "big") + body
         cdef bytes head
         cdef bytes command
         if batch == 1:
-            head = b"PUB " + topic + b"\n"
+            head = (b"DPUB %s %d\n" % (topic, defer_ms)) if defer_ms else b"PUB " + topic + b"\n"
             command = head + sized
         else:
             head = b"MPUB " + topic + b"\n" + (4 + len(sized) * batch).to_bytes(4, "big") + batch.to_bytes(4, "big")
@@ -141,14 +158,26 @@ cdef class Load:
         self.traffic.command_bytes = <uint32_t>(len(head) + len(content))
         return head + content
 
-    def add_publishers(self, fds, *, str topic, uint32_t batch, uint32_t outstanding):
+    def add_publishers(
+            self, fds, *, str topic, uint32_t batch, uint32_t outstanding, double rate_per_s=0.0, uint32_t defer_ms=0):
         """Let each of fds publish to topic, batch messages a command (1: PUB, more: MPUB).
 
         outstanding: commands sent but not answered on a connection, at most. The load's messages must be a multiple
         of batch, and all of one load's publishers have one topic and one batch.
+        rate_per_s: messages a second over all of fds, sent at their intended times and one by one, whatever is
+        unanswered; outstanding is then how many are sent at once when the generator is late. 0: as answers come.
+        defer_ms: how long the server is to keep each message (DPUB); 0: not at all.
+        Raises: ValueError for a batch with a rate or with a deferral.
         """
         self.check_publishers(batch, outstanding)
-        self.fill_publishers(fds, PUBLISHER, self.build_command(topic.encode(), batch), batch, outstanding)
+        if batch > 1 and (rate_per_s or defer_ms):
+            raise ValueError("a load with a rate or a deferral has a batch of 1")
+        if not 0 <= rate_per_s <= RATE_MAX_PER_S:
+            raise ValueError(f"rate_per_s must be 0 to {RATE_MAX_PER_S:g}: {rate_per_s}")
+        if rate_per_s:
+            self.traffic.interval_ns = 1e9 / rate_per_s
+        self.traffic.defer_ns = <int64_t>defer_ms * 1_000_000
+        self.fill_publishers(fds, PUBLISHER, self.build_command(topic.encode(), batch, defer_ms), batch, outstanding)
 
     def add_http_publishers(self, fds, *, str topic, uint32_t batch, uint32_t outstanding, bint lines=False):
         """As add_publishers, over HTTP with kept connections (1: /pub, more: /mpub).
@@ -173,9 +202,14 @@ cdef class Load:
         if <uint64_t>self.traffic.command_bytes * outstanding > COMMAND_BYTES_MAX:
             raise ValueError(f"outstanding commands of a connection exceed {COMMAND_BYTES_MAX} bytes")
         self.traffic.batch = batch
-        self.traffic.outstanding_max = outstanding
+        self.traffic.burst_max = outstanding
+        self.traffic.outstanding_max = OPEN_OUTSTANDING_MAX if self.traffic.interval_ns != 0 else outstanding
+        self.traffic.first_publisher = self.traffic.connection_count
         for fd in fds:
             connection = self.add(fd, role, SMALL_INPUT_BYTES, self.traffic.command_bytes * outstanding)
+            connection.begun_ns = <int64_t*>calloc(self.traffic.outstanding_max, sizeof(int64_t))
+            if connection.begun_ns == NULL:
+                raise MemoryError
             for command_index in range(outstanding):
                 memcpy(
                     connection.output + <size_t>command_index * self.traffic.command_bytes,
@@ -183,17 +217,24 @@ cdef class Load:
             self.traffic.publisher_count += 1
         return 0
 
-    def add_consumers(self, fds, *, uint32_t rdy):
-        """Let each of fds, subscribed, ask for rdy messages in flight and FIN what it receives."""
+    def add_consumers(self, fds, *, uint32_t rdy, uint32_t channel=0):
+        """Let each of fds, subscribed, ask for rdy messages in flight and FIN what it receives.
+
+        channel: the number, from 0, of the channel that they are subscribed to. Raises: ValueError beyond the load's.
+        """
         cdef Connection* connection
         cdef bytes command = b"RDY %d\n" % rdy
         cdef uint32_t input_max = CONSUMER_INPUT_BYTES
-        if input_max < 2 * self.body_bytes:
-            input_max = 2 * self.body_bytes + CONTROL_BYTES
+        if channel >= self.traffic.channel_count:
+            raise ValueError(f"the load has channels 0 to {self.traffic.channel_count - 1}: {channel}")
+        # Several frames a read, so that moving a torn one to the front costs little beside.
+        if input_max < 8 * self.body_bytes:
+            input_max = 8 * self.body_bytes + CONTROL_BYTES
         for fd in fds:
             connection = self.add(fd, CONSUMER, input_max, input_max + CONTROL_BYTES)
             memcpy(connection.output, <const char*>command, len(command))
             connection.output_end = <uint32_t>len(command)
+            connection.channel = channel
             self.traffic.consumer_count += 1
 
     def add_idlers(self, fds):
@@ -217,6 +258,7 @@ cdef class Load:
         if self.started:
             raise ValueError("a load runs once")
         self.started = True
+        self.keep_sending_times()
         self.traffic.spinning = spin
         self.traffic.start_ns = monotonic_ns()
         end_ns = self.traffic.start_ns + <int64_t>(deadline_s * 1e9)
@@ -239,20 +281,53 @@ cdef class Load:
             raise LoadError((<bytes>self.traffic.error_text).decode("utf-8", "replace"))
         return self.report(state == 1, monotonic_ns())
 
+    cdef int keep_sending_times(self) except -1:
+        """Make room for when each command is sent, if a delivery is to be measured from that."""
+        cdef uint64_t command_count = self.traffic.messages // self.traffic.batch
+        cdef bint known = self.traffic.interval_ns != 0 and self.traffic.defer_ns == 0
+        if known or not (self.traffic.publisher_count and self.traffic.consumer_count):
+            return 0
+        self.traffic.sent_ns = <int64_t*>calloc(command_count + 1, sizeof(int64_t))
+        if self.traffic.sent_ns == NULL:
+            raise MemoryError
+        return 0
+
+    cdef double since_start_s(self, int64_t then_ns):
+        return (then_ns - self.traffic.start_ns) / 1e9 if then_ns else 0.0
+
+    cdef tuple channel_counts(self):
+        cdef list counts = []
+        cdef uint32_t channel
+        cdef Tally* tally
+        for channel in range(self.traffic.channel_count):
+            tally = &self.traffic.tallies[channel]
+            counts.append(ChannelCount(unique=tally.unique, duplicates=tally.duplicates, foreign=tally.foreign))
+        return tuple(counts)
+
     cdef object report(self, bint complete, int64_t now_ns):
         cdef Traffic* traffic = &self.traffic
         cdef bint loaded = traffic.publisher_count != 0 or traffic.consumer_count != 0
+        channels = self.channel_counts()
+        unique = sum([count.unique for count in channels])
+        duplicates = sum([count.duplicates for count in channels])
+        foreign = sum([count.foreign for count in channels])
         return LoadReport(
             messages=traffic.messages,
             confirmed=traffic.confirmed,
-            received=traffic.tally.unique + traffic.tally.duplicates + traffic.tally.foreign,
-            unique=traffic.tally.unique,
-            duplicates=traffic.tally.duplicates,
-            foreign=traffic.tally.foreign,
+            received=unique + duplicates + foreign,
+            unique=unique,
+            duplicates=duplicates,
+            foreign=foreign,
             heartbeats=traffic.heartbeats,
             elapsed_s=(now_ns - traffic.start_ns) / 1e9,
-            published_s=(traffic.published_ns - traffic.start_ns) / 1e9 if traffic.published_ns else 0.0,
-            consumed_s=(traffic.consumed_ns - traffic.start_ns) / 1e9 if traffic.consumed_ns else 0.0,
+            published_s=self.since_start_s(traffic.published_ns),
+            consumed_s=self.since_start_s(traffic.consumed_ns),
             worked_s=traffic.worked_ns / 1e9,
             timed_out=loaded and not complete,
+            sent_s=self.since_start_s(traffic.last_sent_ns),
+            answers=summarize(&traffic.answers),
+            deliveries=summarize(&traffic.deliveries),
+            behind=summarize(&traffic.behind),
+            early=traffic.early,
+            channels=channels,
         )

@@ -1,15 +1,41 @@
 """What one load produced, as the generator saw it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Durations of one kind: how many, quantiles to 0.4 %, and the exact maximum; all 0 when there are none."""
+
+    count: int = 0
+    p50_ns: int = 0
+    p99_ns: int = 0
+    p999_ns: int = 0
+    max_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelCount:
+    """What the consumers of one channel received: received = unique + duplicates + foreign."""
+
+    unique: int
+    duplicates: int
+    foreign: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """Counters of one `Load.run`.
 
-    confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign.
+    confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign, each of them
+    over all channels.
     Times are in seconds since the first byte of the load was sent; one that never came is 0. worked_s is the
     time spent on events; what is missing to elapsed_s the generator spent waiting for the server.
+
+    sent_s: when the last command was sent. answers: of each command, from sending it to its answer. deliveries: of
+    each message that was published by the same load, from sending it, or from its due time when it was deferred.
+    Of a load with a rate both begin at the intended time, and behind is how much later a command was sent than that.
+    early: deferred messages that came before their due time, which count as 0 in deliveries.
     """
 
     messages: int
@@ -24,3 +50,9 @@ class LoadReport:
     consumed_s: float
     worked_s: float
     timed_out: bool
+    sent_s: float = 0.0
+    answers: Latency = field(default_factory=Latency)
+    deliveries: Latency = field(default_factory=Latency)
+    behind: Latency = field(default_factory=Latency)
+    early: int = 0
+    channels: tuple[ChannelCount, ...] = ()

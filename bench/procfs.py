@@ -80,3 +80,8 @@ def read_cpu_model() -> str:
         if name.strip() == "model name":
             return value.strip()
     return "unknown"
+
+
+def read_memory_total() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,49 +1,16 @@
-"""Summaries of results: a table for people, JSON for everything else."""
+"""Figures of runs put together: medians, ranges, ratios of neighbours, and the goals they are held against."""
 
-import json
-import platform
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
 
-from bench.procfs import read_cpu_model
-from bench.runner import Result, Setting
+from bench.figures import FIGURES, Figure, figure_of
+from bench.goals import Goal, goals_of
+from bench.series import Run, Series
 from bench.workloads import Workload
 
-
-@dataclass(frozen=True)
-class Figure:
-    """A measured quantity: its key in Result.figures, its name for people, the factor and digits to print it with."""
-
-    key: str
-    label: str
-    factor: float = 1.0
-    digits: int = 1
-
-
-FIGURES = (
-    Figure("rate_per_s", "messages, k/s", 1e-3),
-    Figure("seconds", "time of the load, s", digits=2),
-    Figure("cpu_ns", "server CPU, ns/message", digits=0),
-    Figure("user_ns", "  of it user", digits=0),
-    Figure("system_ns", "  of it system", digits=0),
-    Figure("server_busy_percent", "server busy, %", digits=0),
-    Figure("generator_busy_percent", "generator busy, %", digits=0),
-    Figure("others_percent", "others on its core, %", digits=0),
-    Figure("settled_s", "rest after the fill, s"),
-    Figure("published_s", "all published after, s", digits=2),
-    Figure("private_bytes", "private, B/connection", digits=0),
-    Figure("anonymous_bytes", "anonymous, B/connection", digits=0),
-    Figure("rss_bytes", "RSS, B/connection", digits=0),
-    Figure("opened_s", "all opened after, s", digits=2),
-    Figure("cpu_percent", "CPU, % of a core", digits=2),
-    Figure("heartbeats", "heartbeats answered", digits=0),
-)
-# Seconds, shares and counts say how a run went; of these, a ratio of two servers would say nothing.
-RATIO_KEYS = {"rate_per_s", "cpu_ns", "user_ns", "system_ns", "private_bytes", "anonymous_bytes", "cpu_percent"}
+# What counts for a workload without goals: the first of these that was measured.
+COUNTING = (("rate_per_s",), ("message_anonymous_bytes",), ("private_bytes", "cpu_percent"), ("start_s",))
 
 
 @dataclass(frozen=True)
@@ -59,112 +26,128 @@ class Spread:
     def of(cls, values: Sequence[float]) -> "Spread":
         return cls(median=median(values), least=min(values), most=max(values), count=len(values))
 
-
-def figure_values(results: Iterable[Result], target: str, key: str) -> list[float]:
-    return [
-        result.figures[key]
-        for result in results
-        if result.target == target and not result.problem and key in result.figures
-    ]
+    def show(self, figure: Figure) -> str:
+        if self.least == self.most:
+            return figure.show(self.median)
+        return f"{figure.show(self.median)} ({figure.show(self.least)} .. {figure.show(self.most)})"
 
 
-def pair_ratios(results: Sequence[Result], targets: Sequence[str], key: str) -> list[float]:
-    """Return first / second target for each pair of runs in which both are good.
+@dataclass(frozen=True)
+class Versus:
+    """A comparison of the first target with another one; reached: the goal, None where there is none."""
 
-    The two runs of a pair stand next to each other in time, so their ratio is quieter than that of two medians.
+    ratios: Spread
+    goal: float | None
+    reached: bool | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of one workload over all targets.
+
+    spreads, versus: by target.    limit, within: a goal of the first target alone, and whether it is reached
     """
-    first = [result for result in results if result.target == targets[0]]
-    second = [result for result in results if result.target == targets[1]]
-    return [
-        one.figures[key] / other.figures[key]
-        for one, other in zip(first, second, strict=False)
-        if not one.problem and not other.problem and key in one.figures and other.figures.get(key)
-    ]
+
+    workload: Workload
+    figure: Figure
+    spreads: dict[str, Spread]
+    versus: dict[str, Versus]
+    limit: float | None = None
+    within: bool | None = None
+
+    def verdict(self) -> str:
+        """Return yes, no, or against which targets the goal is reached; "" without a goal."""
+        reached = {name: found.reached for name, found in self.versus.items() if found.reached is not None}
+        if self.within is not None:
+            reached["the limit"] = self.within
+        if len(set(reached.values())) > 1:
+            return "only " + "; ".join(name for name, yes in reached.items() if yes)
+        return "" if not reached else "yes" if all(reached.values()) else "no"
 
 
-def target_names(results: Iterable[Result]) -> list[str]:
-    return list(dict.fromkeys(result.target for result in results))
+def spread_of(runs: Iterable[Run], target: str, key: str) -> Spread | None:
+    """Return median and range over the good runs, None when there is none.
+
+    A run that measured several times itself gives its own range beside its median, by KEY_least and KEY_most.
+    """
+    found = [run.result.figures for run in runs if run.result.target == target and not run.result.problem]
+    found = [figures for figures in found if key in figures]
+    if not found:
+        return None
+    return Spread(
+        median=median(figures[key] for figures in found),
+        least=min(figures.get(f"{key}_least", figures[key]) for figures in found),
+        most=max(figures.get(f"{key}_most", figures[key]) for figures in found),
+        count=len(found),
+    )
 
 
-def show(figure: Figure, spread: Spread) -> str:
-    def number(value: float) -> str:
-        return f"{value * figure.factor:,.{figure.digits}f}"
+def pair_ratios(runs: Iterable[Run], first: str, second: str, key: str) -> list[float]:
+    """Return first / second target for each pair in which both runs are good.
 
-    return f"{number(spread.median)} ({number(spread.least)} .. {number(spread.most)})"
-
-
-def workload_table(workload: Workload, results: Sequence[Result]) -> str:
-    """Return the lines of one workload: a row per figure, a column per target, the ratio when there are two."""
-    names = target_names(results)
-    rows = [["median (min .. max)", *names] + ([f"{names[0]} / {names[1]}"] if len(names) == 2 else [])]
-    for figure in FIGURES:
-        values = [figure_values(results, name, figure.key) for name in names]
-        if not any(values):
-            continue
-        row = [figure.label, *(show(figure, Spread.of(found)) if found else "-" for found in values)]
-        if len(names) == 2 and figure.key in RATIO_KEYS:
-            ratios = pair_ratios(results, names, figure.key)
-            row.append(f"{median(ratios):.2f}" if ratios else "-")
-        rows.append(row)
-    lines = [f"{workload.name}: {workload.what}", *format_columns(rows)]
-    lines += [f"  FAILED {result.target}: {result.problem}" for result in results if result.problem]
-    return "\n".join(lines)
+    The runs of a pair stand next to each other in time, so their ratio is quieter than that of two medians.
+    """
+    pairs: dict[tuple[int, int], dict[str, float]] = {}
+    for run in runs:
+        if not run.result.problem and key in run.result.figures:
+            pairs.setdefault((run.session, run.pair), {})[run.result.target] = run.result.figures[key]
+    return [pair[first] / pair[second] for pair in pairs.values() if first in pair and pair.get(second)]
 
 
-def format_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(max(map(len, rows)))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+def compare(runs: Sequence[Run], first: str, second: str, figure: Figure, goal: float | None) -> Versus | None:
+    ratios = pair_ratios(runs, first, second, figure.key)
+    if not ratios:
+        return None
+    spread = Spread.of(ratios)
+    if goal is None:
+        return Versus(ratios=spread, goal=None, reached=None)
+    reached = spread.median >= goal if figure.better == "more" else spread.median <= goal
+    return Versus(ratios=spread, goal=goal, reached=reached)
 
 
-def as_document(runs: Sequence[tuple[Workload, Sequence[Result]]], setting: Setting, command: str) -> dict[str, object]:
-    """Return everything measured as what json can write."""
-    return {
-        "format": 1,
-        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": command,
-        "machine": {
-            "cpu": read_cpu_model(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "server_core": setting.cores.server,
-            "generator_core": setting.cores.generator,
-        },
-        "server_flags": list(setting.flags),
-        "workloads": [
-            {
-                "workload": asdict(workload),
-                "runs": [asdict(result) for result in results],
-                "summary": summary(results),
-            }
-            for workload, results in runs
-        ],
-    }
+def make_row(series: Series, workload: Workload, figure: Figure, goal: Goal | None = None) -> Row:
+    runs = series.runs[workload.name]
+    cores = series.core_counts()
+    first, *others = cores
+    spreads = {name: spread_of(runs, name, figure.key) for name in cores}
+    versus = {}
+    if figure.better:
+        for name in others:
+            versus[name] = compare(runs, first, name, figure, goal.ratio(cores[name]) if goal else None)
+    limit = goal.limit if goal else None
+    own = spreads[first]
+    return Row(
+        workload=workload,
+        figure=figure,
+        spreads={name: spread for name, spread in spreads.items() if spread is not None},
+        versus={name: found for name, found in versus.items() if found is not None},
+        limit=limit,
+        within=None if limit is None or own is None else own.median <= limit,
+    )
 
 
-def summary(results: Sequence[Result]) -> dict[str, object]:
-    names = target_names(results)
-    targets: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
-    for name, figure in product(names, FIGURES):
-        values = figure_values(results, name, figure.key)
-        if values:
-            targets[name][figure.key] = asdict(Spread.of(values))
-    found: dict[str, object] = {"targets": targets}
-    if len(names) == 2:
-        ratios = {key: pair_ratios(results, names, key) for key in sorted(RATIO_KEYS)}
-        found["ratios"] = {key: asdict(Spread.of(values)) for key, values in ratios.items() if values}
-    return found
+def counting_rows(series: Series, workload: Workload) -> list[Row]:
+    """Return what counts for a workload: the figures of its goals, or what its kind is about."""
+    goals = goals_of(workload.name)
+    if goals:
+        return [make_row(series, workload, figure_of(goal.key), goal) for goal in goals]
+    for keys in COUNTING:
+        rows = [make_row(series, workload, figure_of(key)) for key in keys]
+        if any(row.spreads for row in rows):
+            return rows
+    return [make_row(series, workload, figure_of(COUNTING[0][0]))]
 
 
-def write_json(document: dict[str, object], directory: Path) -> Path:
-    """Write document to a new file named after the time and return its path."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / time.strftime("%Y%m%d-%H%M%S.json")
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
+def all_counting_rows(series: Series) -> list[Row]:
+    return [row for workload in series.workloads.values() for row in counting_rows(series, workload)]
+
+
+def all_rows(series: Series, workload: Workload) -> list[Row]:
+    """Return every figure of a workload that was measured."""
+    rows = [make_row(series, workload, figure) for figure in FIGURES]
+    return [row for row in rows if row.spreads]
+
+
+def problems(series: Series, workload: Workload) -> list[tuple[str, str]]:
+    """Return target and problem of each run that failed."""
+    return [(run.result.target, run.result.problem) for run in series.runs[workload.name] if run.result.problem]

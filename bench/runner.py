@@ -3,108 +3,22 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import replace
 
-from bench import upgraded
+from bench import stock, upgraded
 from bench.connections import Connections, Handshake, HandshakeError, create_channel
 from bench.deliveries import Deliveries
 from bench.loadgen import Load, LoadError
-from bench.outcome import LoadReport
-from bench.procfs import CpuTime, Memory, read_core_time_s, read_cpu_time, read_memory
+from bench.outcome import Latency, LoadReport
+from bench.procfs import Memory, read_memory
 from bench.server import Server, ServerError, Target, running
+from bench.setting import Cores, Meter, Result, Setting, metered, settle
 from bench.workloads import Workload
 
 TOPIC = "bench"
 CHANNEL = "bench"
 OPEN_TIMEOUT_S = 30.0
-# A server counts as settled when it used less than this share of a core over one interval.
-SETTLED_SHARE = 0.05
-SETTLE_INTERVAL_S = 0.25
-SETTLE_DEADLINE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Where server and generator run; None: wherever the kernel puts them."""
-
-    server: int | None = None
-    generator: int | None = None
-
-    @classmethod
-    def choose(cls) -> "Cores":
-        """Take two of the cores this process may use, or none when there is only one."""
-        allowed = sorted(os.sched_getaffinity(0))
-        return cls(server=allowed[0], generator=allowed[1]) if len(allowed) > 1 else cls()
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is the same for all runs of a session. flags: further flags, given to every server."""
-
-    cores: Cores = field(default_factory=Cores)
-    data_root: Path | None = None
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """One run.
-
-    losses: messages not confirmed (publish), or published but never delivered (the others).
-    problem: why the run counts as failed; "" when it does not.
-    figures: by the names in bench.report.FIGURES.
-    """
-
-    workload: str
-    target: str
-    messages: int
-    losses: int = 0
-    duplicates: int = 0
-    foreign: int = 0
-    problem: str = ""
-    figures: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class Meter:
-    """What the body of `metered` cost the server, and what its core spent on others meanwhile."""
-
-    server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
-    others_s: float = 0.0
-    elapsed_s: float = 0.0
-
-
-@contextmanager
-def metered(server: Server, cores: Cores) -> Iterator[Meter]:
-    """Measure over the body; others_s stays 0 when the server is not pinned."""
-
-    def core_time_s() -> float:
-        return 0.0 if cores.server is None else read_core_time_s(cores.server)
-
-    meter = Meter()
-    cpu_before, core_before_s, start_s = read_cpu_time(server.pid), core_time_s(), time.monotonic()
-    yield meter
-    meter.elapsed_s = time.monotonic() - start_s
-    server.require_alive()
-    meter.server = read_cpu_time(server.pid) - cpu_before
-    # Two roundings to ticks can leave less than nothing.
-    meter.others_s = max(0.0, core_time_s() - core_before_s - meter.server.total_s)
-
-
-def settle(server: Server) -> float:
-    """Wait, bounded, until the server has nothing left to do; return the seconds waited."""
-    start_s = time.monotonic()
-    before = read_cpu_time(server.pid)
-    while time.monotonic() - start_s < SETTLE_DEADLINE_S:
-        time.sleep(SETTLE_INTERVAL_S)
-        server.require_alive()
-        now = read_cpu_time(server.pid)
-        if (now - before).total_s < SETTLED_SHARE * SETTLE_INTERVAL_S:
-            break
-        before = now
-    return time.monotonic() - start_s
 
 
 def load_figures(report: LoadReport, meter: Meter, seconds: float) -> dict[str, float]:
@@ -118,16 +32,42 @@ def load_figures(report: LoadReport, meter: Meter, seconds: float) -> dict[str, 
         "server_busy_percent": 100 * meter.server.total_s / meter.elapsed_s,
         "generator_busy_percent": 100 * report.worked_s / meter.elapsed_s,
         "others_percent": 100 * meter.others_s / meter.elapsed_s,
+        **latency_values("answer", report.answers),
+        **latency_values("latency", report.deliveries),
+        **latency_values("behind", report.behind),
     }
 
 
+def latency_values(prefix: str, latency: Latency) -> dict[str, float]:
+    """Return the figures of one kind of latency, none when nothing was recorded."""
+    if not latency.count:
+        return {}
+    return {
+        f"{prefix}_p50_us": latency.p50_ns / 1e3,
+        f"{prefix}_p99_us": latency.p99_ns / 1e3,
+        f"{prefix}_p999_us": latency.p999_ns / 1e3,
+        f"{prefix}_max_us": latency.max_ns / 1e3,
+    }
+
+
+def channel_problems(report: LoadReport) -> list[str]:
+    """Say which channels did not get each message once."""
+    return [
+        f"channel {index}: {report.messages - count.unique} lost, {count.duplicates} twice, {count.foreign} foreign"
+        for index, count in enumerate(report.channels)
+        if count.unique != report.messages or count.duplicates or count.foreign
+    ]
+
+
 def consumption_result(workload: Workload, target: Target, report: LoadReport, figures: dict[str, float]) -> Result:
-    losses = report.messages - report.unique
+    losses = report.messages * len(report.channels) - report.unique
     wrong = []
     if report.timed_out:
         wrong.append(f"not complete after {report.elapsed_s:.1f} s")
     if losses or report.duplicates or report.foreign:
         wrong.append(f"{losses} lost, {report.duplicates} twice, {report.foreign} never published")
+    if len(report.channels) > 1:
+        wrong += channel_problems(report)
     return Result(
         workload=workload.name,
         target=target.name,
@@ -141,7 +81,14 @@ def consumption_result(workload: Workload, target: Target, report: LoadReport, f
 
 
 def add_publishers(load: Load, workload: Workload, connections: Connections) -> None:
-    load.add_publishers(connections.fds(), topic=TOPIC, batch=workload.batch, outstanding=workload.outstanding)
+    load.add_publishers(
+        connections.fds(),
+        topic=TOPIC,
+        batch=workload.batch,
+        outstanding=workload.outstanding,
+        rate_per_s=workload.rate_per_s,
+        defer_ms=workload.defer_ms,
+    )
 
 
 def new_load(workload: Workload) -> Load:
@@ -152,17 +99,19 @@ def open_publishers(workload: Workload, server: Server) -> Connections:
     return Connections.open(server.tcp_address, workload.publishers, Handshake(), timeout_s=OPEN_TIMEOUT_S)
 
 
-def open_subscribers(workload: Workload, server: Server, count: int) -> Connections:
-    handshake = Handshake(identify=workload.identify, topic=TOPIC, channel=CHANNEL)
+def open_subscribers(workload: Workload, server: Server, count: int, channel: str = CHANNEL) -> Connections:
+    handshake = Handshake(identify=workload.identify, topic=TOPIC, channel=channel)
     return Connections.open(server.tcp_address, count, handshake, timeout_s=OPEN_TIMEOUT_S)
 
 
 def run_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Publish into a topic without channels."""
+    """Publish into a topic without channels, or with one that nobody consumes."""
+    if workload.existing:
+        create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
     load = new_load(workload)
     with open_publishers(workload, server) as connections:
         add_publishers(load, workload, connections)
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
 
@@ -179,7 +128,7 @@ def run_http_publish(workload: Workload, target: Target, server: Server, setting
             outstanding=workload.outstanding,
             lines=workload.lines,
         )
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
 
@@ -206,7 +155,7 @@ def run_consume(workload: Workload, target: Target, server: Server, setting: Set
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
     with open_subscribers(workload, server, workload.consumers) as connections:
         load.add_consumers(connections.fds(), rdy=workload.rdy)
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(report, meter, report.consumed_s)
     return consumption_result(workload, target, report, {**figures, "settled_s": settled_s})
@@ -224,7 +173,7 @@ def run_consume_upgraded(workload: Workload, target: Target, server: Server, set
         server.tcp_address, workload.upgrade, workload.consumers, TOPIC, CHANNEL, deliveries, OPEN_TIMEOUT_S
     )
     try:
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
             report = upgraded.consume(consumers, deliveries, workload.messages, workload.rdy, workload.deadline_s)
     finally:
         upgraded.close(consumers)
@@ -233,7 +182,10 @@ def run_consume_upgraded(workload: Workload, target: Target, server: Server, set
 
 
 def run_end_to_end(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Publish and consume at once, from one loop."""
+    """Publish and consume at once, from one loop.
+
+    With a rate, the figure of it is what the generator really sent a second.
+    """
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
     with (
         open_subscribers(workload, server, workload.consumers) as consumers,
@@ -241,10 +193,47 @@ def run_end_to_end(workload: Workload, target: Target, server: Server, setting: 
     ):
         load.add_consumers(consumers.fds(), rdy=workload.rdy)
         add_publishers(load, workload, publishers)
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
+            report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+    figures = load_figures(report, meter, report.sent_s if workload.rate_per_s else report.consumed_s)
+    return consumption_result(workload, target, report, {**figures, "published_s": report.published_s})
+
+
+def run_fan_out(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+    """Publish into a topic and consume each of its channels at once; each has consumers of its own."""
+    load = Load(messages=workload.messages, body_bytes=workload.body_bytes, channels=workload.channels)
+    with ExitStack() as opened:
+        for index in range(workload.channels):
+            consumers = open_subscribers(workload, server, workload.consumers, f"{CHANNEL}-{index}")
+            load.add_consumers(opened.enter_context(consumers).fds(), rdy=workload.rdy, channel=index)
+        publishers = opened.enter_context(open_publishers(workload, server))
+        add_publishers(load, workload, publishers)
+        with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(report, meter, report.consumed_s)
+    if report.published_s and report.consumed_s:
+        figures["published_per_s"] = report.messages / report.published_s
+        figures["delivered_per_s"] = report.unique / report.consumed_s
     return consumption_result(workload, target, report, {**figures, "published_s": report.published_s})
+
+
+def run_deferred(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+    """Publish deferred messages at a rate and take the time from their due time to their delivery."""
+    load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
+    if workload.age_s:
+        create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
+        time.sleep(workload.age_s)
+    with (
+        open_subscribers(workload, server, workload.consumers) as consumers,
+        open_publishers(workload, server) as publishers,
+    ):
+        load.add_consumers(consumers.fds(), rdy=workload.rdy)
+        add_publishers(load, workload, publishers)
+        with metered(server) as meter:
+            report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
+    figures = load_figures(replace(report, deliveries=Latency()), meter, report.sent_s)
+    lateness = latency_values("lateness", report.deliveries)
+    return consumption_result(workload, target, report, {**figures, **lateness, "early_count": float(report.early)})
 
 
 def idle_figures(before: Memory, after: Memory, count: int) -> dict[str, float]:
@@ -255,7 +244,7 @@ def idle_figures(before: Memory, after: Memory, count: int) -> dict[str, float]:
     }
 
 
-def run_idle(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+def run_idle(workload: Workload, target: Target, server: Server, _setting: Setting) -> Result:
     """Open many subscribed connections and only answer heartbeats."""
     create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
     settle(server)
@@ -266,7 +255,7 @@ def run_idle(workload: Workload, target: Target, server: Server, setting: Settin
         opened_s = time.monotonic() - start_s
         after = read_memory(server.pid)
         load.add_idlers(connections.fds())
-        with metered(server, setting.cores) as meter:
+        with metered(server) as meter:
             report = load.run(workload.duration_s)
     figures = {
         **idle_figures(before, after, workload.idlers),
@@ -284,7 +273,10 @@ KINDS = {
     "consume": run_consume,
     "consume_upgraded": run_consume_upgraded,
     "end_to_end": run_end_to_end,
+    "fan_out": run_fan_out,
+    "deferred": run_deferred,
     "idle": run_idle,
+    **stock.KINDS,
 }
 
 
@@ -300,10 +292,11 @@ def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
     A failure of the server or of the protocol is a result with a problem, so that the other runs go on.
     """
     try:
-        flags = (*setting.flags, *workload.flags, *upgraded.server_flags(workload.upgrade))
-        with running(target, core=setting.cores.server, data_root=setting.data_root, flags=flags) as server:
+        flags = (*setting.flags, *workload.flags_of(target.program), *upgraded.server_flags(workload.upgrade))
+        cores = setting.cores.of(target)
+        with running(target, cores=cores, data_root=setting.data_root, flags=flags) as server:
             try:
-                return KINDS[workload.kind](workload, target, server, setting)
+                return KINDS[workload.kind](workload, target, server, setting.of(target))
             except (LoadError, HandshakeError, OSError) as error:
                 # A dead server explains more than the connection that it took along.
                 server.require_alive()
@@ -317,8 +310,8 @@ def failure(workload: Workload, target: Target, error: Exception) -> Result:
     return Result(workload=workload.name, target=target.name, messages=workload.messages, problem=problem)
 
 
-def alternate(workload: Workload, targets: Sequence[Target], pairs: int, setting: Setting) -> Iterator[Result]:
-    """Yield the results of A B A B ..., so that slow drifts of the machine meet all targets alike."""
-    for _ in range(pairs):
+def alternate(targets: Sequence[Target], pairs: int) -> Iterator[tuple[int, Target]]:
+    """Yield pair and target in the order A B A B ..., so that slow drifts of the machine meet all targets alike."""
+    for pair in range(pairs):
         for target in targets:
-            yield run_once(workload, target, setting)
+            yield pair, target

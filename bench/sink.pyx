@@ -1,10 +1,15 @@
 """Serve as the least a server can do, to show that the load generator is never the limit.
 
-The sink knows one topic. It swallows PUB and MPUB and answers OK; a subscriber gets as many made-up messages as were
-published, with the counters 0, 1, 2 ... in the order of sending, and its FINs are only counted. Nothing is stored, so
-what the generator reaches against the sink is an upper bound of what it can measure.
+The sink knows one topic. It swallows PUB, MPUB and DPUB and answers OK; the subscribers of a channel get as many
+made-up messages as were published, with the counters 0, 1, 2 ... in the order of sending, and their FINs are only
+counted. Nothing is stored, so what the generator reaches against the sink is an upper bound of what it can measure.
+Asked to, it appends all that it receives to a file: then it is the upper bound of a server that keeps its messages.
 
-    published  messages taken so far        emitted  messages sent so far, over all subscribers; emitted <= published
+    published  messages taken so far, deferred ones from their due time on
+    emitted    messages sent so far, over all subscribers of a channel; emitted <= published
+
+Deferred messages come due in the order in which they were published: one load defers all of its own by the same time.
+With many publishers counter n stands for the n-th message that came, not always for the one it was sent in.
 
 Invariants
 1. A connection reads only when its replies have left; a reply (10 bytes) is shorter than the command it answers, so
@@ -16,24 +21,28 @@ Invariants
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 from bench.httpwire cimport http_message_bytes
 from bench.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, close, epoll_create1, epoll_event, epoll_wait,
-    recv, send, setsockopt, ssize_t, watch,
+    monotonic_ns, recv, send, setsockopt, ssize_t, watch,
 )
 from bench.wire cimport (
     COUNTER_BYTES, FIN_BYTES, FRAME_ERROR, FRAME_HEADER_BYTES, FRAME_MESSAGE, MESSAGE_HEADER_BYTES, MESSAGE_ID_BYTES,
     MESSAGE_ID_OFFSET, get_u32, put_response, put_u32, put_u64,
 )
 
+cdef extern from "<unistd.h>" nogil:
+    ssize_t write(int fd, const void* data, size_t size_bytes)
+
 cdef enum:
     INPUT_BYTES = 262144
     REPLY_BYTES = 262144 + 64
     FRAMES_BYTES = 131072
+    FRAME_COUNT_MIN = 8            # of large messages FRAMES_BYTES would hold a single one
     BODY_BYTES_MAX = 65536
     CONNECTION_COUNT_MAX = 16384
     EVENT_COUNT_MAX = 256
@@ -41,6 +50,9 @@ cdef enum:
     SLEEP_MS = 200
     LISTENER = CONNECTION_COUNT_MAX
     HTTP_OK_BYTES = 40
+    CHANNEL_COUNT_MAX = 64
+    LINE_BYTES_MAX = 256           # of a SUB
+    DUE_COUNT_MIN = 65536
 
 cdef const char* HTTP_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
@@ -51,6 +63,8 @@ cdef struct Client:
     bint http                      # a request came in its place
     uint32_t body_left             # bytes of a PUB or MPUB body still to be swallowed
     uint32_t messages_due          # counted as published when body_left reaches 0
+    uint32_t defer_ms              # of the DPUB whose body is being swallowed
+    uint32_t channel               # that it is subscribed to
     uint32_t rdy
     uint32_t in_flight
     uint32_t input_end
@@ -67,12 +81,19 @@ cdef struct Sink:
     int epoll_fd
     int listener_fd                # borrowed, as the next one
     int http_listener_fd
+    int store_fd                   # where all that comes in is written; -1: nowhere
     uint32_t client_count          # slots used; a slot is not used again
     uint32_t body_bytes            # of the messages given out: that of the last one published
     uint32_t empty_passes          # since the last event
     uint64_t published
-    uint64_t emitted
+    uint32_t channel_count
+    uint64_t[CHANNEL_COUNT_MAX] emitted
+    char[CHANNEL_COUNT_MAX][LINE_BYTES_MAX] channels       # each as the SUB that named it
     uint64_t finished
+    int64_t* due_ns                # of deferred messages, those from due_begin to due_end wait; owned
+    size_t due_begin
+    size_t due_end
+    size_t due_max
     Client** clients               # CONNECTION_COUNT_MAX pointers, NULL where the client left
 
 
@@ -138,17 +159,23 @@ cdef int flush(Sink* sink, Client* client, uint32_t index) noexcept nogil:
     return state
 
 
+cdef uint32_t frames_max(uint32_t frame_bytes) noexcept nogil:
+    cdef uint32_t count = FRAMES_BYTES // frame_bytes
+    return count if count > FRAME_COUNT_MIN else FRAME_COUNT_MIN
+
+
 cdef int prebuild(Client* client, uint32_t frame_bytes) noexcept nogil:
-    """Fill the area of frames with message frames that lack only their counters."""
+    """Make the area of frames and fill it with message frames that lack only their counters."""
     cdef uint32_t position = 0
+    cdef uint32_t size = frames_max(frame_bytes) * frame_bytes
     cdef char* data
-    if client.frames == NULL:
-        client.frames = <char*>malloc(FRAMES_BYTES)
+    free(client.frames)
+    client.frames = <char*>malloc(size)
     if client.frames == NULL:
         return -1
     client.frame_bytes = frame_bytes
-    memset(client.frames, b"x", FRAMES_BYTES)
-    while position + frame_bytes <= FRAMES_BYTES:
+    memset(client.frames, b"x", size)
+    while position < size:
         data = client.frames + position + FRAME_HEADER_BYTES
         put_u32(client.frames + position, frame_bytes - 4)
         put_u32(client.frames + position + 4, FRAME_MESSAGE)
@@ -165,11 +192,11 @@ cdef int emit(Sink* sink, Client* client, uint32_t index) noexcept nogil:
     cdef char* target
     cdef int state = 1
     while state == 1 and client.frames_end == 0 and client.reply_end == 0:
-        count = sink.published - sink.emitted
+        count = sink.published - sink.emitted[client.channel]
         if count > client.rdy - client.in_flight:
             count = client.rdy - client.in_flight
-        if count > FRAMES_BYTES // frame_bytes:
-            count = FRAMES_BYTES // frame_bytes
+        if count > frames_max(frame_bytes):
+            count = frames_max(frame_bytes)
         if count == 0:
             return 0
         if client.frame_bytes != frame_bytes and prebuild(client, frame_bytes) < 0:
@@ -178,8 +205,8 @@ cdef int emit(Sink* sink, Client* client, uint32_t index) noexcept nogil:
         client.frames_end = <uint32_t>count * frame_bytes
         target = client.frames + FRAME_HEADER_BYTES + MESSAGE_HEADER_BYTES
         while count:
-            put_u64(target, sink.emitted)
-            sink.emitted += 1
+            put_u64(target, sink.emitted[client.channel])
+            sink.emitted[client.channel] += 1
             target += frame_bytes
             count -= 1
         state = flush(sink, client, index)
@@ -194,12 +221,62 @@ cdef uint32_t number(const char* text, const char* end) noexcept nogil:
     return value
 
 
+cdef uint32_t last_number(const char* line, const char* end) noexcept nogil:
+    """Return the number that is the last parameter of a line, which ends with LF before end."""
+    cdef const char* text = end - 1
+    while text > line and (text - 1)[0] != b" ":
+        text -= 1
+    return number(text, end)
+
+
 cdef int reply(Client* client, const char* text, uint32_t text_bytes) noexcept nogil:
     client.reply_end += put_response(client.replies + client.reply_end, text, text_bytes)
     return 0
 
 
-cdef int on_line(Client* client, const char* line, const char* end) noexcept nogil:
+cdef int subscribe(Sink* sink, Client* client, const char* line, const char* end) noexcept nogil:
+    """Give the client the channel of that line; -1 when there are too many."""
+    cdef uint32_t channel = 0
+    cdef size_t size = end - line + 1
+    if size > LINE_BYTES_MAX:
+        return -1
+    while channel < sink.channel_count and memcmp(sink.channels[channel], line, size) != 0:
+        channel += 1
+    if channel == CHANNEL_COUNT_MAX:
+        return -1
+    if channel == sink.channel_count:
+        memcpy(sink.channels[channel], line, size)
+        sink.channel_count += 1
+    client.channel = channel
+    return reply(client, b"OK", 2)
+
+
+cdef int defer(Sink* sink, uint32_t defer_ms) noexcept nogil:
+    """Let one message wait; -1 when memory is used up."""
+    cdef size_t grown_max
+    cdef int64_t* grown
+    if sink.due_begin == sink.due_end:
+        sink.due_begin = sink.due_end = 0
+    if sink.due_end == sink.due_max:
+        grown_max = 2 * sink.due_max if sink.due_max else DUE_COUNT_MIN
+        grown = <int64_t*>realloc(sink.due_ns, grown_max * sizeof(int64_t))
+        if grown == NULL:
+            return -1
+        sink.due_ns = grown
+        sink.due_max = grown_max
+    sink.due_ns[sink.due_end] = monotonic_ns() + <int64_t>defer_ms * 1_000_000
+    sink.due_end += 1
+    return 0
+
+
+cdef void publish_due(Sink* sink) noexcept nogil:
+    cdef int64_t now_ns = monotonic_ns()
+    while sink.due_begin < sink.due_end and sink.due_ns[sink.due_begin] <= now_ns:
+        sink.due_begin += 1
+        sink.published += 1
+
+
+cdef int on_line(Sink* sink, Client* client, const char* line, const char* end) noexcept nogil:
     """Execute one command without a body; end points at the LF. -1 closes the connection."""
     if memcmp(line, b"RDY ", 4) == 0:
         client.rdy = number(line + 4, end)
@@ -207,7 +284,7 @@ cdef int on_line(Client* client, const char* line, const char* end) noexcept nog
     if memcmp(line, b"NOP", 3) == 0:
         return 0
     if memcmp(line, b"SUB ", 4) == 0:
-        return reply(client, b"OK", 2)
+        return subscribe(sink, client, line, end)
     if memcmp(line, b"CLS", 3) == 0:
         if client.in_flight == 0:
             return reply(client, b"CLOSE_WAIT", 10)
@@ -219,7 +296,7 @@ cdef int on_line(Client* client, const char* line, const char* end) noexcept nog
 
 cdef const char* on_body_command(
         Sink* sink, Client* client, const char* line, const char* body, const char* end) noexcept nogil:
-    """Begin a PUB, MPUB or IDENTIFY whose body starts at `body`.
+    """Begin a PUB, MPUB, DPUB or IDENTIFY whose body starts at `body`.
 
     Returns where its counted header ends, NULL when more bytes are needed; body_left is set to what is to follow.
     """
@@ -228,6 +305,7 @@ cdef const char* on_body_command(
         return NULL
     client.body_left = get_u32(body)
     client.messages_due = 1
+    client.defer_ms = 0
     if many:
         client.messages_due = get_u32(body + 4)
         sink.body_bytes = get_u32(body + 8)
@@ -235,13 +313,18 @@ cdef const char* on_body_command(
         body += 8
     elif line[0] == b"P":
         sink.body_bytes = client.body_left
+    elif line[0] == b"D":
+        sink.body_bytes = client.body_left
+        client.defer_ms = last_number(line, body)
     else:
         client.messages_due = 0
     return body + 4
 
 
 cdef int is_body_command(const char* line) noexcept nogil:
-    return memcmp(line, b"PUB ", 4) == 0 or memcmp(line, b"MPUB", 4) == 0 or memcmp(line, b"IDEN", 4) == 0
+    return (
+        memcmp(line, b"PUB ", 4) == 0 or memcmp(line, b"MPUB", 4) == 0 or memcmp(line, b"DPUB", 4) == 0
+        or memcmp(line, b"IDEN", 4) == 0)
 
 
 cdef int parse_http(Sink* sink, Client* client) noexcept nogil:
@@ -287,7 +370,10 @@ cdef int parse_input(Sink* sink, Client* client) noexcept nogil:
                 break
             position += client.body_left
             client.body_left = 0
-            sink.published += client.messages_due
+            if client.defer_ms == 0:
+                sink.published += client.messages_due
+            elif defer(sink, client.defer_ms) < 0:
+                return -1
             reply(client, b"OK", 2)
             continue
         if end - position >= FIN_BYTES and memcmp(position, b"FIN ", 4) == 0 and position[FIN_BYTES - 1] == b"\n":
@@ -308,7 +394,7 @@ cdef int parse_input(Sink* sink, Client* client) noexcept nogil:
                 return -1
             position = body
             continue
-        if on_line(client, position, line_end) < 0:
+        if on_line(sink, client, position, line_end) < 0:
             return -1
         position = line_end + 1
     client.input_end = <uint32_t>(end - position)
@@ -324,8 +410,18 @@ cdef int on_readable(Sink* sink, Client* client) noexcept nogil:
         return 0 if errno == EAGAIN or errno == EINTR else -1
     if count == 0:
         return -1
+    if sink.store_fd >= 0 and write(sink.store_fd, client.input + client.input_end, <size_t>count) != count:
+        return -1
     client.input_end += <uint32_t>count
     return parse_input(sink, client)
+
+
+cdef bint any_left(Sink* sink) noexcept nogil:
+    cdef uint32_t channel
+    for channel in range(sink.channel_count):
+        if sink.emitted[channel] < sink.published:
+            return True
+    return False
 
 
 cdef int turn(Sink* sink) noexcept nogil:
@@ -334,7 +430,8 @@ cdef int turn(Sink* sink) noexcept nogil:
     cdef Client* client
     cdef uint32_t index
     cdef int position, state
-    cdef int timeout_ms = 0 if sink.empty_passes < EMPTY_PASSES_MAX else SLEEP_MS
+    cdef bint waiting = sink.due_begin < sink.due_end
+    cdef int timeout_ms = 0 if sink.empty_passes < EMPTY_PASSES_MAX else (1 if waiting else SLEEP_MS)
     cdef int count = epoll_wait(sink.epoll_fd, events, EVENT_COUNT_MAX, timeout_ms)
     if count < 0:
         return 0 if errno == EINTR else -1
@@ -354,7 +451,9 @@ cdef int turn(Sink* sink) noexcept nogil:
                 state = flush(sink, client, index)
         if state < 0:
             drop(sink, index)
-    if sink.emitted < sink.published:
+    if waiting:
+        publish_due(sink)
+    if any_left(sink):
         for index in range(sink.client_count):
             client = sink.clients[index]
             if client != NULL and client.rdy and emit(sink, client, index) < 0:
@@ -362,9 +461,10 @@ cdef int turn(Sink* sink) noexcept nogil:
     return 0
 
 
-def serve(int listener_fd, int http_listener_fd):
+def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
     """Serve on two listening non-blocking sockets until a signal ends the process.
 
+    store_fd: a file that everything received is appended to, or -1. A failed write ends the connection it came from.
     Raises: MemoryError when memory or the 16384 slots of connections are used up; what a signal handler raises.
     """
     cdef Sink sink
@@ -373,6 +473,7 @@ def serve(int listener_fd, int http_listener_fd):
     memset(&sink, 0, sizeof(Sink))
     sink.listener_fd = listener_fd
     sink.http_listener_fd = http_listener_fd
+    sink.store_fd = store_fd
     sink.body_bytes = COUNTER_BYTES
     sink.clients = <Client**>calloc(CONNECTION_COUNT_MAX, sizeof(Client*))
     if sink.clients == NULL:
@@ -394,5 +495,6 @@ def serve(int listener_fd, int http_listener_fd):
             if sink.clients[index] != NULL:
                 drop(&sink, index)
         free(sink.clients)
+        free(sink.due_ns)
         if sink.epoll_fd >= 0:
             close(sink.epoll_fd)

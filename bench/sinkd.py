@@ -2,6 +2,8 @@
 
 import argparse
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 from bench.sink import serve
 
@@ -17,10 +19,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sinkd", description=__doc__)
     parser.add_argument("-tcp-address", required=True, metavar="HOST:PORT")
     parser.add_argument("-http-address", required=True, metavar="HOST:PORT")
-    parser.add_argument("-data-path", help="ignored")
+    parser.add_argument("-data-path", type=Path, help="where --store makes its file")
+    parser.add_argument("--store", action="store_true", help="append all that is received to a file")
     arguments = parser.parse_known_args()[0]
-    with listen(arguments.tcp_address) as tcp, listen(arguments.http_address) as http:
-        serve(tcp.fileno(), http.fileno())
+    with ExitStack() as stack:
+        tcp = stack.enter_context(listen(arguments.tcp_address))
+        http = stack.enter_context(listen(arguments.http_address))
+        store_fd = -1
+        if arguments.store:
+            store_fd = stack.enter_context((arguments.data_path / "received").open("wb", buffering=0)).fileno()
+        serve(tcp.fileno(), http.fileno(), store_fd)
 
 
 if __name__ == "__main__":

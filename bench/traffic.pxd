@@ -1,6 +1,7 @@
 # The C half of the load generator: the state of one load and the loop over it. Design notes: bench/traffic.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from bench.histogram cimport Histogram
 from bench.tally cimport Tally
 
 cdef enum:
@@ -29,16 +30,22 @@ cdef struct Connection:
     uint32_t output_end
     uint32_t output_max
     uint32_t outstanding           # commands sent or stamped, but not answered
+    int64_t* begun_ns              # of each of these, in a ring of outstanding_max; NULL but for publishers; owned
+    uint32_t oldest                # its place in that ring
+    uint32_t channel               # whose tally this consumer adds to
 
 cdef struct Traffic:
     int epoll_fd
     Connection* connections        # owned, with the buffers
     uint32_t connection_count
     uint32_t publisher_count
+    uint32_t first_publisher       # publishers lie behind each other
+    uint32_t next_publisher        # whose turn it is, from 0; only with a rate
     uint32_t consumer_count
     uint32_t finished_count        # consumers that have seen CLOSE_WAIT
     uint32_t batch                 # messages in a command
-    uint32_t outstanding_max
+    uint32_t outstanding_max       # unanswered commands of a connection
+    uint32_t burst_max             # commands in its output buffer
     uint32_t command_bytes
     uint32_t counter_offset        # of the first counter in a command
     uint32_t counter_stride        # from one counter of a command to the next
@@ -47,8 +54,18 @@ cdef struct Traffic:
     uint64_t next_counter
     uint64_t confirmed
     uint64_t heartbeats
-    Tally tally
+    Tally* tallies                 # one for each channel; owned
+    uint32_t channel_count
+    double interval_ns             # between the intended times of two messages; 0: as fast as answers come
+    int64_t defer_ns               # from sending to the due time
+    int64_t* sent_ns               # of each command, by counter // batch; NULL unless deliveries need it; owned
+    Histogram answers
+    Histogram deliveries
+    Histogram behind               # how long after their intended times commands were sent
+    uint64_t early                 # deliveries before the due time
     int64_t start_ns
+    int64_t now_ns                 # when the bytes being parsed were received
+    int64_t last_sent_ns
     int64_t published_ns           # the last OK came
     int64_t consumed_ns            # the last CLOSE_WAIT came
     int64_t worked_ns              # spent on events, outside of epoll_wait

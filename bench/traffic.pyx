@@ -5,7 +5,13 @@ A publisher owns one output buffer with as many prebuilt commands as may be unan
     | PUB topic LF | size | counter filler |  PUB topic LF ...                        batch = 1
     | MPUB topic LF | size | count | { size | counter filler } * batch |  MPUB ...    batch > 1
 
-A publisher over HTTP is the same with requests for commands, and differs in how it reads what answers them.
+A publisher over HTTP is the same with requests for commands, and differs in how it reads what answers them. One that
+defers writes DPUB for PUB.
+
+Without a rate a connection sends as soon as answers made room (closed loop). With a rate (open loop) message n is
+intended for start + n * interval, and goes out then on the next connection whose socket takes it, whatever is still
+unanswered. Latencies begin at the intended time: what a stalled server keeps waiting is counted with its wait, also
+where the generator itself could not send (no coordinated omission). So no message carries a time.
 
 To send n commands it stamps fresh counters into the first n and hands them to send() in one piece. A consumer writes
 one FIN per message behind the other and sends them once per read. When the last counter has come back every consumer
@@ -15,7 +21,8 @@ Invariants
 1. A command is stamped only when the output buffer is empty: 0 <= output_start <= output_end <= output_max.
 2. A consumer reads only when its output is empty. A frame of a message is longer than a FIN, so one full input buffer
    never overfills the output, which has CONTROL_BYTES more for RDY, NOP and CLS.
-3. outstanding <= outstanding_max for each publisher; confirmed = messages when all are answered.
+3. outstanding <= outstanding_max for each publisher; confirmed = messages when all are answered. Answers come in the
+   order of commands, so the times in begun_ns are a ring: the oldest belongs to the next answer.
 4. Counters are given out once, in order, over all publishers of a load.
 
 Rejected: edge-triggered epoll (it saves the epoll_ctl of a partial send, but then a consumer that stopped reading has
@@ -31,6 +38,7 @@ from bench.sockets cimport (
     EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     epoll_event, epoll_wait, monotonic_ns, recv, send, ssize_t, watch,
 )
+from bench.histogram cimport histogram_add
 from bench.httpwire cimport HTTP_BAD, HTTP_MORE, http_response_bytes
 from bench.tally cimport tally_add
 from bench.wire cimport (
@@ -112,19 +120,36 @@ cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil:
     return 1
 
 
-cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil:
-    """Stamp and send as many commands as may be outstanding; the caller saw an empty output buffer."""
-    cdef uint64_t command_count = (traffic.messages - traffic.next_counter) // traffic.batch
+cdef inline int64_t intended_ns(Traffic* traffic, uint64_t counter) noexcept nogil:
+    return traffic.start_ns + <int64_t>(<double>counter * traffic.interval_ns)
+
+
+cdef void note_sending(Traffic* traffic, Connection* connection, uint32_t command_count, int64_t now_ns) noexcept nogil:
+    """Keep when the next commands begin, for the latencies of their answers and messages."""
+    cdef uint64_t counter = traffic.next_counter
+    cdef uint64_t counter_end = counter + <uint64_t>command_count * traffic.batch
+    cdef uint32_t place = connection.oldest + connection.outstanding
+    cdef int64_t begun_ns = now_ns
+    if place >= traffic.outstanding_max:
+        place -= traffic.outstanding_max
+    while counter < counter_end:
+        if traffic.interval_ns != 0:
+            begun_ns = intended_ns(traffic, counter)
+            histogram_add(&traffic.behind, now_ns - begun_ns)
+        connection.begun_ns[place] = begun_ns
+        place = place + 1 if place + 1 < traffic.outstanding_max else 0
+        if traffic.sent_ns != NULL:
+            traffic.sent_ns[counter // traffic.batch] = now_ns
+        counter += traffic.batch
+
+
+cdef int publish(Traffic* traffic, Connection* connection, uint32_t command_count) noexcept nogil:
+    """Stamp and send so many commands; there is room for them, and the output buffer is empty."""
     cdef uint64_t counter = traffic.next_counter
     cdef uint64_t command_end
-    cdef uint32_t room = traffic.outstanding_max - connection.outstanding
     cdef uint32_t command_index
     cdef char* target
-    if command_count > room:
-        command_count = room
-    if command_count == 0:
-        return 0
-    for command_index in range(<uint32_t>command_count):
+    for command_index in range(command_count):
         target = connection.output + <size_t>command_index * traffic.command_bytes + traffic.counter_offset
         command_end = counter + traffic.batch
         while counter < command_end:
@@ -134,20 +159,95 @@ cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil:
                 put_u64(target, counter)
             counter += 1
             target += traffic.counter_stride
+    traffic.last_sent_ns = monotonic_ns()
+    note_sending(traffic, connection, command_count, traffic.last_sent_ns)
     traffic.next_counter = counter
-    connection.outstanding += <uint32_t>command_count
+    connection.outstanding += command_count
     connection.output_start = 0
-    connection.output_end = <uint32_t>command_count * traffic.command_bytes
+    connection.output_end = command_count * traffic.command_bytes
     return flush(traffic, connection)
+
+
+cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil:
+    cdef uint64_t command_count = (traffic.messages - traffic.next_counter) // traffic.batch
+    cdef uint32_t room = traffic.outstanding_max - connection.outstanding
+    if traffic.interval_ns != 0:
+        return 0
+    if command_count > room:
+        command_count = room
+    if command_count == 0:
+        return 0
+    return publish(traffic, connection, <uint32_t>command_count)
+
+
+cdef Connection* next_free_publisher(Traffic* traffic) noexcept nogil:
+    """Return the next publisher in turn that can send; NULL when no socket takes more."""
+    cdef uint32_t left = traffic.publisher_count
+    cdef Connection* connection
+    while left:
+        left -= 1
+        connection = &traffic.connections[traffic.first_publisher + traffic.next_publisher]
+        traffic.next_publisher += 1
+        if traffic.next_publisher == traffic.publisher_count:
+            traffic.next_publisher = 0
+        if connection.output_start == connection.output_end and connection.outstanding < traffic.outstanding_max:
+            return connection
+    return NULL
+
+
+cdef int publish_due(Traffic* traffic) noexcept nogil:
+    """Send every message whose intended time has come; in turn, and in larger pieces only when late."""
+    cdef uint64_t due_count = <uint64_t>(<double>(monotonic_ns() - traffic.start_ns) / traffic.interval_ns) + 1
+    cdef uint64_t command_count
+    cdef Connection* connection
+    if due_count > traffic.messages:
+        due_count = traffic.messages
+    while traffic.next_counter < due_count:
+        connection = next_free_publisher(traffic)
+        if connection == NULL:
+            return 0
+        command_count = (due_count - traffic.next_counter) // traffic.publisher_count
+        if command_count == 0:
+            command_count = 1
+        if command_count > traffic.burst_max:
+            command_count = traffic.burst_max
+        if command_count > traffic.outstanding_max - connection.outstanding:
+            command_count = traffic.outstanding_max - connection.outstanding
+        if publish(traffic, connection, <uint32_t>command_count) < 0:
+            return -1
+    return 0
+
+
+cdef int on_answer(Traffic* traffic, Connection* connection) noexcept nogil:
+    """Take the answer to the oldest command of a publisher."""
+    if connection.outstanding == 0:
+        return fail(traffic, b"an answer to nothing", b"", 0)
+    histogram_add(&traffic.answers, traffic.now_ns - connection.begun_ns[connection.oldest])
+    connection.oldest = connection.oldest + 1 if connection.oldest + 1 < traffic.outstanding_max else 0
+    connection.outstanding -= 1
+    traffic.confirmed += traffic.batch
+    return 0
+
+
+cdef void on_delivery(Traffic* traffic, uint64_t counter) noexcept nogil:
+    """Record how long a message took, or how late it is when it was deferred."""
+    cdef int64_t begun_ns
+    if counter >= traffic.next_counter:
+        return
+    if traffic.sent_ns != NULL:
+        begun_ns = traffic.sent_ns[counter // traffic.batch] + traffic.defer_ns
+        if traffic.now_ns < begun_ns:
+            traffic.early += 1
+    elif traffic.interval_ns != 0:
+        begun_ns = intended_ns(traffic, counter)
+    else:
+        return
+    histogram_add(&traffic.deliveries, traffic.now_ns - begun_ns)
 
 
 cdef int on_response(Traffic* traffic, Connection* connection, const char* data, uint32_t size) noexcept nogil:
     if size == 2 and memcmp(data, b"OK", 2) == 0:
-        if connection.outstanding == 0:
-            return fail(traffic, b"an OK that answers nothing", b"", 0)
-        connection.outstanding -= 1
-        traffic.confirmed += traffic.batch
-        return 0
+        return on_answer(traffic, connection)
     if size == 11 and memcmp(data, b"_heartbeat_", 11) == 0:
         traffic.heartbeats += 1
         if connection.role == CONSUMER:
@@ -167,10 +267,13 @@ cdef int on_response(Traffic* traffic, Connection* connection, const char* data,
 
 cdef int on_frame(
         Traffic* traffic, Connection* connection, uint32_t frame_type, const char* data, uint32_t size) noexcept nogil:
+    cdef uint64_t counter
     if frame_type == FRAME_MESSAGE:
         if connection.role != CONSUMER or size < MESSAGE_HEADER_BYTES + COUNTER_BYTES:
             return fail(traffic, b"unexpected message frame", b"", 0)
-        tally_add(&traffic.tally, get_u64(data + MESSAGE_HEADER_BYTES))
+        counter = get_u64(data + MESSAGE_HEADER_BYTES)
+        tally_add(&traffic.tallies[connection.channel], counter)
+        on_delivery(traffic, counter)
         connection.output_end += put_fin(connection.output + connection.output_end, data + MESSAGE_ID_OFFSET)
         return 0
     if frame_type == FRAME_RESPONSE:
@@ -191,10 +294,8 @@ cdef int parse_http(Traffic* traffic, Connection* connection) noexcept nogil:
             break
         if used < 0:
             return fail(traffic, b"no response: " if used == HTTP_BAD else b"refused: ", position, end - position)
-        if connection.outstanding == 0:
-            return fail(traffic, b"a response that answers nothing", b"", 0)
-        connection.outstanding -= 1
-        traffic.confirmed += traffic.batch
+        if on_answer(traffic, connection) < 0:
+            return -1
         position += used
     connection.input_end = <uint32_t>(end - position)
     if connection.input_end == connection.input_max:
@@ -237,6 +338,7 @@ cdef int on_readable(Traffic* traffic, Connection* connection) noexcept nogil:
     if count == 0:
         return fail(traffic, b"connection closed by the server", b"", 0)
     connection.input_end += <uint32_t>count
+    traffic.now_ns = monotonic_ns()
     if parse_input(traffic, connection) < 0:
         return -1
     if connection.role == CONSUMER:
@@ -280,14 +382,21 @@ cdef int ask_to_close(Traffic* traffic) noexcept nogil:
     return 0
 
 
+cdef bint received_all(Traffic* traffic) noexcept nogil:
+    cdef uint32_t channel
+    for channel in range(traffic.channel_count):
+        if traffic.tallies[channel].unique != traffic.tallies[channel].expected:
+            return False
+    return True
+
+
 cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
     """Note what was reached in this pass; 1 when the load is complete, else 0, or -1 on failure."""
     if traffic.publisher_count and not traffic.published_ns and traffic.confirmed == traffic.messages:
         traffic.published_ns = now_ns
     if traffic.consumer_count:
-        if not traffic.drained and traffic.tally.unique == traffic.tally.expected:
-            if ask_to_close(traffic) < 0:
-                return -1
+        if not traffic.drained and received_all(traffic) and ask_to_close(traffic) < 0:
+            return -1
         if traffic.finished_count == traffic.consumer_count and not traffic.consumed_ns:
             traffic.consumed_ns = now_ns
     if not traffic.publisher_count and not traffic.consumer_count:
@@ -297,15 +406,27 @@ cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
         and (traffic.consumer_count == 0 or traffic.consumed_ns != 0))
 
 
+cdef int sleep_ms(Traffic* traffic, int64_t now_ns, int64_t end_ns) noexcept nogil:
+    """How long to wait for events: to end_ns, but with a rate no longer than to the next intended time."""
+    cdef int64_t until_ns = end_ns + 1_000_000
+    cdef int64_t next_ns
+    if traffic.spinning:
+        return 0
+    if traffic.interval_ns != 0 and traffic.next_counter < traffic.messages:
+        next_ns = intended_ns(traffic, traffic.next_counter)
+        if next_ns < until_ns:
+            until_ns = next_ns
+    return <int>((until_ns - now_ns) // 1_000_000) if until_ns > now_ns else 0
+
+
 cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil:
     """Serve events until end_ns; 1 when the load is complete, 0 when the time is over, -1 on failure."""
     cdef epoll_event[EVENT_COUNT_MAX] events
     cdef int64_t now_ns = monotonic_ns()
     cdef int64_t begin_ns
-    cdef int count, position, state, timeout_ms
+    cdef int count, position, state
     while now_ns < end_ns:
-        timeout_ms = 0 if traffic.spinning else <int>((end_ns - now_ns) // 1_000_000 + 1)
-        count = epoll_wait(traffic.epoll_fd, events, EVENT_COUNT_MAX, timeout_ms)
+        count = epoll_wait(traffic.epoll_fd, events, EVENT_COUNT_MAX, sleep_ms(traffic, now_ns, end_ns))
         if count < 0:
             if errno == EINTR:
                 return 0
@@ -314,6 +435,8 @@ cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil:
         for position in range(count):
             if on_event(traffic, &traffic.connections[events[position].data.u32], events[position].events) < 0:
                 return -1
+        if traffic.interval_ns != 0 and publish_due(traffic) < 0:
+            return -1
         now_ns = monotonic_ns()
         traffic.worked_ns += now_ns - begin_ns
         state = look_for_end(traffic, now_ns)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from bench.connections import MAGIC, Address, HandshakeError, receive_exactly
 from bench.deliveries import Deliveries, DeliveryError, Reader
 from bench.loadgen import LoadError
-from bench.outcome import LoadReport
+from bench.outcome import ChannelCount, LoadReport
 
 RECEIVED_BYTES_MAX = 512 << 10
 RECORD_BYTES = 16 << 10
@@ -280,4 +280,5 @@ def consume(
         consumed_s=elapsed_s if finished else 0.0,
         worked_s=worked_s,
         timed_out=not finished,
+        channels=(ChannelCount(deliveries.unique, deliveries.duplicates, deliveries.foreign),),
     )

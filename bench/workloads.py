@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Kind = Literal["publish", "http_publish", "consume", "consume_upgraded", "end_to_end", "idle"]
+Kind = Literal[
+    "publish",
+    "http_publish",
+    "consume",
+    "consume_upgraded",
+    "end_to_end",
+    "fan_out",
+    "deferred",
+    "idle",
+    "memory",
+    "start",
+]
 Upgrade = Literal["", "tls_v1", "snappy", "deflate"]
 
 
@@ -17,7 +28,11 @@ class Workload:
     identify: fields of IDENTIFY of those that subscribe            duration_s: of an idle load
     deadline_s: the load ends by then, complete or not      flags: of the server, besides those of the session
     lines: an /mpub with a message in each line             upgrade: what those that subscribe negotiate
-    filler: what bodies are filled with
+    filler: what bodies are filled with         nsqd_flags: of nsqd alone, besides flags
+    restarts: starts timed in one run           runs_max: runs of each server at most, for what takes long; 0: any
+    rate_per_s: messages a second, sent at their times whatever the server does; 0: as answers come
+    defer_ms: how long messages are deferred                channels: how many of the topic are consumed
+    existing: the channel is there before the load          age_s: for so long before a load that defers
     """
 
     name: str
@@ -31,17 +46,32 @@ class Workload:
     consumers: int = 0
     rdy: int = 2500
     idlers: int = 0
-    identify: Mapping[str, int | str] = field(default_factory=dict)
+    identify: Mapping[str, int | str | bool] = field(default_factory=dict)
     duration_s: float = 0.0
     deadline_s: float = 120.0
     flags: tuple[str, ...] = ()
     lines: bool = False
     upgrade: Upgrade = ""
     filler: str = "x"
+    nsqd_flags: tuple[str, ...] = ()
+    restarts: int = 0
+    runs_max: int = 0
+    rate_per_s: float = 0.0
+    defer_ms: int = 0
+    channels: int = 1
+    existing: bool = False
+    age_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.messages % self.batch:
             raise ValueError(f"{self.name}: {self.messages} messages are not a multiple of {self.batch}")
+
+    def flags_of(self, program: str) -> tuple[str, ...]:
+        return (*self.flags, *self.nsqd_flags) if program == "nsqd" else self.flags
+
+    def runs(self, wanted: int) -> int:
+        """Return how many runs of each server to make where wanted are asked for."""
+        return min(wanted, self.runs_max) if self.runs_max else wanted
 
     def scaled(self, scale: float) -> "Workload":
         """Return the same workload with scale times the messages, idle connections and seconds."""
@@ -59,6 +89,16 @@ UPGRADES: tuple[tuple[str, Upgrade, int], ...] = (
     ("snappy", "snappy", 2_000_000),
     ("deflate", "deflate", 2_000_000),
 )
+# What a client library says about itself when its user sets nothing; nothing about output buffers.
+DEFAULT_CLIENT: Mapping[str, int | str | bool] = {
+    "client_id": "bench",
+    "hostname": "localhost",
+    "user_agent": "bench/1.0",
+    "feature_negotiation": True,
+}
+# nsqd looks for new channels every 5 s.
+SEEN_CHANNEL_S = 6.0
+DISK = ("-mem-queue-size=0",)
 # Compresses about as well as the events of one service do.
 EVENT = (
     '{"event":"order.created","shop":17,"customer":{"id":482913,"country":"DE","segment":"returning"},'
@@ -126,6 +166,135 @@ WORKLOADS = (
         publishers=4,
         consumers=4,
     ),
+    *(
+        Workload(
+            name=f"pub-1x{outstanding}",
+            kind="publish",
+            what=f"publish 200 B one by one, 1 connection, {outstanding:,} outstanding",
+            messages=messages,
+            batch=1,
+            publishers=1,
+            outstanding=outstanding,
+        )
+        for outstanding, messages in ((1, 100_000), (64, 1_000_000), (1024, 1_000_000))
+    ),
+    Workload(
+        name="pub-50x1",
+        kind="publish",
+        what="publish 200 B one at a time, 50 connections",
+        messages=500_000,
+        batch=1,
+        publishers=50,
+        outstanding=1,
+    ),
+    Workload(
+        name="e2e-50",
+        kind="end_to_end",
+        what="50 publishers (PUB 200 B one by one, 64 outstanding) and 50 consumers (RDY 200) at once",
+        messages=1_000_000,
+        batch=1,
+        publishers=50,
+        outstanding=64,
+        consumers=50,
+        rdy=200,
+    ),
+    *(
+        Workload(
+            name=f"e2e-{size >> 10}k",
+            kind="end_to_end",
+            what=f"as e2e with {size >> 10} KiB, {batch} a command and RDY 200",
+            messages=messages,
+            body_bytes=size,
+            batch=batch,
+            publishers=4,
+            consumers=4,
+            rdy=200,
+        )
+        for size, batch, messages in ((4096, 50, 300_000), (65536, 4, 30_000))
+    ),
+    *(
+        Workload(
+            name=f"latency-{rate // 1000}k",
+            kind="end_to_end",
+            what=f"PUB 200 B at {rate:,} a second, 4 connections; 2 consumers as clients are by default, RDY 200",
+            messages=4 * rate,
+            batch=1,
+            publishers=4,
+            outstanding=64,
+            consumers=2,
+            rdy=200,
+            rate_per_s=rate,
+            identify=DEFAULT_CLIENT,
+        )
+        for rate in (10_000, 50_000)
+    ),
+    Workload(
+        name="fanout-16",
+        kind="fan_out",
+        what="4 publishers (MPUB 200 x 200 B) into 1 topic with 16 channels, 1 consumer (RDY 2500) on each",
+        messages=200_000,
+        publishers=4,
+        consumers=1,
+        channels=16,
+    ),
+    Workload(
+        name="disk-publish",
+        kind="publish",
+        what="as mpub with --mem-queue-size=0: every message through the disk",
+        messages=3_000_000,
+        publishers=4,
+        flags=DISK,
+    ),
+    Workload(
+        name="disk-consume",
+        kind="consume",
+        what="as consume-4 with --mem-queue-size=0: every message through the disk",
+        messages=1_500_000,
+        publishers=4,
+        consumers=4,
+        flags=DISK,
+    ),
+    Workload(
+        name="disk-e2e",
+        kind="end_to_end",
+        what="as e2e with --mem-queue-size=0: every message through the disk",
+        messages=1_000_000,
+        publishers=4,
+        consumers=4,
+        flags=DISK,
+    ),
+    Workload(
+        name="dpub-64",
+        kind="publish",
+        what="DPUB 200 B one by one into a channel, due in 10 minutes, 1 connection, 64 outstanding",
+        messages=1_000_000,
+        batch=1,
+        publishers=1,
+        outstanding=64,
+        defer_ms=600_000,
+        existing=True,
+    ),
+    *(
+        Workload(
+            name=name,
+            kind="deferred",
+            what=f"DPUB 200 B at 5,000 a second, due in 1 s, {what}; 2 consumers as by default, RDY 200",
+            messages=10_000,
+            batch=1,
+            publishers=2,
+            outstanding=64,
+            consumers=2,
+            rdy=200,
+            rate_per_s=5_000,
+            defer_ms=1_000,
+            age_s=age_s,
+            identify=DEFAULT_CLIENT,
+        )
+        for name, what, age_s in (
+            ("deferred-lateness", "on a channel known for 6 s", SEEN_CHANNEL_S),
+            ("deferred-lateness-new", "on a channel made for the load", 0.0),
+        )
+    ),
     Workload(
         name="http-pub",
         kind="http_publish",
@@ -181,6 +350,30 @@ WORKLOADS = (
         idlers=5_000,
         identify={"heartbeat_interval": 5000},
         duration_s=15.0,
+    ),
+    Workload(
+        name="memory-1m",
+        kind="memory",
+        what="memory for each of 1 M queued messages of 200 B, pages of files apart; nsqd holds them all in memory",
+        messages=1_000_000,
+        publishers=4,
+        nsqd_flags=("-mem-queue-size=1100000",),
+    ),
+    Workload(
+        name="start-empty",
+        kind="start",
+        what="from exec until IDENTIFY and /ping are answered, without data; median of 5 starts a run",
+        restarts=5,
+    ),
+    Workload(
+        name="start-10m",
+        kind="start",
+        what="as start-empty, and until the depth is right, with 10 M queued messages of 200 B; one run of 5 starts",
+        messages=10_000_000,
+        publishers=4,
+        deadline_s=300.0,
+        restarts=5,
+        runs_max=1,
     ),
 )
 

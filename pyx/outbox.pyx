@@ -2,7 +2,8 @@
 
 Frames of one turn are built in a scratch buffer that all connections share, as the loop runs one turn at a time, and
 leave in one send; a large body leaves from where it lies in the log. Only what the socket does not take is copied to a
-buffer of the connection's own, and given back once it is gone. So an idle connection holds no buffer, and a busy loop writes to memory that is in the cache.
+buffer of the connection's own, and given back once it is gone. So an idle connection holds no buffer, and a busy loop
+writes to memory that is in the cache.
 
 Invariants: 1. between turns a connection that owns no buffer has nothing to send (`start == end`).
 2. `end <= capacity`. No pointer into the scratch is kept over a greenlet switch.

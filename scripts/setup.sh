@@ -120,7 +120,7 @@ install_packages() {
     say "installing the packages named in pyproject.toml"
     local pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
     "${pip[@]}" install -q 'setuptools>=77' 'Cython>=3.1'
-    PYQD_SKIP_EXT=1 "${pip[@]}" install -q --no-build-isolation -e '.[dev]'
+    PYQD_SKIP_EXT=1 "${pip[@]}" install -q --no-build-isolation -e '.[dev,spark-java]'
 }
 
 for_tests=no

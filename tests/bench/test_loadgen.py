@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.outcome import LoadReport
+from bench.outcome import ChannelCount, LoadReport
 
 loadgen = pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
 
@@ -182,6 +182,136 @@ def test_an_idle_connection_answers_heartbeats() -> None:
         expect(far, b"NOP\nNOP\n")
     assert report.heartbeats == 2
     assert not report.timed_out
+
+
+def test_with_a_rate_messages_are_sent_whatever_is_unanswered_and_latency_begins_at_the_intended_time() -> None:
+    count, rate_per_s = 100, 1000.0
+
+    def script(far: socket.socket) -> None:
+        for counter in range(count):
+            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+        far.sendall(OK * count)
+
+    load = Load(messages=count, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=1, outstanding=1, rate_per_s=rate_per_s)
+        report = load.run(DEADLINE_S)
+    assert (report.confirmed, report.timed_out) == (count, False)
+    assert (report.answers.count, report.behind.count) == (count, count)
+    # No answer came before the last message was sent, so the first one waited for all intended times after its own.
+    assert report.answers.max_ns >= (count - 1) / rate_per_s * 1e9
+
+
+def test_with_a_rate_all_connections_are_used_in_turn() -> None:
+    def script(first: int) -> Callable[[socket.socket], None]:
+        def play(far: socket.socket) -> None:
+            for counter in (first, first + 2, first + 4):
+                expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+                far.sendall(OK)
+
+        return play
+
+    load = Load(messages=6, body_bytes=BODY_BYTES)
+    with peer(script(0)) as one, peer(script(1)) as other:
+        load.add_publishers([one, other], topic="t", batch=1, outstanding=1, rate_per_s=100_000.0)
+        report = load.run(DEADLINE_S)
+    assert (report.confirmed, report.timed_out) == (6, False)
+
+
+def test_the_latency_of_every_answer_and_of_every_message_is_counted() -> None:
+    published = threading.Event()
+
+    def publisher(far: socket.socket) -> None:
+        for counter in range(2):
+            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+        far.sendall(OK + OK)
+        published.set()
+
+    def consumer(far: socket.socket) -> None:
+        expect(far, b"RDY 7\n")
+        assert published.wait(DEADLINE_S)
+        far.sendall(message(0) + message(1))
+        expect(far, fin(0) + fin(1) + b"CLS\n")
+        far.sendall(CLOSE_WAIT)
+
+    load = Load(messages=2, body_bytes=BODY_BYTES)
+    with peer(consumer) as subscribed, peer(publisher) as publishing:
+        load.add_consumers([subscribed], rdy=7)
+        load.add_publishers([publishing], topic="t", batch=1, outstanding=2)
+        report = load.run(DEADLINE_S)
+    assert (report.answers.count, report.deliveries.count, report.behind.count) == (2, 2, 0)
+    assert 0 < report.deliveries.p50_ns <= report.deliveries.p99_ns <= report.deliveries.max_ns
+
+
+def test_a_deferred_message_that_comes_before_its_due_time_is_early() -> None:
+    published = threading.Event()
+
+    def publisher(far: socket.socket) -> None:
+        expect(far, b"DPUB t 60000\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        far.sendall(OK)
+        published.set()
+
+    def consumer(far: socket.socket) -> None:
+        expect(far, b"RDY 7\n")
+        assert published.wait(DEADLINE_S)
+        far.sendall(message(0))
+        expect(far, fin(0) + b"CLS\n")
+        far.sendall(CLOSE_WAIT)
+
+    load = Load(messages=1, body_bytes=BODY_BYTES)
+    with peer(consumer) as subscribed, peer(publisher) as publishing:
+        load.add_consumers([subscribed], rdy=7)
+        load.add_publishers([publishing], topic="t", batch=1, outstanding=1, defer_ms=60_000)
+        report = load.run(DEADLINE_S)
+    assert (report.early, report.deliveries.count, report.deliveries.max_ns) == (1, 1, 0)
+
+
+def test_each_channel_has_a_tally_of_its_own() -> None:
+    def script(*counters: int) -> Callable[[socket.socket], None]:
+        def play(far: socket.socket) -> None:
+            expect(far, b"RDY 7\n")
+            far.sendall(b"".join(message(counter) for counter in counters))
+            expect(far, b"".join(fin(counter) for counter in counters) + b"CLS\n")
+            far.sendall(CLOSE_WAIT)
+
+        return play
+
+    load = Load(messages=2, body_bytes=BODY_BYTES, channels=2)
+    with peer(script(0, 0, 1)) as one, peer(script(1, 7, 0)) as other:
+        load.add_consumers([one], rdy=7, channel=0)
+        load.add_consumers([other], rdy=7, channel=1)
+        report = load.run(DEADLINE_S)
+    assert report.channels == (
+        ChannelCount(unique=2, duplicates=1, foreign=0),
+        ChannelCount(unique=2, duplicates=0, foreign=1),
+    )
+    assert (report.received, report.unique, report.duplicates, report.foreign) == (6, 4, 1, 1)
+
+
+@pytest.mark.parametrize("channels", [0, 1025])
+def test_a_load_has_at_least_one_channel_and_a_limit(channels: int) -> None:
+    with pytest.raises(ValueError, match="channels must be 1 to 1024"):
+        Load(messages=1, body_bytes=BODY_BYTES, channels=channels)
+
+
+def test_a_channel_that_the_load_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="channels 0 to 1: 2"):
+        Load(messages=1, body_bytes=BODY_BYTES, channels=2).add_consumers([], rdy=1, channel=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rate_per_s": 100.0}, "batch of 1"),
+        ({"defer_ms": 1}, "batch of 1"),
+        ({"batch": 1, "rate_per_s": -1.0}, "rate_per_s must be 0 to"),
+        ({"batch": 1, "rate_per_s": float("nan")}, "rate_per_s must be 0 to"),
+    ],
+)
+def test_a_rate_or_a_deferral_that_cannot_be_is_refused(change: dict[str, float], text: str) -> None:
+    load = Load(messages=4, body_bytes=BODY_BYTES)
+    with pytest.raises(ValueError, match=text):
+        load.add_publishers([], topic="t", **{"batch": 2, "outstanding": 1, **change})
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,18 @@ import importlib.util
 import json
 import math
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
 
-from bench import cli, report, runner
+from bench import cli, figures, runner, stock
 from bench.connections import Connections, Handshake, HandshakeError
-from bench.runner import Cores, Result, Setting
+from bench.outcome import ChannelCount, LoadReport
 from bench.server import Server, ServerError, Target, running
+from bench.setting import Cores, Result, Setting
 from bench.workloads import WORKLOADS, Workload, find
 
 # Some thousand messages, a dozen idle connections.
@@ -34,62 +36,213 @@ def broker(request: pytest.FixtureRequest, name: str) -> Target:
     return Target.parse(name)
 
 
-@pytest.fixture(params=["pyqd", "sink", "nsqd"])
+@pytest.fixture(params=["pyqd", "sink", "sink-store", "nsqd"])
 def target(request: pytest.FixtureRequest) -> Target:
     return broker(request, request.param)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: str(workload.name))
 def test_a_workload_loses_nothing_and_doubles_nothing(workload: Workload, target: Target) -> None:
-    if target.name == "sink" and workload.upgrade:
-        pytest.skip("the sink upgrades nothing")
-    small = workload.scaled(SCALE)
+    if target.program == "sink" and (workload.upgrade or workload.kind in ("memory", "start")):
+        pytest.skip("the sink upgrades nothing, keeps nothing, and has no statistics")
+    small = replace(workload.scaled(SCALE), age_s=0.0)
     result = runner.run_once(small, target, SETTING)
     assert result.problem == ""
     assert (result.losses, result.duplicates, result.foreign) == (0, 0, 0)
     assert result.messages == small.messages
     assert result.figures
+    assert set(result.figures) <= {figure.key for figure in figures.FIGURES} | {"start_s_least", "start_s_most"}
     assert all(math.isfinite(value) for value in result.figures.values())
 
 
-def test_a_session_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("pub-1x1", {"answer_p50_us", "answer_p99_us", "answer_p999_us", "answer_max_us"}),
+        ("e2e", {"answer_p50_us", "latency_p50_us", "latency_max_us"}),
+        ("latency-10k", {"answer_p50_us", "latency_p99_us", "latency_p999_us", "behind_p99_us", "behind_max_us"}),
+        ("fanout-16", {"published_per_s", "delivered_per_s", "latency_p50_us"}),
+        ("deferred-lateness", {"lateness_p50_us", "lateness_p99_us", "lateness_max_us", "early_count"}),
+    ],
+)
+def test_a_workload_has_the_figures_that_it_is_there_for(name: str, keys: set[str]) -> None:
+    small = replace(find(name).scaled(SCALE), age_s=0.0)
+    result = runner.run_once(small, Target.parse("sink"), SETTING)
+    assert result.problem == ""
+    assert keys <= set(result.figures)
+
+
+def test_a_loss_in_one_channel_and_a_duplicate_in_another_do_not_cancel_out() -> None:
+    counts = (ChannelCount(unique=5, duplicates=0, foreign=0), ChannelCount(4, 0, 0), ChannelCount(5, 1, 0))
+    load_report = LoadReport(
+        messages=5,
+        confirmed=5,
+        received=15,
+        unique=14,
+        duplicates=1,
+        foreign=0,
+        heartbeats=0,
+        elapsed_s=1.0,
+        published_s=1.0,
+        consumed_s=1.0,
+        worked_s=1.0,
+        timed_out=False,
+        channels=counts,
+    )
+    result = runner.consumption_result(find("fanout-16"), Target.parse("sink"), load_report, {})
+    assert (result.losses, result.duplicates) == (1, 1)
+    assert "channel 1: 1 lost, 0 twice, 0 foreign; channel 2: 0 lost, 1 twice, 0 foreign" in result.problem
+
+
+def test_a_session_prints_tables_and_writes_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--target", "sink", "-w", "mpub", "--scale", "0.0005", "--repeat", "2", "--unpinned"]
     assert cli.main([*arguments, "--results", str(tmp_path)]) == 0
-    assert "messages, k/s" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "messages, k/s" in printed.out
+    assert "run 2 of 2" in printed.err
     [path] = tmp_path.glob("*.json")
     document = json.loads(path.read_text())
     [workload] = document["workloads"]
     assert workload["workload"]["name"] == "mpub"
     assert [run["losses"] for run in workload["runs"]] == [0, 0]
-    assert workload["summary"]["targets"]["sink"]["rate_per_s"]["count"] == 2
+    assert path.with_suffix(".md").exists()
 
 
-def test_without_an_nsqd_compare_says_that_pyqd_runs_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("NSQD", raising=False)
-    arguments = cli.make_parser().parse_args(["compare", "--pairs", "3"])
-    targets, count = cli.choose_targets(arguments)
-    assert ([target.name for target in targets], count) == (["pyqd"], 3)
-    assert "alone" in capsys.readouterr().out
+def made_up_run(monkeypatch: pytest.MonkeyPatch, problem: str = "") -> None:
+    """Have runs return at once."""
 
-
-def test_targets_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
-        return Result(workload=workload.name, target=target.name, messages=0)
+        return Result(
+            workload=workload.name,
+            target=target.name,
+            messages=workload.messages,
+            problem=problem,
+            figures={"rate_per_s": 1000.0},
+        )
 
     monkeypatch.setattr(runner, "run_once", run_once)
+
+
+def test_sessions_go_into_one_file_and_resume_makes_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made_up_run(monkeypatch)
+    path = tmp_path / "series.json"
+    arguments = ["run", "--target", "sink", "-w", "mpub", "--unpinned", "--into", str(path), "--repeat"]
+
+    def runs() -> int:
+        return len(json.loads(path.read_text())["workloads"][0]["runs"])
+
+    assert cli.main([*arguments, "2"]) == 0
+    assert cli.main([*arguments, "1"]) == 0
+    assert runs() == 3
+    assert cli.main([*arguments, "5", "--resume"]) == 0
+    assert runs() == 5
+    assert cli.main([*arguments, "5", "--resume"]) == 0
+    assert runs() == 5
+
+
+def test_no_pair_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made_up_run(monkeypatch)
+    path = tmp_path / "series.json"
+    arguments = ["run", "--target", "sink", "-w", "mpub", "--unpinned", "--into", str(path)]
+    assert cli.main([*arguments, "--minutes=-1"]) == 0
+    assert json.loads(path.read_text())["workloads"][0]["runs"] == []
+
+
+def test_a_failed_run_is_the_exit_status_and_is_in_the_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up_run(monkeypatch, problem="3 lost")
+    arguments = ["run", "--target", "sink", "-w", "mpub", "--unpinned", "--results", str(tmp_path)]
+    assert cli.main(arguments) == 1
+    assert "FAILED sink: 3 lost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run", "--target", "sink", "--resume"], "--resume needs --into"),
+        (["run", "--target", "sink", "--repeat", "0"], "at least one"),
+        (["run", "--target", "no-such-server"], "neither pyqd"),
+    ],
+)
+def test_a_command_line_that_cannot_be_is_refused(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [([], ["compare"]), (["-w", "mpub"], ["compare", "-w", "mpub"]), (["list"], ["list"]), (["--help"], ["--help"])],
+)
+def test_a_command_that_is_not_named_is_compare(given: list[str], wanted: list[str]) -> None:
+    assert cli.with_command(given) == wanted
+
+
+def test_without_an_nsqd_compare_measures_pyqd_alone(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broker(request, "pyqd")
+    monkeypatch.delenv("NSQD", raising=False)
+    arguments = ["compare", "-w", "mpub", "--scale", "0.0005", "--pairs", "2", "--unpinned"]
+    assert cli.main([*arguments, "--results", str(tmp_path)]) == 0
+    assert "alone" in capsys.readouterr().out
+    [path] = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    assert [run["target"] for run in document["workloads"][0]["runs"]] == ["pyqd", "pyqd"]
+    assert "pyqd v" in document["sessions"][0]["targets"][0]["version"]
+
+
+def test_an_nsqd_is_measured_on_one_core_and_on_two(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd = broker(request, "nsqd")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    arguments = cli.make_parser().parse_args(["compare", "--nsqd", nsqd.command[0]])
+    targets, count = cli.choose_targets(arguments)
+    assert [(target.program, target.core_count) for target in targets] == [("pyqd", 1), ("nsqd", 1), ("nsqd", 2)]
+    assert [dict(target.environment).get("GOMAXPROCS") for target in targets] == [None, "1", "2"]
+    assert count == 5
+    assert nsqd.version().startswith("nsqd v")
+    one_core = cli.make_parser().parse_args(["compare", "--one-core", "--nsqd", nsqd.command[0]])
+    assert len(cli.choose_targets(one_core)[0]) == 2
+
+
+def test_a_server_on_two_cores_shares_that_of_a_generator_which_then_sleeps() -> None:
+    setting = Setting(cores=Cores(server=3, generator=5))
+    one, two = Target(name="a", command=()), Target(name="b", command=(), core_count=2)
+    assert (setting.cores.of(one), setting.cores.of(two)) == ((3,), (3, 5))
+    assert (setting.of(one).cores.generator, setting.of(two).cores.generator) == (5, None)
+    assert Cores().of(two) == ()
+
+
+def test_targets_run_in_turn() -> None:
     targets = [Target(name="a", command=()), Target(name="b", command=())]
-    names = [result.target for result in runner.alternate(find("mpub"), targets, 2, SETTING)]
-    assert names == ["a", "b", "a", "b"]
+    order = [(pair, target.name) for pair, target in runner.alternate(targets, 2)]
+    assert order == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
-def test_the_ratio_is_taken_pair_by_pair_and_leaves_failed_pairs_out() -> None:
-    rates = [("a", 30.0), ("b", 10.0), ("a", 8.0), ("b", 2.0), ("a", 9.0), ("b", 1.0)]
-    results = [Result(workload="w", target=name, messages=1, figures={"rate_per_s": rate}) for name, rate in rates]
-    results[4] = Result(workload="w", target="a", messages=1, problem="lost")
-    assert report.pair_ratios(results, ["a", "b"], "rate_per_s") == [3.0, 4.0]
-    assert "FAILED a: lost" in report.workload_table(find("mpub"), results)
+def test_flags_of_nsqd_are_given_to_nsqd_alone() -> None:
+    workload = Workload(name="w", kind="memory", what="", flags=("-a",), nsqd_flags=("-b",), runs_max=2)
+    assert (workload.flags_of("pyqd"), workload.flags_of("nsqd")) == (("-a",), ("-a", "-b"))
+    assert (workload.runs(1), workload.runs(5), find("mpub").runs(5)) == (1, 2, 5)
+
+
+def test_a_depth_that_is_not_right_after_a_start_is_a_problem(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock, "START_DEADLINE_S", 0.5)
+    monkeypatch.setattr(stock, "fill", lambda workload, server, setting: "")
+    result = runner.run_once(find("start-10m").scaled(0.0001), broker(request, "pyqd"), SETTING)
+    assert result.problem.startswith("ServerError:")
 
 
 def test_a_server_that_does_not_start_is_a_problem_and_not_an_exception() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "apps")
 
 HOT_MODULES = {
-    "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable"),
-    "wire": ("bodies", "frames", "httpscan", "scanner"),
-    "diskqueue": ("ledger", "log", "logreader", "mapping", "record", "segment"),
+    "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
+    "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
+    "diskqueue": ("ledger", "log", "logreader", "mapping", "segment"),
     "broker": (
         "amend",
         "channel",
@@ -58,6 +58,7 @@ SWITCHING_PACKAGES = ("gevent", "greenlet")
 
 # The Spark source is a client of the daemon: it shares what both ends of the wire need, and no more.
 LAYERS_OF_SPARK = ("primitives", "wire")
+SPARK_PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,13 @@ class Import:
 
 
 def module_name(path: Path, root: Path) -> str:
-    """Return the dotted name of a source: pyx/heap.pyx and pyqd/hot/heap.pxd are both pyqd.hot.heap."""
+    """Return the dotted name of a source: pyx/heap.pyx and pyqd/hot/heap.pxd are both pyqd.hot.heap.
+
+    The packages in spark/ are top-level ones.
+    """
     parts = path.relative_to(root).with_suffix("").parts
+    if parts[0] == "spark":
+        parts = parts[1:]
     if parts[0] == "pyx":
         parts = ("pyqd", "hot", *parts[1:])
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -80,6 +86,8 @@ def module_name(path: Path, root: Path) -> str:
 def layer_of(name: str) -> str | None:
     """Return the layer of a dotted name; None for the package itself, for what is not in it and for unknown names."""
     parts = name.split(".")
+    if parts[0] in SPARK_PACKAGES:
+        return "apps"
     if parts[0] != "pyqd" or len(parts) < 2:
         return None
     if parts[1] == "hot":

@@ -11,7 +11,7 @@ SUFFIXES = (".py", ".pyx", ".pxd")
 
 
 def package_sources() -> list[Path]:
-    return [path for path in own_files_of(*SUFFIXES) if path.relative_to(ROOT).parts[0] in ("pyqd", "pyx")]
+    return [path for path in own_files_of(*SUFFIXES) if path.relative_to(ROOT).parts[0] in ("pyqd", "pyx", "spark")]
 
 
 def is_upward(importer: str, imported: str) -> bool:
@@ -95,6 +95,7 @@ def test_the_spark_source_shares_only_what_both_ends_of_the_wire_need() -> None:
         ("pyqd.broker.topic", "pyqd.hot.pump.Pump", True),
         ("pyqd.apps.daemon", "pyqd.services.http.serve", False),
         ("pyqd.wire", "pyqd.__version__", False),
+        ("pyqd.services.http", "pyqd_spark.source", True),
     ],
 )
 def test_an_upward_import_is_noticed(importer: str, imported: str, upward: bool) -> None:

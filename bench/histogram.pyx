@@ -1,0 +1,47 @@
+"""The histogram of durations as a Python object; the generator records into the C structure itself."""
+
+from libc.string cimport memset
+
+from bench.histogram cimport Histogram, histogram_add, histogram_quantile
+
+from bench.outcome import Latency
+
+
+cdef Histogram* check(Histogram* histogram, double share) except NULL:
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be 0 to 1: {share}")
+    return histogram
+
+
+cdef class LatencyHistogram:
+    """Durations in ns, 0 to 2**42 - 1; what lies outside counts as the nearest of these."""
+
+    cdef Histogram histogram
+
+    def __cinit__(self):
+        memset(&self.histogram, 0, sizeof(Histogram))
+
+    def add(self, int64_t duration_ns):
+        """Count one duration."""
+        histogram_add(&self.histogram, duration_ns)
+
+    def quantile(self, double share):
+        """Return the least duration that at least that share of all did not exceed, in ns, to 0.4 %.
+
+        Returns: 0 when nothing was counted. Raises: ValueError for a share outside of 0 to 1.
+        """
+        return histogram_quantile(check(&self.histogram, share), share)
+
+    def latency(self):
+        """Return what a report says of them."""
+        return summarize(&self.histogram)
+
+
+cdef object summarize(const Histogram* histogram):
+    return Latency(
+        count=histogram.count,
+        p50_ns=histogram_quantile(histogram, 0.5),
+        p99_ns=histogram_quantile(histogram, 0.99),
+        p999_ns=histogram_quantile(histogram, 0.999),
+        max_ns=histogram.most,
+    )

@@ -1,0 +1,113 @@
+"""What a run needs besides its workload, what comes out of it, and the meters that read the server meanwhile."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.procfs import CpuTime, read_core_time_s, read_cpu_time
+from bench.server import Server, Target
+
+# A server counts as settled when it used less than this share of a core over one interval.
+SETTLED_SHARE = 0.05
+SETTLE_INTERVAL_S = 0.25
+SETTLE_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Where server and generator run; None: wherever the kernel puts them."""
+
+    server: int | None = None
+    generator: int | None = None
+
+    @classmethod
+    def choose(cls) -> "Cores":
+        """Take two of the cores this process may use, or none when there is only one."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(server=allowed[0], generator=allowed[1]) if len(allowed) > 1 else cls()
+
+    def of(self, target: Target) -> tuple[int, ...]:
+        """Return the cores target is pinned to: the server's, and the generator's too where one is not enough."""
+        given = (self.server, self.generator) if target.core_count > 1 else (self.server,)
+        return tuple(core for core in given if core is not None)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all runs of a session. flags: further flags, given to every server."""
+
+    cores: Cores = field(default_factory=Cores)
+    data_root: Path | None = None
+    flags: tuple[str, ...] = ()
+
+    def of(self, target: Target) -> "Setting":
+        """Return the setting of a run of target.
+
+        A server on two cores shares the generator's. A generator without a core of its own sleeps where it would
+        poll otherwise, and so leaves the server what it does not need.
+        """
+        return self if target.core_count == 1 else replace(self, cores=replace(self.cores, generator=None))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run.
+
+    losses: messages not confirmed (publish), or published but never delivered (the others).
+    problem: why the run counts as failed; "" when it does not.
+    figures: by the names in bench.figures.FIGURES.
+    """
+
+    workload: str
+    target: str
+    messages: int
+    losses: int = 0
+    duplicates: int = 0
+    foreign: int = 0
+    problem: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Meter:
+    """What the body of `metered` cost the server, and what its cores spent on others meanwhile."""
+
+    server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
+    others_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+@contextmanager
+def metered(server: Server) -> Iterator[Meter]:
+    """Measure over the body; others_s stays 0 when the server is not pinned."""
+
+    def core_time_s() -> float:
+        # On two cores one of them is the generator's, which is no stranger.
+        own_s = time.process_time() if len(server.cores) > 1 else 0.0
+        return sum(map(read_core_time_s, server.cores)) - own_s
+
+    meter = Meter()
+    cpu_before, core_before_s, start_s = read_cpu_time(server.pid), core_time_s(), time.monotonic()
+    yield meter
+    meter.elapsed_s = time.monotonic() - start_s
+    server.require_alive()
+    meter.server = read_cpu_time(server.pid) - cpu_before
+    # Two roundings to ticks can leave less than nothing.
+    meter.others_s = max(0.0, core_time_s() - core_before_s - meter.server.total_s)
+
+
+def settle(server: Server) -> float:
+    """Wait, bounded, until the server has nothing left to do; return the seconds waited."""
+    start_s = time.monotonic()
+    before = read_cpu_time(server.pid)
+    while time.monotonic() - start_s < SETTLE_DEADLINE_S:
+        time.sleep(SETTLE_INTERVAL_S)
+        server.require_alive()
+        now = read_cpu_time(server.pid)
+        if (now - before).total_s < SETTLED_SHARE * SETTLE_INTERVAL_S:
+            break
+        before = now
+    return time.monotonic() - start_s
