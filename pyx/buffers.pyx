@@ -10,6 +10,23 @@ in pyx/transport.pyx).
 
 from libc.stdint cimport INT64_MAX
 
+cdef extern from *:
+    """
+    #include <malloc.h>
+    #ifdef __GLIBC__
+    static void pyqd_keep_freed(int size_bytes) {
+        mallopt(M_TRIM_THRESHOLD, size_bytes);
+        mallopt(M_MMAP_THRESHOLD, size_bytes);
+    }
+    #else
+    static void pyqd_keep_freed(int size_bytes) { (void) size_bytes; }
+    #endif
+    """
+    void pyqd_keep_freed(int size_bytes) noexcept nogil
+
+cdef enum:
+    KEPT_BYTES = 16 << 20
+
 cdef int64_t total_bytes = 0
 cdef int64_t limit_bytes = INT64_MAX
 cdef bint is_armed = False
@@ -30,6 +47,15 @@ cdef void buffer_freed(uint64_t size_bytes) noexcept nogil:
     """Count a buffer no more, or what one shrank by."""
     global total_bytes
     total_bytes -= <int64_t> size_bytes
+
+
+def keep_freed():
+    """Have the C library keep up to 16 MiB of what is freed for what is allocated next, in the whole process.
+
+    A buffer that grows while a large command comes in and is freed with it would else be fetched from the system each
+    time: its pages are zeroed and faulted in, which costs more than the command. Source: mallopt(3).
+    """
+    pyqd_keep_freed(KEPT_BYTES)
 
 
 def note_change(int64_t change_bytes):

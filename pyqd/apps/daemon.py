@@ -18,6 +18,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.importer import import_on_start
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.hot import buffers
 from pyqd.primitives.descriptors import raise_descriptor_limit
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
@@ -64,6 +65,7 @@ class Daemon:
         self.options = options
         self.hub: Any = gevent.get_hub()
         end_stacks(self.hub)
+        buffers.keep_freed()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
