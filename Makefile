@@ -25,7 +25,7 @@ NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
 JOBS ?= $(shell expr 2 '*' $$(nproc))
-# loadgroup: tests marked spark share one process, and so one Spark session; all others go to whoever is free.
+# loadgroup: tests/spark has one process, and so one Spark session; all other tests go to whoever is free.
 IN_PARALLEL = -n $(JOBS) --dist loadgroup
 # The suite starts the daemon hundreds of times: compiled bytecode is kept even where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=

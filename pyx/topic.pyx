@@ -61,6 +61,7 @@ cdef class TopicCore(Feed):
             # Nothing, but where the file was lost: then all that is kept may be deferred.
             self.state.deferred_below = log.end
             self.state.message_count = log.end
+            self.state.created_ns = wall_ns()
             store_barrier()
             self.state.magic = MAGIC
         self.guids = GuidFactory(node_id)
@@ -356,6 +357,10 @@ cdef class TopicCore(Feed):
     @property
     def message_count(self) -> int:
         return self.state.message_count
+
+    @property
+    def created_ns(self) -> int:
+        return self.state.created_ns
 
     @property
     def message_bytes(self) -> int:

@@ -173,6 +173,7 @@ def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]
     shown = {
         "topic": topic.name,
         "node": topic.broker.node_name,
+        "created": topic.created_ns,
         "format": FORMAT,
         "earliest": reader.position_of(first),
         "next": reader.position_of(end),

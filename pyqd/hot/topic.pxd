@@ -21,6 +21,7 @@ cdef struct TopicState:
     uint64_t retention_bytes             # this and the next two: 1 + the topic's own limit; 0: it has none
     uint64_t retention_time_ns
     uint64_t bytes_max
+    int64_t created_ns                   # wall clock; 0: made before this was noted
 
 cdef class TopicCore(Feed):
     cdef readonly GuidFactory guids

@@ -82,6 +82,7 @@ class ReplayRoutes:
         headers = (
             ("X-Pyqd-Format", str(replay.FORMAT)),
             ("X-Pyqd-Node", self.broker.node_name),
+            ("X-Pyqd-Created", str(topic.created_ns)),
             ("X-Pyqd-From", str(found.first)),
             ("X-Pyqd-Next", str(found.next)),
             ("X-Pyqd-End", str(found.end)),

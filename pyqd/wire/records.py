@@ -1,13 +1,17 @@
 """Records as GET /topic/log gives them: those of a topic's log, one behind the other, nothing around them.
 
-For readers outside the broker: needs nothing of it but the checksum. Source: docs/storage.md, "Record".
+For readers outside the broker: needs nothing of it but the checksum, compiled or not.
+Source: docs/storage.md, "Record".
 """
 
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from pyqd.hot import crc32c
+try:
+    from pyqd.hot.crc32c import value as crc32c
+except ImportError:  # Where Python alone was sent to.
+    from pyqd.primitives.checksums import value as crc32c
 
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48
@@ -50,7 +54,7 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
         behind = (body_at + size + ALIGN_BYTES - 1) & -ALIGN_BYTES
         if size == 0 or behind > len(data):
             raise ValueError(f"the data end within the record at offset {at}")
-        if verify and crc32c.value(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
+        if verify and crc32c(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
             raise ValueError(f"the checksum of the record at offset {at} is wrong")
         if flags & ~LOST:
             raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")

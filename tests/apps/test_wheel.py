@@ -69,7 +69,11 @@ def test_the_wheel_built_of_the_source_distribution_runs_without_a_checkout(tmp_
     packed = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     sources = {path.stem for path in (REPOSITORY / "pyx").glob("*.pyx")}
     assert {path.name.split(".")[0] for path in packed if path.suffix == ".so"} == sources
-    assert {path.parts[0] for path in packed if "dist-info" not in path.parts[0]} == {"pyqd"}
+    assert {path.parts[0] for path in packed if "dist-info" not in path.parts[0]} == {
+        "pyqd",
+        "pyqd_spark",
+        "pyspark_pyqd",
+    }
 
     python = install(wheel, tmp_path / "environment")
     where = run(python, "-c", "import pyqd.hot.channel; print(pyqd.hot.channel.__file__)", cwd=tmp_path)

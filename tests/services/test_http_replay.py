@@ -102,6 +102,7 @@ def test_a_topic_s_log_is_read_in_pages_as_often_as_one_likes(app: HttpApp) -> N
     assert {name: value for name, value in reply.headers.items() if name.startswith("X-Pyqd-")} == {
         "X-Pyqd-Format": "1",
         "X-Pyqd-Node": shown["node"],
+        "X-Pyqd-Created": str(shown["created"]),
         "X-Pyqd-From": "10",
         "X-Pyqd-Next": "20",
         "X-Pyqd-End": "300",

@@ -360,10 +360,11 @@ def test_with_a_sync_for_every_message_only_what_is_synced_is_shown(tmp_path):
 
 def test_positions_tell_what_can_be_read(topic):
     assert replay.positions(topic, None, no_pause) == {
-        "topic": "t", "node": topic.broker.node_name, "format": 1, "earliest": 0, "next": 0,
-        "earliest_timestamp": None, "newest_timestamp": None, "records": 0, "bytes": 0, "segments": [],
+        "topic": "t", "node": topic.broker.node_name, "created": topic.created_ns, "format": 1, "earliest": 0,
+        "next": 0, "earliest_timestamp": None, "newest_timestamp": None, "records": 0, "bytes": 0, "segments": [],
         "channels": [{"channel": "c", "floor": 0, "next": 0}],
     }  # fmt: skip
+    assert abs(topic.created_ns - wall()) < HOUR_NS
     publish(topic, 400, 1000)
     shown = replay.positions(topic, Place(time_ns=0), no_pause)
     stamps = [record[2] for record in topic.log.records()]

@@ -1,0 +1,179 @@
+"""The same as the compiled pyqd.hot.columns, in Python, for readers where that is missing.
+
+One record costs about a microsecond. The layout of the buffers is told there.
+"""
+
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pyqd.primitives.checksums import values as checksums_of
+from pyqd.wire.records import ALIGN_BYTES, HEADER_BYTES, LOST
+
+ID_BYTES: Final = 16
+NS_PER_US: Final = 1000
+ORDINAL_MASK: Final = (1 << 48) - 1
+
+_HEADER = struct.Struct("<IIQQqqHHHH")
+_CHECKED_FROM = 8
+
+
+class Decoded(Protocol):
+    """What either decoder returns: columns as buffers in Arrow's layout, and what was noticed along the way.
+
+    lost: how many records were expected and have no row; of these, damaged have a wrong checksum. following: where to
+    go on.
+    """
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def damaged(self) -> int: ...
+    @property
+    def following(self) -> int: ...
+    @property
+    def body_offsets(self) -> bytes | None: ...
+    @property
+    def bodies(self) -> bytes | None: ...
+    @property
+    def id_offsets(self) -> bytes: ...
+    @property
+    def ids(self) -> bytes: ...
+    @property
+    def positions(self) -> bytes: ...
+    @property
+    def timestamps_ns(self) -> bytes: ...
+    @property
+    def timestamps_us(self) -> bytes: ...
+    @property
+    def dues_us(self) -> bytes: ...
+    @property
+    def due_bits(self) -> bytes: ...
+    @property
+    def due_count(self) -> int: ...
+    @property
+    def attempts(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Columns:
+    """See `Decoded`."""
+
+    rows: int
+    lost: int
+    damaged: int
+    following: int
+    body_offsets: bytes | None
+    bodies: bytes | None
+    id_offsets: bytes
+    ids: bytes
+    positions: bytes
+    timestamps_ns: bytes
+    timestamps_us: bytes
+    dues_us: bytes
+    due_bits: bytes
+    due_count: int
+    attempts: bytes
+
+
+Header = tuple[int, ...]
+
+
+def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: bool = False) -> Columns:
+    """Decode the body of an answer.
+
+    expected: the position asked for. with_bodies: fill `bodies`. skip_damaged: count records that are not sound as
+    lost, and go no further than where it is not known any more where one begins.
+    Raises: ValueError where the data end within a record, a checksum is wrong, or positions do not grow.
+    """
+    found, cut = spans(data)
+    if cut is not None and not skip_damaged:
+        raise ValueError(cut)
+    sound = checks(data, found)
+    rows: list[tuple[int, Header]] = []
+    lost = damaged = 0
+    for (at, header), is_sound in zip(found, sound, strict=True):
+        _, _, position, _, _, _, _, flags, _, _ = header
+        if not is_sound:
+            if not skip_damaged:
+                raise ValueError(f"the checksum of the record at offset {at} is wrong")
+            lost, damaged, expected = lost + 1, damaged + 1, expected + 1
+            continue
+        if flags & ~LOST or position < expected:
+            if skip_damaged:
+                break
+            wrong = f"has flags of a later format: {flags:#x}" if flags & ~LOST else "is one of those before it again"
+            raise ValueError(f"the record at offset {at} {wrong}")
+        lost += max(0, (position & ORDINAL_MASK) - (expected & ORDINAL_MASK)) + bool(flags)
+        expected = position + 1
+        if not flags:
+            rows.append((at, header))
+    return columns_of(data, rows, with_bodies, lost, damaged, expected)
+
+
+def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
+    """Return offset and header of each record, and why the last one is none."""
+    found: list[tuple[int, Header]] = []
+    at, end = 0, len(data)
+    while at < end:
+        if end - at < HEADER_BYTES:
+            return found, f"the data end within the header of the record at offset {at}"
+        header = _HEADER.unpack_from(data, at)
+        behind = (at + HEADER_BYTES + header[0] + ALIGN_BYTES - 1) & -ALIGN_BYTES
+        if header[0] == 0 or behind > end:
+            return found, f"the data end within the record at offset {at}"
+        found.append((at, header))
+        at = behind
+    return found, None
+
+
+def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
+    """Return of each record whether its checksum is right. What a delivery notes in a header counts as 0 in it."""
+    if any(header[8] for _, header in found):
+        whole = bytearray(data)
+        for at, _ in found:
+            whole[at + 44 : at + 46] = b"\0\0"
+        data = bytes(whole)
+    starts = [at + _CHECKED_FROM for at, _ in found]
+    sizes = [header[0] + HEADER_BYTES - _CHECKED_FROM for _, header in found]
+    right = checksums_of(data, starts, sizes, [header[0] for _, header in found])
+    return [header[1] == checksum for (_, header), checksum in zip(found, right, strict=True)]
+
+
+def columns_of(
+    data: bytes, rows: list[tuple[int, Header]], with_bodies: bool, lost: int, damaged: int, following: int
+) -> Columns:
+    """Return the columns of records, given by offset and header."""
+    body_offsets = array("i", [0])
+    end = 0
+    for _, header in rows:
+        end += header[0]
+        body_offsets.append(end)
+    dues = [header[5] for _, header in rows]
+    bits = bytearray((len(rows) + 7) // 8)
+    for row, due_ns in enumerate(dues):
+        if due_ns:
+            bits[row >> 3] |= 1 << (row & 7)
+    starts = [at + HEADER_BYTES for at, _ in rows]
+    return Columns(
+        rows=len(rows),
+        lost=lost,
+        damaged=damaged,
+        following=following,
+        body_offsets=body_offsets.tobytes() if with_bodies else None,
+        bodies=b"".join([data[at : at + row[1][0]] for at, row in zip(starts, rows, strict=True)])
+        if with_bodies
+        else None,
+        id_offsets=array("i", range(0, (len(rows) + 1) * ID_BYTES, ID_BYTES)).tobytes(),
+        ids="".join([f"{header[3]:016x}" for _, header in rows]).encode(),
+        positions=array("q", [header[2] for _, header in rows]).tobytes(),
+        timestamps_ns=array("q", [header[4] for _, header in rows]).tobytes(),
+        timestamps_us=array("q", [header[4] // NS_PER_US for _, header in rows]).tobytes(),
+        dues_us=array("q", [due_ns // NS_PER_US for due_ns in dues]).tobytes(),
+        due_bits=bytes(bits),
+        due_count=sum(map(bool, dues)),
+        attempts=array("i", [max(header[6], header[8]) for _, header in rows]).tobytes(),
+    )

@@ -1,0 +1,11 @@
+"""pyqd and Apache Spark: topics read, written and drained as data sources of PySpark. The manual is docs/spark.md.
+
+Executors import this package too, so it imports neither PySpark nor Arrow before something needs them.
+"""
+
+from pyqd_spark.java import JavaMissingError
+from pyqd_spark.register import register
+from pyqd_spark.session import session
+from pyqd_spark.shipping import build_zip, ship
+
+__all__ = ["JavaMissingError", "build_zip", "register", "session", "ship"]

@@ -1,0 +1,403 @@
+"""Brokers over HTTP: where they are, what can be read of their topics, pages of it. Needs the standard library alone.
+
+A request that fails on the way is tried again, on a new connection, until `retry_timeout_s` is over: so a reader sits
+out a broker's restart. What a broker refuses is an error at once. A client belongs to one thread.
+
+Source: docs/http.md, "Reading a topic by position"; nsqlookupd's HTTP API.
+"""
+
+import http.client
+import json
+import logging
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from pyqd_spark.options import Connection
+
+FORMAT: Final = 1
+ORDINAL_BITS: Final = 48
+# What the broker copies in one turn of its loop; more costs it more for each record.
+PAGE_BYTES: Final = 1 << 20
+RETRY_FIRST_S: Final = 0.05
+RETRY_LONGEST_S: Final = 2.0
+# A connection that was idle for longer is not trusted: the other side may just be closing it.
+IDLE_LONGEST_S: Final = 5.0
+# What may be over by the next try. The others are answers.
+PASSING_STATUS: Final = (429, 500, 502, 503, 504)
+
+logger = logging.getLogger(__name__)
+
+
+class BrokerError(Exception):
+    """What a broker or lookup daemon answered, or did not. The text names its address."""
+
+
+class UnreachableError(BrokerError):
+    """No answer, or one that told of a passing trouble, until the time for trying again was over."""
+
+
+class TopicNotFoundError(BrokerError):
+    """The broker does not have the topic."""
+
+
+class PositionGoneError(BrokerError):
+    """The record is not kept any more. earliest: the position of the first that is."""
+
+    def __init__(self, text: str, earliest: int) -> None:
+        super().__init__(text)
+        self.earliest = earliest
+
+
+class PositionBeyondEndError(BrokerError):
+    """No record has that position yet. next: the one that the next record gets."""
+
+    def __init__(self, text: str, next_position: int) -> None:
+        super().__init__(text)
+        self.next = next_position
+
+
+class OtherNodeError(BrokerError):
+    """The address is served by another node, another data directory, than the one asked for."""
+
+
+class Segment(NamedTuple):
+    """A stretch of a topic's log: the position of its first record, how many there are, and their bytes."""
+
+    first: int
+    records: int
+    bytes: int
+
+
+class Positions(NamedTuple):
+    """What can be read of a topic at a broker. node: names the data directory for good. next: one behind the newest.
+
+    created: when the topic was made, in ns, or 0; another one is another topic, whose positions begin anew. at: the
+    position at the time asked for. floors: by channel, the first message it has not finished.
+    """
+
+    topic: str
+    node: str
+    created: int
+    address: str
+    earliest: int
+    next: int
+    at: int | None
+    segments: tuple[Segment, ...]
+    floors: Mapping[str, int]
+
+
+class Page(NamedTuple):
+    """Records as they lie in the log.
+
+    created: as in Positions. next: where to go on. end: one behind the newest. records: how many.
+    """
+
+    node: str
+    created: int
+    first: int
+    next: int
+    end: int
+    records: int
+    data: bytes
+
+
+class Reply(NamedTuple):
+    """An answer: status, headers with lower-case names, body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
+    """One connection to one address, kept open between requests and made again where it broke.
+
+    address: `host:port`, or a URL of http or https. Raises: UnreachableError, BrokerError.
+    """
+
+    def __init__(self, address: str, connection: Connection) -> None:
+        self.address = address
+        self.connection = connection
+        parts = urlsplit(address if "://" in address else f"//{address}", scheme="https" if connection.tls else "http")
+        self.host, self.port, self.secure = parts.hostname or "", parts.port or 80, parts.scheme == "https"
+        self._open: http.client.HTTPConnection | None = None
+        self._used_s = 0.0
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self) -> "HttpClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
+        *,
+        retry: bool = True,
+    ) -> Reply:
+        """Send a request and return the answer, whatever its status.
+
+        retry: try again what failed on the way; not for what must not be done twice. Raises: UnreachableError.
+        """
+        target = f"{path}?{urlencode(query)}" if query else path
+        deadline_s = time.monotonic() + (self.connection.retry_timeout_s if retry else 0)
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                reply = self._once(method, target, body)
+                if reply.status not in PASSING_STATUS or not retry:
+                    return reply
+                failure = f"answered {reply.status} {message_of(reply)}"
+            except ssl.SSLCertVerificationError as error:
+                self.close()
+                raise UnreachableError(f"{self.address}: {error}") from error
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                failure = f"{type(error).__name__}: {error}"
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                tried = f", tried for {self.connection.retry_timeout_s:g} s" if retry else ""
+                raise UnreachableError(f"{self.address}: {method} {path}: {failure}{tried}")
+            logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
+            time.sleep(min(wait_s, left_s))
+            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+
+    def _once(self, method: str, target: str, body: bytes | None) -> Reply:
+        if time.monotonic() - self._used_s > IDLE_LONGEST_S:
+            self.close()
+        if self._open is None:
+            self._open = self._connect()
+        headers = {"Authorization": f"Bearer {self.connection.token}"} if self.connection.token else {}
+        self._open.request(method, target, body=body, headers=headers)
+        answer = self._open.getresponse()
+        reply = Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        self._used_s = time.monotonic()
+        return reply
+
+    def _connect(self) -> http.client.HTTPConnection:
+        timeout_s = self.connection.request_timeout_s
+        if not self.secure:
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=self.connection.tls_root_ca_file)
+        if self.connection.tls_insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.connection.tls_cert is not None:
+            context.load_cert_chain(self.connection.tls_cert, self.connection.tls_key)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+
+    def json(self, path: str, **query: object) -> Any:
+        """Return the JSON that a GET answers. Raises: TopicNotFoundError, BrokerError, UnreachableError."""
+        reply = self.request("GET", path, query)
+        if reply.status != 200:
+            raise self.refusal(path, query, reply)
+        return self.parsed(path, reply)
+
+    def parsed(self, path: str, reply: Reply) -> Any:
+        """Return the JSON of an answer. Raises: BrokerError where it is none."""
+        try:
+            return json.loads(reply.body)
+        except ValueError as error:
+            raise BrokerError(f"{self.address}: GET {path}: the answer is no JSON: {error}") from None
+
+    def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> BrokerError:
+        """Return the error that an answer with a status other than 200 stands for."""
+        code = message_of(reply)
+        asked = f"{self.address}: {path}?{urlencode(query)}: {reply.status} {code}"
+        if reply.status == 404 and code == "TOPIC_NOT_FOUND":
+            return TopicNotFoundError(f"{self.address}: topic {query.get('topic')} does not exist")
+        if reply.status == 404 and path.startswith("/topic/"):
+            return BrokerError(f"{asked}; reading topics by position needs pyqd's own daemon")
+        if reply.status in (401, 403):
+            return BrokerError(f"{asked}; is the option token right, and has it the right to do this?")
+        if code == "POSITION_GONE":
+            return PositionGoneError(asked, int(self.parsed(path, reply)["earliest"]))
+        if code == "POSITION_BEYOND_END":
+            return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
+        return BrokerError(asked)
+
+
+def message_of(reply: Reply) -> str:
+    """Return what an answer says of an error: the code in its JSON, or else how its body begins."""
+    try:
+        return str(json.loads(reply.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.body[:200].decode(errors="replace")
+
+
+class BrokerClient(HttpClient):
+    """A broker: its topics, what can be read of them, pages of records, publishing."""
+
+    def __enter__(self) -> "BrokerClient":
+        return self
+
+    def topics(self) -> list[str]:
+        """Return the names of the broker's topics."""
+        stats = self.json("/stats", format="json", include_clients="false", include_mem="false")
+        return sorted(str(topic["topic_name"]) for topic in stats.get("topics") or [])
+
+    def info(self) -> dict[str, Any]:
+        """Return what GET /info tells: version, broadcast_address, hostname, tcp_port, http_port."""
+        return dict(self.json("/info"))
+
+    def tcp_address(self) -> tuple[str, int]:
+        """Return host and port of the TCP protocol, as the broker gives them to others."""
+        info = self.info()
+        return str(info["broadcast_address"]), int(info["tcp_port"])
+
+    def positions(self, topic: str, time_ns: int | None = None) -> Positions:
+        """Return what can be read of a topic, and the position at a time.
+
+        time_ns: since 1970. Raises: TopicNotFoundError, BrokerError, UnreachableError.
+        """
+        asked = {} if time_ns is None else {"time": f"{time_ns}ns"}
+        shown = self.json("/topic/positions", topic=topic, **asked)
+        check_format(self.address, shown.get("format"))
+        return Positions(
+            topic=topic,
+            node=shown["node"],
+            created=shown.get("created", 0),
+            address=self.address,
+            earliest=shown["earliest"],
+            next=shown["next"],
+            at=shown.get("at"),
+            segments=tuple(Segment(row["first"], row["records"], row["bytes"]) for row in shown["segments"]),
+            floors={row["channel"]: row["floor"] for row in shown["channels"]},
+        )
+
+    def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Page:
+        """Return records from the position `first` on, to before `stop`: one at least where there is one.
+
+        Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
+        """
+        query = {"topic": topic, "from": first, "to": stop, "max_bytes": bytes_max}
+        reply = self.request("GET", "/topic/log", query)
+        if reply.status != 200:
+            raise self.refusal("/topic/log", query, reply)
+        headers = reply.headers
+        check_format(self.address, headers.get("x-pyqd-format"))
+        return Page(
+            node=headers["x-pyqd-node"],
+            created=int(headers.get("x-pyqd-created", 0)),
+            first=int(headers["x-pyqd-from"]),
+            next=int(headers["x-pyqd-next"]),
+            end=int(headers["x-pyqd-end"]),
+            records=int(headers["x-pyqd-count"]),
+            data=reply.body,
+        )
+
+    def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[Page]:
+        """Yield the pages of a range, one request each; an empty one is the last. Each request goes on where the
+        page before ended, also after a restart of the broker in between.
+
+        Raises: as `page`; OtherNodeError.
+        """
+        while first < stop:
+            page = self.page(topic, first, stop, bytes_max)
+            if page.node != node:
+                raise OtherNodeError(f"{self.address} is served by node {page.node}, and no longer by {node}")
+            yield page
+            if page.next <= first:
+                return
+            first = page.next
+
+    def publish(self, topic: str, body: bytes, *, retry: bool = False) -> Reply:
+        """Publish messages in the binary form of POST /mpub; the answer tells their ids.
+
+        retry: try again where there was no answer; the messages may then be there twice.
+        Raises: BrokerError where they were refused, UnreachableError.
+        """
+        query = {"topic": topic, "binary": "true"}
+        reply = self.request("POST", "/mpub", query, body, retry=retry)
+        if reply.status != 200:
+            raise self.refusal("/mpub", query, reply)
+        return reply
+
+
+def check_format(address: str, found: object) -> None:
+    """Refuse records of a form that is not known. Raises: BrokerError."""
+    if str(found) != str(FORMAT):
+        raise BrokerError(f"{address}: records of format {found}; this connector reads {FORMAT}: is it older?")
+
+
+class Lookup(NamedTuple):
+    """What lookup daemons know. addresses: HTTP addresses of brokers. failures: of those that gave no answer."""
+
+    addresses: list[str]
+    failures: list[BrokerError]
+
+
+def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
+    """Return the brokers that are given, or those that the lookup daemons know: all, or the ones that have a topic.
+
+    Raises: UnreachableError where no lookup daemon answers. Where only some do, `failures` has the others.
+    """
+    if connection.nsqd:
+        return Lookup(list(connection.nsqd), [])
+    found: dict[str, None] = {}
+    failures: list[BrokerError] = []
+    for address in connection.lookupd:
+        try:
+            with HttpClient(address, connection) as client:
+                found.update(dict.fromkeys(producers(client, topic)))
+        except BrokerError as error:
+            failures.append(error)
+    if len(failures) == len(connection.lookupd):
+        raise UnreachableError("no lookup daemon answers: " + "; ".join(map(str, failures)))
+    return Lookup(list(found), failures)
+
+
+def producers(client: HttpClient, topic: str | None) -> list[str]:
+    """Return the HTTP addresses of the brokers that one lookup daemon knows; none for a topic it does not know."""
+    try:
+        shown = client.json("/nodes") if topic is None else client.json("/lookup", topic=topic)
+        return [host_and_port(row["broadcast_address"], row["http_port"]) for row in shown["producers"]]
+    except TopicNotFoundError:
+        return []
+    except (KeyError, TypeError) as error:
+        raise BrokerError(f"{client.address}: not the answer of a lookup daemon: {error!r}") from None
+
+
+def topics_known(connection: Connection) -> tuple[set[str], list[BrokerError]]:
+    """Return the names of all topics that the lookup daemons, or the brokers given, have; and who gave no answer.
+
+    Raises: UnreachableError where nobody answers.
+    """
+    names: set[str] = set()
+    failures: list[BrokerError] = []
+    for address in connection.nsqd or connection.lookupd:
+        try:
+            with BrokerClient(address, connection) as client:
+                names.update(client.topics() if connection.nsqd else client.json("/topics")["topics"])
+        except (BrokerError, KeyError, TypeError) as error:
+            failures.append(error if isinstance(error, BrokerError) else BrokerError(f"{address}: {error!r}"))
+    if len(failures) == len(connection.nsqd or connection.lookupd):
+        raise UnreachableError("nobody tells which topics there are: " + "; ".join(map(str, failures)))
+    return names, failures
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return an address as text, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def epoch_of(position: int) -> int:
+    """Return the epoch of a position: it grows when a power failure may have taken records away."""
+    return position >> ORDINAL_BITS
+
+
+def ordinal_of(position: int) -> int:
+    """Return the ordinal of a position: records of a log are numbered densely, over epochs too."""
+    return position & ((1 << ORDINAL_BITS) - 1)

@@ -1,0 +1,204 @@
+"""Ranges of topic logs as Arrow record batches: fetched ahead, decoded in compiled code, and checked to be whole."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+from pyqd.wire import record_columns
+from pyqd.wire.record_columns import Decoded
+from pyqd_spark.brokers import (
+    PAGE_BYTES,
+    BrokerClient,
+    OtherNodeError,
+    Page,
+    PositionBeyondEndError,
+    PositionGoneError,
+    TopicNotFoundError,
+    ordinal_of,
+)
+from pyqd_spark.discovery import lose
+from pyqd_spark.offsets import Settings
+from pyqd_spark.plan import LogRange
+
+Decoder = Callable[[bytes, int, bool, bool], Decoded]
+
+try:
+    from pyqd.hot.columns import decode as compiled_decode
+except ImportError:  # Where Python alone was sent to.
+    decode: Decoder = record_columns.decode
+else:
+    decode = compiled_decode
+
+# Pages that wait to be decoded.
+PAGES_AHEAD: Final = 2
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("timestamp_ns", pa.int64(), nullable=False),
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("deferred_until", pa.timestamp("us", tz="UTC"), nullable=True),
+    ]
+)
+SCHEMA_WITHOUT_BODY: Final = pa.schema(list(SCHEMA)[1:])
+
+logger = logging.getLogger(__name__)
+
+
+def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a range, in order, all of them: read again it is the same.
+
+    Raises: DataLossError where some are missing and failOnDataLoss is true; BrokerError.
+    """
+    expected = one.first
+    for page in ahead(pages_of(settings, one)):
+        columns = decoded(settings, one, page, expected)
+        if columns.lost:
+            missing(settings, one, columns.lost, f"between {expected} and {columns.following}", columns.damaged)
+        expected = max(expected, columns.following)
+        if columns.rows:
+            yield batch_of(columns, one)
+    left = ordinal_of(one.stop) - ordinal_of(expected)
+    if expected < one.stop and left > 0:
+        missing(settings, one, left, f"from {expected} to the end of the range, {one.stop}")
+
+
+def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Decoded:
+    """Return the columns of a page. Raises: DataLossError where it is damaged and failOnDataLoss is true."""
+    try:
+        return decode(page.data, expected, settings.include_body, False)
+    except ValueError as error:
+        lose(settings, f"{place_of(one)}: the records from {page.first} on are damaged: {error}")
+    return decode(page.data, expected, settings.include_body, True)
+
+
+def place_of(one: LogRange) -> str:
+    """Return how a range is called in errors."""
+    return f"topic {one.topic} at node {one.node} ({one.address})"
+
+
+def missing(settings: Settings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
+    """Fail for missing records, or go on. Raises: DataLossError."""
+    how = f", {damaged} of them with a wrong checksum" if damaged else ""
+    lose(settings, f"{place_of(one)}: {count} messages {where} cannot be read{how}")
+
+
+def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
+    """Yield the pages of a range; where something of it is gone, those of what is left, or none.
+
+    What is left out is found out by the reader, as its positions are missing. Raises: DataLossError, BrokerError.
+    """
+    first = one.first
+    with BrokerClient(one.address, settings.connection) as client:
+        while first < one.stop:
+            try:
+                for page in client.pages(one.topic, one.node, first, one.stop, PAGE_BYTES):
+                    check_created(one, page)
+                    yield page
+                return
+            except PositionGoneError as error:
+                lose(settings, f"{place_of(one)}: {error}; the oldest message kept has {error.earliest}")
+                # It may also have gone while pages were read; those before it were yielded.
+                first = max(first + 1, error.earliest)
+            except (PositionBeyondEndError, TopicNotFoundError, OtherNodeError) as error:
+                lose(settings, f"{place_of(one)}: {error}")
+                return
+
+
+def check_created(one: LogRange, page: Page) -> None:
+    """Refuse pages of a topic that was deleted and made again. Raises: OtherNodeError."""
+    if one.created and page.created and page.created != one.created:
+        raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and made again")
+
+
+def ahead(pages: Iterator[Page]) -> Iterator[Page]:
+    """Yield pages while a thread fetches those that follow."""
+    waiting: queue.Queue[Page | BaseException | None] = queue.Queue(PAGES_AHEAD)
+    over = threading.Event()
+
+    def put(item: Page | BaseException | None) -> bool:
+        while not over.is_set():
+            try:
+                waiting.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def fetch() -> None:
+        try:
+            for page in pages:
+                if not put(page):
+                    return
+        except BaseException as error:
+            put(error)
+        else:
+            put(None)
+
+    thread = threading.Thread(target=fetch, name="pyqd-pages", daemon=True)
+    thread.start()
+    try:
+        while (item := waiting.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        over.set()
+
+
+def batch_of(columns: Decoded, one: LogRange) -> pa.RecordBatch:
+    """Return a record batch over the buffers of the columns; none is copied."""
+    rows = columns.rows
+    arrays = [
+        constant(one.topic, rows),
+        constant(one.node, rows),
+        constant(one.partition, rows),
+        values(pa.int64(), rows, columns.positions),
+        values(SCHEMA.field("timestamp").type, rows, columns.timestamps_us),
+        values(pa.int64(), rows, columns.timestamps_ns),
+        texts(pa.string(), rows, columns.id_offsets, columns.ids),
+        values(pa.int32(), rows, columns.attempts),
+        values(SCHEMA.field("deferred_until").type, rows, columns.dues_us, columns.due_bits, columns.due_count),
+    ]
+    if columns.body_offsets is None or columns.bodies is None:
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA_WITHOUT_BODY)
+    return pa.RecordBatch.from_arrays(
+        [texts(pa.binary(), rows, columns.body_offsets, columns.bodies), *arrays], schema=SCHEMA
+    )
+
+
+def values(
+    kind: pa.DataType, rows: int, data: bytes, valid_bits: bytes | None = None, valid_count: int = 0
+) -> pa.Array:
+    """Return an array over a buffer of numbers; valid_bits: of those that are not null."""
+    bits = None if valid_bits is None else pa.py_buffer(valid_bits)
+    nulls = 0 if valid_bits is None else rows - valid_count
+    return pa.Array.from_buffers(kind, rows, [bits, pa.py_buffer(data)], nulls)
+
+
+def texts(kind: pa.DataType, rows: int, offsets: bytes, data: bytes) -> pa.Array:
+    """Return an array over the buffers of values of different sizes."""
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+
+
+def constant(value: str | int, rows: int) -> pa.Array:
+    """Return an array that has one value in each row."""
+    size = 1 << max(rows - 1, 0).bit_length()
+    return repeated(value, size).slice(0, rows)
+
+
+@lru_cache(maxsize=64)
+def repeated(value: str | int, size: int) -> pa.Array:
+    """Return an array of that size, kept for the next page."""
+    return pa.repeat(pa.scalar(value, pa.int32() if isinstance(value, int) else pa.string()), size)

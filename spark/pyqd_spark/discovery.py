@@ -1,0 +1,131 @@
+"""Which topics are asked for, which nodes have them, and what can be read there now."""
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pyqd_spark.brokers import (
+    BrokerClient,
+    BrokerError,
+    Positions,
+    TopicNotFoundError,
+    UnreachableError,
+    find_brokers,
+    topics_known,
+)
+from pyqd_spark.offsets import Settings
+
+# By topic and node id.
+Found = dict[tuple[str, str], Positions]
+
+# A stream meets the same loss at each look.
+TOLD_AGAIN_S: Final = 60.0
+_told_s: dict[str, float] = {}
+
+logger = logging.getLogger(__name__)
+
+
+class DataLossError(Exception):
+    """Messages that were asked for cannot be read any more, or it cannot be told. The text says which, and why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}. To go on without them set failOnDataLoss=false")
+
+
+def lose(settings: Settings, text: str) -> None:
+    """Fail, or note it and go on, as failOnDataLoss says. Raises: DataLossError."""
+    if settings.fail_on_data_loss:
+        raise DataLossError(text)
+    now_s = time.monotonic()
+    if now_s - _told_s.get(text, -TOLD_AGAIN_S) >= TOLD_AGAIN_S:
+        _told_s[text] = now_s
+        logger.warning("%s; going on, as failOnDataLoss is false", text)
+
+
+def topics_asked(settings: Settings) -> list[str]:
+    """Return the names of the topics asked for, whether they exist or not. Raises: BrokerError, DataLossError."""
+    if settings.pattern is None:
+        return list(settings.topics or settings.nodes_of)
+    names, failures = topics_known(settings.connection)
+    for failure in failures:
+        lose(settings, f"which topics there are is not known for sure: {failure}")
+    matches = re.compile(settings.pattern).fullmatch
+    return sorted(name for name in names if matches(name))
+
+
+def addresses_of(settings: Settings, topic: str) -> list[str]:
+    """Return the brokers that may have a topic. Raises: BrokerError, DataLossError."""
+    lookup = find_brokers(settings.connection, topic)
+    for failure in lookup.failures:
+        lose(settings, f"who has topic {topic} is not known for sure: {failure}")
+    return lookup.addresses
+
+
+class Discovery:
+    """Asks brokers, over connections that are kept. One thread uses it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._client_of: dict[str, BrokerClient] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"settings": self.settings, "_client_of": {}}
+
+    def client(self, address: str) -> BrokerClient:
+        """Return the connection to an address."""
+        if address not in self._client_of:
+            self._client_of[address] = BrokerClient(address, self.settings.connection)
+        return self._client_of[address]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._client_of.values():
+            client.close()
+        self._client_of.clear()
+
+    def places(self) -> dict[str, list[str]]:
+        """Return by topic where it may be. Raises: BrokerError, DataLossError."""
+        return {topic: addresses_of(self.settings, topic) for topic in topics_asked(self.settings)}
+
+    def find(self, places: Mapping[str, Iterable[str]] | None = None, time_ns: int | None = None) -> Found:
+        """Return what can be read, by topic and node.
+
+        places: of `places`; asked for anew where it is missing. time_ns: for `at` of the answers.
+        Raises: BrokerError, DataLossError.
+        """
+        found: Found = {}
+        for topic, addresses in (self.places() if places is None else places).items():
+            for address in addresses:
+                self._ask(found, topic, address, time_ns)
+        self._keep_assigned(found)
+        return found
+
+    def _ask(self, found: Found, topic: str, address: str, time_ns: int | None) -> None:
+        try:
+            one = self.client(address).positions(topic, time_ns)
+        except TopicNotFoundError:
+            return
+        except UnreachableError as error:
+            lose(self.settings, f"topic {topic} cannot be read where it may be: {error}")
+            return
+        # A node may have several addresses.
+        found.setdefault((topic, one.node), one)
+
+    def _keep_assigned(self, found: Found) -> None:
+        assigned = {(topic, node) for topic, nodes in self.settings.nodes_of.items() for node in nodes}
+        if not assigned:
+            return
+        for topic, node in sorted(assigned - set(found)):
+            lose(self.settings, f"topic {topic} is not there at node {node}, which the option assign names")
+        for key in set(found) - assigned:
+            del found[key]
+
+
+def check_topics(settings: Settings, found: Found) -> None:
+    """Refuse topics that are named and that no node has. Raises: DataLossError, BrokerError."""
+    missing = sorted(set(settings.topics) - {topic for topic, _ in found})
+    if missing:
+        where = ", ".join(settings.connection.nsqd or settings.connection.lookupd)
+        raise BrokerError(f"no broker has topic {', '.join(missing)} (asked: {where})")

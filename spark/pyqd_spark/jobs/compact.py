@@ -1,0 +1,249 @@
+"""Compaction: the small files of each day become few large ones, and no reader ever sees a row twice or misses one.
+
+A day's directory is built anew beside the table: small files merged, large ones as hard links. Then the two directories
+change places in one step (renameat2 with RENAME_EXCHANGE), and the old one is removed. So at every moment, and after
+a kill at any moment, a directory of the table has all old files of a day or all new ones. Spark lists names first and
+looks at each file then, so a reader that is listing that very day would miss files: Table.reading makes the exchange
+wait. One that has listed the old files and comes too late fails with "file not found", and is to be started again.
+
+A drain that was cut short is finished first: its files may be replaced, so none of them may have been merged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyqd.primitives.errors import storage_error
+from pyqd_spark.jobs.errors import TableError
+from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.rowgroups import RowGroups
+from pyqd_spark.jobs.runner import Runner
+from pyqd_spark.jobs.table import Table
+from pyqd_spark.landing import COMPRESSION, Landing, sync_directory
+
+ROWS_PER_FILE: Final = 4_000_000
+SMALL_BYTES: Final = 128 << 20
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_POSITIONS = re.compile(r"-(\d+)-(\d+)\.parquet$")
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """path: of the table. small_bytes: files below are merged. rows_per_file: at most, in a merged one."""
+
+    path: str
+    small_bytes: int = SMALL_BYTES
+    rows_per_file: int = ROWS_PER_FILE
+    compression: str = COMPRESSION
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """One day of one topic. directory: its own; staged: where it is built anew, missing still. small: to be merged."""
+
+    directory: str
+    staged: str
+    small: tuple[str, ...]
+    kept: tuple[str, ...]
+    rows_per_file: int
+    compression: str
+
+
+@dataclass
+class CompactReport:
+    """What a compaction has done. days: directories that were built anew."""
+
+    days: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    rows: int = 0
+    partitions: list[str] = field(default_factory=list)
+
+
+def compact(options: CompactOptions, runner: Runner, shown: Progress) -> CompactReport:
+    """Compact a table. Raises: TableError, StorageError; OSError naming what a Parquet file has that cannot be read."""
+    table = Table(options.path)
+    table.must_exist()
+    report = CompactReport()
+    with table.locked():
+        if table.open_plan() is not None:
+            raise TableError(f"{table.path}: a drain was cut short; run it again before compacting")
+        hidden = table.attempt_path(table.begin_attempt())
+        days = [planned(options, table, day, hidden, number) for number, day in enumerate(table.partitions())]
+        tasks = [task for task in days if task is not None]
+        if tasks:
+            must_exchange(hidden)
+        rows = 0
+        shown.say(f"{len(tasks)} days to compact, {sum(len(task.small) for task in tasks)} small files")
+        for task, outcome in zip(tasks, runner.run(merge, tasks), strict=True):
+            if "error" in outcome:
+                raise TableError(outcome["error"])
+            with table.changing():
+                exchange(task.staged, task.directory)
+            sync_directory(os.path.dirname(task.directory))
+            report.days += 1
+            report.files_before += len(task.small)
+            report.files_after += outcome["files"]
+            report.bytes_before += outcome["bytes_before"]
+            report.bytes_after += outcome["bytes_after"]
+            report.partitions.append(os.path.relpath(task.directory, table.path))
+            rows += outcome["rows"]
+        report.rows = rows
+        table.end_attempts()
+    return report
+
+
+def planned(options: CompactOptions, table: Table, day: str, hidden: str, number: int) -> MergeTask | None:
+    """Return what there is to do for a day; None where that would change nothing."""
+    directory = os.path.join(table.path, day)
+    small, kept = [], []
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        if name.startswith((".", "_")) or not name.endswith(".parquet"):
+            continue
+        if os.path.getsize(path) < options.small_bytes and rows_in(path) < options.rows_per_file:
+            small.append(name)
+        else:
+            kept.append(name)
+    if len(small) < 2:
+        return None
+    return MergeTask(
+        directory=directory,
+        staged=os.path.join(hidden, f"day-{number:06d}"),
+        small=tuple(sorted(small, key=order)),
+        kept=tuple(kept),
+        rows_per_file=options.rows_per_file,
+        compression=options.compression,
+    )
+
+
+def rows_in(path: str) -> int:
+    """Return how many rows a Parquet file has. Raises: TableError."""
+    try:
+        rows: int = pq.read_metadata(path).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path} is no sound Parquet file: {error}") from None
+    return rows
+
+
+def order(name: str) -> tuple[str, int, str]:
+    """Return what files are sorted by: as named before their positions, then by position."""
+    match = _POSITIONS.search(name)
+    return (name[: match.start()], int(match[1]), name) if match else (name, 0, name)
+
+
+def merge(task: MergeTask) -> dict[str, Any]:
+    """Build a day anew in its staged directory. Returns: counts; or `error` where a file cannot be read."""
+    shutil.rmtree(task.staged, ignore_errors=True)
+    os.mkdir(task.staged)
+    try:
+        files, rows, size = merged(task)
+        for name in task.kept:
+            os.link(os.path.join(task.directory, name), os.path.join(task.staged, name))
+        sync_directory(task.staged)
+    except (pa.ArrowException, OSError) as error:
+        return {"error": f"{task.directory}: {error}"}
+    before = sum(os.path.getsize(os.path.join(task.directory, name)) for name in task.small)
+    return {"files": files, "rows": rows, "bytes_before": before, "bytes_after": size}
+
+
+def merged(task: MergeTask) -> tuple[int, int, int]:
+    """Write the small files' rows into new ones. Returns: how many files, rows and bytes these are."""
+    sources = [pq.ParquetFile(os.path.join(task.directory, name)) for name in task.small]
+    schema = pa.unify_schemas([source.schema_arrow for source in sources])
+    expected = sum(source.metadata.num_rows for source in sources)
+    digest = hashlib.sha256("\0".join(task.small).encode()).hexdigest()[:16]
+    files = rows = size = 0
+    groups: RowGroups | None = None
+    landing: Landing | None = None
+    try:
+        for table in tables(sources, schema):
+            for piece in pieces(table, task.rows_per_file):
+                if groups is None or groups.rows + piece.num_rows > task.rows_per_file:
+                    if groups is not None:
+                        size += groups.land().bytes
+                    landing = Landing(
+                        task.staged, f"merged-{digest}-{files:05d}.parquet", schema, compression=task.compression
+                    )
+                    groups, files = RowGroups(landing), files + 1
+                groups.add(piece)
+                rows += piece.num_rows
+        if groups is not None:
+            size += groups.land().bytes
+    finally:
+        if landing is not None:
+            landing.discard()
+        for source in sources:
+            source.close()
+    if rows != expected:
+        raise pa.ArrowInvalid(f"{expected} rows were expected in the files to merge, {rows} were read")
+    return files, rows, size
+
+
+def tables(sources: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the row groups of files in order, all with the same columns; a missing column is null."""
+    for source in sources:
+        for number in range(source.num_row_groups):
+            table = source.read_row_group(number)
+            for column in schema:
+                if column.name not in table.column_names:
+                    table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+            yield table.select(schema.names).cast(schema)
+
+
+def pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
+    """Yield a table in parts of at most so many rows."""
+    for start in range(0, table.num_rows, rows_max):
+        yield table.slice(start, rows_max)
+
+
+def exchange(one: str, other: str) -> None:
+    """Let two directories change places, in one step. Raises: StorageError."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise storage_error("exchange", other, OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise storage_error("exchange", other, OSError(number, os.strerror(number)))
+
+
+def must_exchange(directory: str) -> None:
+    """Try whether the file system can exchange directories. Raises: TableError."""
+    one, other = os.path.join(directory, "try-1"), os.path.join(directory, "try-2")
+    os.mkdir(one)
+    os.mkdir(other)
+    try:
+        exchange(one, other)
+    except OSError as error:
+        raise TableError(
+            f"{directory}: this file system cannot exchange two directories in one step ({error.strerror}), and "
+            "without that a reader could see rows twice or not at all while a table is compacted"
+        ) from None
+    finally:
+        os.rmdir(one)
+        os.rmdir(other)
+
+
+def as_text(report: CompactReport) -> str:
+    """Return a line for people."""
+    if not report.days:
+        return "nothing to compact"
+    return (
+        f"{report.days} days: {report.files_before} files with {report.bytes_before:,} bytes became "
+        f"{report.files_after} with {report.bytes_after:,} bytes, {report.rows:,} rows"
+    )

@@ -1,0 +1,387 @@
+"""Drain: topics of any number of brokers into a table of Parquet files, each message once, run after run.
+
+A run is planned, written down, carried out and committed, in this order (jobs.plan, jobs.table, jobs.ranges). A run
+that was cut short is carried out first, as it was planned, whatever the options are now; then what came since is
+planned.
+
+Nothing is acknowledged and no channel moves: the log is read by position. So retention may remove what was not read
+yet, unless a channel holds it: `hold` names one, which is made before the first read and moved on after each commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pyqd.primitives.moments import parse_moment
+from pyqd_spark.brokers import (
+    BrokerClient,
+    BrokerError,
+    Positions,
+    TopicNotFoundError,
+    UnreachableError,
+    find_brokers,
+    topics_known,
+)
+from pyqd_spark.jobs.errors import DataLossError, DrainError
+from pyqd_spark.jobs.plan import RESET, RETENTION, Gap, Plan, Progress, Source, between, cut, rows_per_file
+from pyqd_spark.jobs.progress import Progress as Shown
+from pyqd_spark.jobs.ranges import UNREACHABLE, RangeTask, describe, drain_range
+from pyqd_spark.jobs.report import Report, report_of
+from pyqd_spark.jobs.runner import Runner
+from pyqd_spark.jobs.table import Commit, Table
+from pyqd_spark.landing import COMPRESSION
+from pyqd_spark.options import Connection
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+ROWS_PER_FILE: Final = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DrainOptions:
+    """What is drained, and where to. path: of the table.
+
+    topics, pattern: names, or a regular expression that the whole name matches; neither: all topics.
+    start: EARLIEST, LATEST or a moment, for topics that the table does not have yet. rows_per_file: at most.
+    fail_on_data_loss: messages that cannot be read any more are an error, else a gap in the report. hold: a channel.
+    """
+
+    path: str
+    connection: Connection
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    start: str = EARLIEST
+    rows_per_file: int = ROWS_PER_FILE
+    compression: str = COMPRESSION
+    fail_on_data_loss: bool = True
+    hold: str | None = None
+
+
+@dataclass
+class Found:
+    """What the brokers have. by_source: what can be read. notes: who and what was not found, one sentence each."""
+
+    by_source: dict[Source, Positions] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def drain(options: DrainOptions, runner: Runner, shown: Shown) -> list[Report]:
+    """Bring the table up to date.
+
+    Returns: a report of each run that was carried out: of one cut short before, and of what came since.
+    Raises: DrainError, DataLossError, BrokerError, TableError, StorageError, ValueError.
+    """
+    table = Table(options.path)
+    start_ns(options.start)
+    reports = []
+    with table.locked():
+        attempt = table.begin_attempt()
+        plan = table.open_plan()
+        if plan is not None:
+            shown.say(f"run {plan.run} was cut short and goes on: {len(plan.ranges)} ranges")
+            reports.append(carry_out(table, plan, attempt, options, runner, shown))
+            attempt = table.begin_attempt()
+        commit = table.last_commit()
+        found = look(options, commit.progress)
+        plan = make_plan(options, commit, found, runner.cores, time.time())
+        if plan.ranges or plan.gaps or plan.after != commit.progress:
+            hold(options, plan, found, commit)
+            table.write_plan(plan, attempt)
+            reports.append(carry_out(table, plan, attempt, options, runner, shown, found))
+        elif not reports:
+            reports.append(report_of(plan, [], [], time.time(), found.notes))
+        table.end_attempts()
+    return reports
+
+
+def start_ns(start: str) -> int | None:
+    """Return the moment that a start names, ns since 1970; None for the words. Raises: ValueError."""
+    if start in (EARLIEST, LATEST):
+        return None
+    try:
+        return parse_moment(start, time.time_ns())
+    except ValueError:
+        raise ValueError(
+            f"start {start!r} is none of earliest, latest, a time like 2026-11-21T04:15:00Z, so long ago like -90m"
+        ) from None
+
+
+def look(options: DrainOptions, known: Iterable[Source]) -> Found:
+    """Ask the brokers what there is of the topics wanted, and of those the table has.
+
+    Raises: UnreachableError where a broker does not answer, TopicNotFoundError where none has a topic that was named;
+    unless losing data is allowed: then the rest is drained, and the notes tell what is not.
+    """
+    names, failures = wanted(options)
+    at = start_ns(options.start)
+    lookup = find_brokers(options.connection)
+    found = Found(notes=[str(failure) for failure in lookup.failures])
+    unreachable = [str(failure) for failure in failures if options.connection.nsqd]
+    for address in lookup.addresses:
+        try:
+            with BrokerClient(address, options.connection) as client:
+                for name in sorted(names & set(client.topics())):
+                    with contextlib.suppress(TopicNotFoundError):
+                        positions = client.positions(name, at)
+                        found.by_source[Source(name, positions.node)] = positions
+        except UnreachableError as error:
+            unreachable.append(str(error))
+    if unreachable and options.fail_on_data_loss:
+        raise UnreachableError("; ".join(unreachable))
+    found.notes += unreachable
+    there = {source.topic for source in found.by_source}
+    missing = [f"no broker has topic {name}" for name in options.topics if name not in there]
+    if missing and options.fail_on_data_loss:
+        raise TopicNotFoundError("; ".join(missing))
+    found.notes += missing
+    found.notes += [
+        f"node {source.node} of topic {source.topic} was not found: what it has since the last run is not in the table"
+        for source in sorted(known)
+        if source.topic in names and source not in found.by_source
+    ]
+    return found
+
+
+def wanted(options: DrainOptions) -> tuple[set[str], list[BrokerError]]:
+    """Return the names of the topics to drain, and who gave no answer. Raises: UnreachableError, ValueError."""
+    if options.topics:
+        return set(options.topics), []
+    names, failures = topics_known(options.connection)
+    if options.pattern is not None:
+        try:
+            pattern = re.compile(options.pattern)
+        except re.error as error:
+            raise ValueError(f"topics pattern {options.pattern!r}: {error}") from None
+        names = {name for name in names if pattern.fullmatch(name)}
+    return names, failures
+
+
+def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, now_s: float) -> Plan:
+    """Return the next run: all between where the last one ended and what the brokers have now.
+
+    Raises: DataLossError where something in between is gone, if that is an error.
+    """
+    after = dict(commit.progress)
+    plan = Plan(commit.run + 1, now_s, list(commit.left), after, carried=len(commit.left))
+    topics = {source.topic for source in commit.progress}
+    firsts: dict[Source, int] = {}
+    for source, positions in sorted(found.by_source.items()):
+        firsts[source] = first_of(options, commit.progress.get(source), source.topic in topics, positions, plan.gaps)
+        after[source] = Progress(positions.next, positions.created)
+    total = sum(between(first, found.by_source[source].next) for source, first in firsts.items())
+    rows_max = rows_per_file(total, cores, options.rows_per_file)
+    for source, first in firsts.items():
+        ranges, gaps = cut(found.by_source[source], first, rows_max)
+        plan.ranges += ranges
+        plan.gaps += gaps
+    if plan.gaps and options.fail_on_data_loss:
+        raise DataLossError("; ".join(describe(gap) for gap in plan.gaps))
+    return plan
+
+
+def first_of(
+    options: DrainOptions, before: Progress | None, topic_known: bool, positions: Positions, gaps: list[Gap]
+) -> int:
+    """Return where to read on in a source; gaps: where what is gone is added."""
+    source = Source(positions.topic, positions.node)
+    if before is None:
+        if topic_known or options.start == EARLIEST:
+            return positions.earliest
+        return positions.next if options.start == LATEST or positions.at is None else positions.at
+    if before.created != positions.created or before.next > positions.next:
+        gaps.append(Gap(*source, before.next, before.next, None, RESET))
+        return positions.earliest
+    if before.next < positions.earliest:
+        missing = between(before.next, positions.earliest)
+        if missing:
+            gaps.append(Gap(*source, before.next, positions.earliest, missing, RETENTION))
+        return positions.earliest
+    return before.next
+
+
+def carry_out(
+    table: Table,
+    plan: Plan,
+    attempt: str,
+    options: DrainOptions,
+    runner: Runner,
+    shown: Shown,
+    found: Found | None = None,
+) -> Report:
+    """Read what has not landed of a plan, and commit it. Raises: DrainError, BrokerError, StorageError."""
+    started_s = time.time()
+    done = landed_ranges(table, plan)
+    for number in table.done(plan.run).keys() - done.keys():
+        os.unlink(table.done_path(plan.run, number))
+    left = [number for number in range(len(plan.ranges)) if number not in done]
+    addresses, unreachable = serving(options.connection, {plan.ranges[number].node for number in left}, plan, found)
+    tasks, failed = [], []
+    for number in left:
+        part = plan.ranges[number]
+        address = addresses.get(part.node)
+        if address is None:
+            why = "; ".join(unreachable) or "no broker has its topic"
+            failed.append({"number": number, "kind": UNREACHABLE, "error": f"node {part.node} is not found: {why}"})
+            continue
+        tasks.append(
+            RangeTask(
+                table=table.path,
+                number=number,
+                range=part,
+                address=address,
+                hidden=table.attempt_path(attempt),
+                done_path=table.done_path(plan.run, number),
+                connection=options.connection,
+                compression=options.compression,
+                fail_on_data_loss=options.fail_on_data_loss,
+            )
+        )
+    rows = sum(part.records for part in plan.ranges)
+    with shown.following(f"run {plan.run}", len(plan.ranges), rows, lambda: tally(table, plan)):
+        failed += [outcome for outcome in runner.run(drain_range, tasks) if "error" in outcome]
+    done = landed_ranges(table, plan)
+    return finish(table, plan, attempt, options, done, failed, started_s, unreachable)
+
+
+def landed_ranges(table: Table, plan: Plan) -> dict[int, dict[str, Any]]:
+    """Return what has landed of a plan and is still there as it landed, by place in the plan."""
+    return {
+        number: done
+        for number, done in table.done(plan.run).items()
+        if number < len(plan.ranges) and all(is_there(table, file) for file in done["files"])
+    }
+
+
+def is_there(table: Table, file: dict[str, Any]) -> bool:
+    """Whether a file has the size that it landed with."""
+    try:
+        return os.path.getsize(os.path.join(table.path, file["path"])) == int(file["bytes"])
+    except OSError:
+        return False
+
+
+def tally(table: Table, plan: Plan) -> tuple[int, int]:
+    """Return how many ranges and rows of a plan have landed so far."""
+    done = table.done(plan.run)
+    return len(done), sum(each["rows"] for each in done.values())
+
+
+def serving(
+    connection: Connection, nodes: set[str], plan: Plan, found: Found | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return the address of each node, and who gave no answer. found: what was seen just now, if it was."""
+    if found is not None:
+        seen = {source.node: positions.address for source, positions in found.by_source.items()}
+        if nodes <= set(seen):
+            return seen, found.notes
+    addresses: dict[str, str] = {}
+    failures: list[str] = []
+    if not nodes:
+        return addresses, failures
+    topics = sorted({part.topic for part in plan.ranges if part.node in nodes})
+    for address in find_brokers(connection).addresses:
+        try:
+            with BrokerClient(address, connection) as client:
+                node = node_of(client, topics)
+                if node is not None:
+                    addresses[node] = address
+        except BrokerError as error:
+            failures.append(str(error))
+    return addresses, failures
+
+
+def node_of(client: BrokerClient, topics: Sequence[str]) -> str | None:
+    """Return the node behind a client, which any topic tells; None where it has none."""
+    for topic in [*topics, *client.topics()]:
+        try:
+            return client.positions(topic).node
+        except TopicNotFoundError:
+            continue
+    return None
+
+
+def finish(
+    table: Table,
+    plan: Plan,
+    attempt: str,
+    options: DrainOptions,
+    done: dict[int, dict[str, Any]],
+    failed: list[dict[str, Any]],
+    started_s: float,
+    unreachable: list[str],
+) -> Report:
+    """Commit a run of which everything has landed, or all that can be reached now where that is enough.
+
+    Raises: DrainError.
+    """
+    left = [number for number in range(len(plan.ranges)) if number not in done]
+    passing = {outcome["number"] for outcome in failed if outcome["kind"] == UNREACHABLE}
+    if left and (options.fail_on_data_loss or not passing.issuperset(left)):
+        reasons = sorted({str(outcome["error"]) for outcome in failed}) or ["a task ended without a result"]
+        raise DrainError(
+            f"run {plan.run}: {len(left)} of {len(plan.ranges)} ranges have not landed: {'; '.join(reasons[:5])}"
+            + (f"; and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+        )
+    report = report_of(plan, list(done.items()), left, started_s, unreachable)
+    commit = Commit(plan.run, plan.after, [plan.ranges[number] for number in left], asdict(report))
+    table.write_commit(commit, attempt)
+    release(options, plan, left)
+    return report
+
+
+def hold(options: DrainOptions, plan: Plan, found: Found, commit: Commit) -> None:
+    """Make the channel that keeps messages until they are read, for topics that do not have it yet.
+
+    Raises: BrokerError.
+    """
+    if options.hold is None:
+        return
+    for source, positions in found.by_source.items():
+        before = commit.progress.get(source)
+        starts = [part.first for part in plan.ranges if (part.topic, part.node) == source]
+        start = min([*starts, plan.after[source].next if before is None else positions.next])
+        with BrokerClient(positions.address, options.connection) as client:
+            query = {"topic": source.topic, "channel": options.hold, "start": start}
+            reply = client.request("POST", "/channel/create", query)
+            if reply.status != 200:
+                raise client.refusal("/channel/create", query, reply)
+
+
+def release(options: DrainOptions, plan: Plan, left: Sequence[int]) -> None:
+    """Move the channel to where the next run goes on. That it fails is no harm: messages are kept for longer."""
+    if options.hold is None:
+        return
+    waiting = {Source(plan.ranges[number].topic, plan.ranges[number].node) for number in left}
+    nodes = {source.node for source in plan.after}
+    addresses, _ = serving(options.connection, nodes, plan, None)
+    for source, progress in plan.after.items():
+        address = addresses.get(source.node)
+        if address is None or source in waiting:
+            continue
+        query = {"topic": source.topic, "channel": options.hold, "to": progress.next}
+        with BrokerClient(address, options.connection) as client:
+            try:
+                reply = client.request("POST", "/channel/seek", query)
+            except UnreachableError as error:
+                logger.warning("channel %s of %s stays where it is: %s", options.hold, source.topic, error)
+                continue
+            if reply.status != 200:
+                refusal = client.refusal("/channel/seek", query, reply)
+                logger.warning("channel %s of %s stays where it is: %s", options.hold, source.topic, refusal)
+
+
+def write_report(reports: Sequence[Report], path: str) -> None:
+    """Write reports as JSON."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump([asdict(report) for report in reports], file, indent=1)
+        file.write("\n")

@@ -1,0 +1,66 @@
+"""A drained table as Spark reads it, and how its readers and writers are told of brokers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyqd_spark.jobs.errors import JobError
+from pyqd_spark.jobs.table import Table
+from pyqd_spark.options import CONNECTION, Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_table(spark: SparkSession, path: str) -> DataFrame:
+    """Return a table's rows; the files are listed here, and no compaction exchanges any meanwhile.
+
+    Topic and day are text, whatever they look like. Raises: TableError; JobError where there is no row yet.
+    """
+    table = Table(path)
+    with table.reading():
+        if not table.partitions():
+            raise JobError(f"{table.path} has no rows yet")
+        name = "spark.sql.sources.partitionColumnTypeInference.enabled"
+        before = spark.conf.get(name)
+        # A topic called 007 is no number.
+        spark.conf.set(name, "false")
+        try:
+            return spark.read.parquet(table.path)
+        finally:
+            spark.conf.set(name, str(before))
+
+
+def chosen(frame: DataFrame, where: str | None) -> DataFrame:
+    """Return the rows that an SQL expression selects. Raises: JobError where it is none."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    if where is None:
+        return frame
+    try:
+        return frame.where(where)
+    except (AnalysisException, ParseException) as error:
+        said = (error.getMessage() or str(error)).strip().splitlines()[0]
+        raise JobError(f"--where {where!r}: {said}; the columns are {', '.join(frame.columns)}") from None
+
+
+def connection_options(connection: Connection) -> dict[str, str]:
+    """Return how brokers are spoken to as the formats' options have it."""
+    values: dict[str, Any] = {
+        "nsqd": ",".join(connection.nsqd) or None,
+        "lookupd": ",".join(connection.lookupd) or None,
+        "token": connection.token,
+        "tls": connection.tls,
+        "tlsRootCaFile": connection.tls_root_ca_file,
+        "tlsCert": connection.tls_cert,
+        "tlsKey": connection.tls_key,
+        "tlsInsecureSkipVerify": connection.tls_insecure_skip_verify,
+        "requestTimeoutMs": int(connection.request_timeout_s * 1000),
+        "retryTimeoutMs": int(connection.retry_timeout_s * 1000),
+    }
+    assert set(values) == {option.name for option in CONNECTION}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }

@@ -1,0 +1,150 @@
+"""What a drain has done, as JSON and as a table for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyqd_spark.jobs.plan import Gap, Plan, Source
+from pyqd_spark.jobs.ranges import describe
+
+
+@dataclass
+class SourceReport:
+    """One topic at one node. bytes: of bodies; file_bytes: of files. seconds: of all tasks together.
+
+    first, next: positions between which the run read, None where it read nothing. lost: messages that are missing,
+    None where their number is not known.
+    """
+
+    topic: str
+    node: str
+    first: int | None = None
+    next: int | None = None
+    ranges: int = 0
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    seconds: float = 0.0
+    lost: int | None = 0
+
+
+@dataclass
+class Report:
+    """One run. started: Unix seconds; seconds: from the start of this attempt to the commit.
+
+    left: ranges that the next run reads, as their broker could not be reached. notes: what a person should know.
+    """
+
+    run: int
+    started: float
+    seconds: float
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    left: int = 0
+    sources: list[SourceReport] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is in the table that should be."""
+        return not (self.left or self.gaps or self.notes)
+
+
+def report_of(
+    plan: Plan, done: Sequence[tuple[int, dict[str, Any]]], left: Sequence[int], started_s: float, notes: Sequence[str]
+) -> Report:
+    """Return the report of a run. done: what landed, by place in the plan."""
+    seconds = max(time.time() - started_s, 1e-3)
+    report = Report(plan.run, started_s, round(seconds, 3), left=len(left), notes=list(notes))
+    by_source: dict[Source, SourceReport] = {}
+    gaps = list(plan.gaps)
+    for number, landed in sorted(done):
+        part = plan.ranges[number]
+        source = by_source.setdefault(Source(part.topic, part.node), SourceReport(part.topic, part.node))
+        source.first = part.first if source.first is None else min(source.first, part.first)
+        source.next = max(source.next or 0, part.stop)
+        source.ranges += 1
+        source.rows += landed["rows"]
+        source.bytes += landed["bytes"]
+        source.files += len(landed["files"])
+        source.file_bytes += sum(file["bytes"] for file in landed["files"])
+        source.seconds = round(source.seconds + landed["seconds"], 3)
+        gaps += [Gap(**gap) for gap in landed["gaps"]]
+    for gap in gaps:
+        source = by_source.setdefault(Source(gap.topic, gap.node), SourceReport(gap.topic, gap.node))
+        source.lost = None if gap.records is None or source.lost is None else source.lost + gap.records
+        report.gaps.append(asdict(gap))
+    report.sources = [each for _, each in sorted(by_source.items())]
+    for each in report.sources:
+        report.rows += each.rows
+        report.bytes += each.bytes
+        report.files += each.files
+        report.file_bytes += each.file_bytes
+    return report
+
+
+COLUMNS = ("topic", "node", "positions", "rows", "bodies", "files", "on disk", "task s", "rows/s", "lost")
+
+
+def as_text(report: Report) -> str:
+    """Return a report as a table for people, with what is missing below it."""
+    if not report.sources and not report.left:
+        lines = ["nothing new"]
+    else:
+        lines = aligned([COLUMNS, *(row_of(source) for source in report.sources)])
+        rate = report.rows / max(report.seconds, 1e-3)
+        lines.append(
+            f"run {report.run}: {report.rows:,} rows, {size(report.bytes)} of bodies, {report.files} files with "
+            f"{size(report.file_bytes)}, in {report.seconds:.1f} s: {rate:,.0f} rows/s"
+        )
+    lines += [f"missing: {describe(Gap(**gap))}" for gap in report.gaps]
+    if report.left:
+        lines.append(f"left for the next run: {report.left} ranges")
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join(lines)
+
+
+def row_of(source: SourceReport) -> tuple[str, ...]:
+    """Return a source's row of the table."""
+    rate = source.rows / source.seconds if source.seconds else 0
+    return (
+        source.topic,
+        source.node[:12],
+        "-" if source.first is None else f"{source.first}-{source.next}",
+        f"{source.rows:,}",
+        size(source.bytes),
+        str(source.files),
+        size(source.file_bytes),
+        f"{source.seconds:.1f}",
+        f"{rate:,.0f}",
+        "?" if source.lost is None else f"{source.lost:,}",
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines: the first two columns to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as people write it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,43 @@
+"""Rows gathered into row groups of a good size, which are then written: a page of a log alone is too small for one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pyqd_spark.landing import Landed, Landing
+
+# What a reader takes into memory at a time, and what compresses well.
+GROUP_BYTES = 64 << 20
+GROUP_ROWS = 1 << 20
+
+
+class RowGroups:
+    """Rows on their way into a file. rows: how many were added."""
+
+    def __init__(self, landing: Landing) -> None:
+        self.landing = landing
+        self.rows = 0
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+
+    def add(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Take rows; write what has gathered when it is enough. Raises: StorageError."""
+        if rows.num_rows == 0:
+            return
+        self._waiting.append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
+        self.rows += rows.num_rows
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= GROUP_BYTES or self._waiting_rows >= GROUP_ROWS:
+            self._write()
+
+    def land(self) -> Landed:
+        """Write the rest and make the file visible. Raises: StorageError."""
+        self._write()
+        return self.landing.land()
+
+    def _write(self) -> None:
+        if self._waiting:
+            self.landing.write(pa.concat_tables(self._waiting))
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0

@@ -1,0 +1,52 @@
+"""Where the tasks of a job run: in this process, or one Spark task for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = Callable[[Any], dict[str, Any]]
+
+
+class Runner(Protocol):
+    """Runs one function over many arguments. cores: how many run at the same time."""
+
+    cores: int
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the results, in the order of the arguments."""
+
+
+class InProcess:
+    """Runs tasks one after the other in this process."""
+
+    cores = 1
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the results, in the order of the arguments."""
+        return [function(argument) for argument in arguments]
+
+
+class OnSpark:
+    """Runs each task as a task of Spark, which runs one again whose worker dies. Functions must be importable."""
+
+    def __init__(self, spark: SparkSession, description: str) -> None:
+        self.context = spark.sparkContext
+        self.description = description
+        self.cores = max(1, self.context.defaultParallelism)
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the results, in the order of the arguments. Raises: what Spark raises where a task fails for good."""
+        if not arguments:
+            return []
+        self.context.setJobDescription(self.description)
+        try:
+            results: list[dict[str, Any]] = (
+                self.context.parallelize(list(arguments), len(arguments)).map(function).collect()
+            )
+        finally:
+            self.context.setJobDescription("")
+        return results

@@ -1,0 +1,237 @@
+"""The directory of a drained table, and what makes it exact: runs, attempts, the lock.
+
+    topic=T/day=D/log-*.parquet   the rows; all that a reader of the table looks at
+    _pyqd/lock                    held by the one process that changes the table
+    _pyqd/listing                 held by readers that list files, and in turn by a compaction for a moment
+    _pyqd/runs/N/plan.json        what run N reads, written before anything is read
+    _pyqd/runs/N/done/R.json      range R of it has landed: its files and counts
+    _pyqd/runs/N/commit.json      all of it has: where the next run goes on, and the report
+    _pyqd/attempts/A/             hidden files of one attempt at a run, by one driver and its tasks
+
+A task writes into the directory of its attempt and renames from there, its files first and then its done file. A new
+attempt first takes the directories of all others away. From then on no task that outlived its driver can land anything:
+its rename has no source any more. So what a file's name says it holds is settled before a later run or a compaction
+looks at it.
+
+Everything under `_pyqd` is passed over by Spark, as its name begins with `_` and has no `=`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyqd.primitives.errors import storage_error
+from pyqd_spark.jobs.errors import TableError
+from pyqd_spark.jobs.plan import Plan, Progress, Range, Source, progress_from, progress_rows
+from pyqd_spark.landing import local_path, make_directories, sync_directory, write_file
+
+FORMAT: Final = 1
+STATE: Final = "_pyqd"
+RUNS_KEPT: Final = 100
+
+
+@dataclass
+class Commit:
+    """What a finished run leaves for the next one. left: ranges that it had to leave. report: see jobs.report."""
+
+    run: int
+    progress: dict[Source, Progress] = field(default_factory=dict)
+    left: list[Range] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class Table:
+    """A table's directory. path: of a local or network file system; a file: URL will do. Raises: ValueError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(local_path(path))
+        self.state = os.path.join(self.path, STATE)
+        self.runs = os.path.join(self.state, "runs")
+        self.attempts = os.path.join(self.state, "attempts")
+
+    def run_path(self, run: int, *names: str) -> str:
+        """Return a path within the directory of a run."""
+        return os.path.join(self.runs, f"{run:08d}", *names)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the table, which is made if it is missing. Raises: TableError where another process holds it."""
+        make_directories(self.runs)
+        make_directories(self.attempts)
+        path = os.path.join(self.state, "lock")
+        with open(path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TableError(f"{self.path} is being changed by another drain or compaction") from None
+            self.check_format()
+            yield
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep a compaction from exchanging directories while a reader lists the table's files."""
+        with self._listing(fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Wait for the readers that are listing, and keep others waiting."""
+        with self._listing(fcntl.LOCK_EX):
+            yield
+
+    @contextlib.contextmanager
+    def _listing(self, mode: int) -> Iterator[None]:
+        self.must_exist()
+        path = os.path.join(self.state, "listing")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError:
+            # Who may only read the table may wait as well.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, mode)
+            yield
+        finally:
+            os.close(fd)
+
+    def check_format(self) -> None:
+        """Refuse a table of a later form. Raises: TableError."""
+        path = os.path.join(self.state, "table.json")
+        if not os.path.exists(path):
+            write_file(path, _encoded({"format": FORMAT}))
+        found = _read(path).get("format")
+        if found != FORMAT:
+            raise TableError(f"{self.path} has form {found}; this version knows form {FORMAT}")
+
+    def begin_attempt(self) -> str:
+        """Take away what earlier attempts have hidden, and with it their power to land. The lock is held.
+
+        Returns: the new attempt's name.
+        """
+        self.end_attempts()
+        name = secrets.token_hex(8)
+        make_directories(os.path.join(self.attempts, name))
+        return name
+
+    def end_attempts(self) -> None:
+        """Take away the directories of all attempts. Renaming one is what counts: it takes effect at once and whole."""
+        for name in os.listdir(self.attempts):
+            path = os.path.join(self.attempts, name)
+            if not name.startswith("over-"):
+                over = os.path.join(self.attempts, f"over-{name}")
+                try:
+                    os.rename(path, over)
+                except OSError as error:
+                    raise storage_error("rename", path, error) from error
+                path = over
+            shutil.rmtree(path, ignore_errors=True)
+        sync_directory(self.attempts)
+
+    def attempt_path(self, attempt: str) -> str:
+        """Return the directory for the hidden files of an attempt."""
+        return os.path.join(self.attempts, attempt)
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the runs there are, in order."""
+        try:
+            return sorted(int(name) for name in os.listdir(self.runs) if name.isdigit())
+        except FileNotFoundError:
+            return []
+
+    def last_commit(self) -> Commit:
+        """Return what the last finished run left; of a new table, that of a run 0. Raises: TableError."""
+        for run in reversed(self.numbers()):
+            path = self.run_path(run, "commit.json")
+            if os.path.exists(path):
+                shown = _read(path)
+                try:
+                    left = [Range(**each) for each in shown["left"]]
+                    return Commit(run, progress_from(shown["progress"]), left, shown["report"])
+                except (KeyError, TypeError) as error:
+                    raise TableError(f"{path} is not what was written: {error!r}") from None
+        return Commit(0)
+
+    def open_plan(self) -> Plan | None:
+        """Return the plan of a run that was begun and not finished. Raises: TableError."""
+        run = self.last_commit().run + 1
+        path = self.run_path(run, "plan.json")
+        if not os.path.exists(path):
+            return None
+        try:
+            return Plan.from_json(_read(path))
+        except (KeyError, TypeError) as error:
+            raise TableError(f"{path} is not what was written: {error!r}") from None
+
+    def write_plan(self, plan: Plan, attempt: str) -> None:
+        """Write a plan down, before anything of it is read."""
+        make_directories(self.run_path(plan.run, "done"))
+        write_file(self.run_path(plan.run, "plan.json"), _encoded(plan.to_json()), temporary=self.attempt_path(attempt))
+
+    def done_path(self, run: int, number: int) -> str:
+        """Return the path of the file which says that a range of a run has landed. number: its place in the plan."""
+        return self.run_path(run, "done", f"{number:06d}.json")
+
+    def done(self, run: int) -> dict[int, dict[str, Any]]:
+        """Return what has landed of a run, by the range's place in the plan."""
+        directory = self.run_path(run, "done")
+        try:
+            names = [name for name in os.listdir(directory) if name.endswith(".json") and not name.startswith(".")]
+        except FileNotFoundError:
+            return {}
+        return {int(name.removesuffix(".json")): _read(os.path.join(directory, name)) for name in sorted(names)}
+
+    def write_commit(self, commit: Commit, attempt: str) -> None:
+        """Finish a run; then remove what only its being unfinished needed, and runs of long ago."""
+        content = {
+            "run": commit.run,
+            "progress": progress_rows(commit.progress),
+            "left": [vars(each) for each in commit.left],
+            "report": commit.report,
+        }
+        path = self.run_path(commit.run, "commit.json")
+        write_file(path, _encoded(content), temporary=self.attempt_path(attempt))
+        self.end_attempts()
+        shutil.rmtree(self.run_path(commit.run, "done"), ignore_errors=True)
+        for run in self.numbers()[:-RUNS_KEPT]:
+            shutil.rmtree(self.run_path(run), ignore_errors=True)
+
+    def must_exist(self) -> None:
+        """Refuse a directory that no drain has made. Raises: TableError."""
+        if not os.path.isdir(self.state):
+            raise TableError(f"{self.path} is no drained table: it has no directory {STATE}")
+
+    def partitions(self) -> list[str]:
+        """Return the directories that hold rows, relative to the table's, in order."""
+        found = []
+        for topic in sorted(_names_with(self.path, "topic=")):
+            found += [os.path.join(topic, day) for day in sorted(_names_with(os.path.join(self.path, topic), "day="))]
+        return found
+
+
+def _names_with(directory: str, prefix: str) -> list[str]:
+    return [entry.name for entry in os.scandir(directory) if entry.is_dir() and entry.name.startswith(prefix)]
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            shown = json.load(file)
+    except OSError as error:
+        raise storage_error("read", path, error) from error
+    except ValueError as error:
+        raise TableError(f"{path} is not what was written: {error}") from None
+    if not isinstance(shown, dict):
+        raise TableError(f"{path} is not what was written: no object")
+    return shown

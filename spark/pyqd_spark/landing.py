@@ -1,0 +1,261 @@
+"""Files that are there whole or not at all: Parquet under a hidden name until it is on stable storage, then renamed.
+
+The order is: write, sync the file, rename, sync the directory. After a kill there is the old file or the new one, and
+perhaps a hidden one that readers pass over: Spark ignores names that begin with `_` or `.`. The same batches with the
+same schema give the same bytes, so landing a file again under its name changes nothing.
+
+Local and network file systems only, as their rename is atomic; object stores are refused by `local_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyqd.primitives.errors import storage_error
+
+COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
+COMPRESSION: Final = "zstd"
+
+# Of these nearly every value is different: a dictionary of them costs time and memory and is given up in the end.
+PLAIN_COLUMNS: Final = frozenset({"value", "id", "offset", "timestamp", "timestamp_ns"})
+# Bodies have no use for a smallest and a largest one in every row group.
+COLUMNS_WITHOUT_STATISTICS: Final = frozenset({"value"})
+
+HIDDEN: Final = (".", "_")
+_SUFFIX = ".tmp"
+_BUFFER_BYTES = 1 << 20
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+class Landed(NamedTuple):
+    """A file that is on stable storage under its name. path: absolute or as the directory was given."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+class Landing:
+    """One Parquet file in the making, which readers do not see before `land`.
+
+    directory: must exist and is where the file ends up. name: without directory, not hidden. schema: of all batches.
+    compression: one of COMPRESSIONS. temporary: the directory of the hidden file, on the same file system, if not
+    `directory` itself; once it is gone nothing can land from it any more.
+    Used as a context manager it discards what was not landed. Raises: ValueError for a name or compression that cannot
+    be; StorageError, DiskFull among them, from every method but `discard`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        name: str,
+        schema: pa.Schema,
+        *,
+        compression: str = COMPRESSION,
+        temporary: str | Path | None = None,
+    ) -> None:
+        if not name or os.sep in name or name.startswith(HIDDEN):
+            raise ValueError(f"{name!r} cannot be the name of a file that readers see")
+        if compression not in COMPRESSIONS:
+            raise ValueError(f"compression {compression!r} is none of {', '.join(COMPRESSIONS)}")
+        self.directory = str(directory)
+        self.path = os.path.join(self.directory, name)
+        self.rows = 0
+        self._hidden = os.path.join(str(temporary or directory), _hidden_name(name))
+        try:
+            fd = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise storage_error("create", self._hidden, error) from error
+        self._file = open(fd, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - closed by land or discard
+        self._done = False
+        names = schema.names
+        try:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                schema,
+                compression=compression,
+                use_dictionary=[each for each in names if each not in PLAIN_COLUMNS],
+                write_statistics=[each for each in names if each not in COLUMNS_WITHOUT_STATISTICS],
+            )
+        except OSError as error:
+            self._abandon()
+            raise storage_error("write", self._hidden, error) from error
+        except BaseException:
+            self._abandon()
+            raise
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Append rows, as a row group of their own: give many at a time."""
+        if rows.num_rows == 0:
+            return
+        try:
+            if isinstance(rows, pa.Table):
+                self._writer.write_table(rows)
+            else:
+                self._writer.write_batch(rows)
+        except OSError as error:
+            raise storage_error("write", self._hidden, error) from error
+        self.rows += rows.num_rows
+
+    def land(self) -> Landed:
+        """Make the file visible under its name, in place of one that had it, when all of it is on stable storage."""
+        try:
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+            self._file.close()
+        except OSError as error:
+            raise storage_error("write", self._hidden, error) from error
+        try:
+            os.rename(self._hidden, self.path)
+        except OSError as error:
+            raise storage_error("rename", self._hidden, error) from error
+        self._done = True
+        sync_directory(self.directory)
+        return Landed(self.path, self.rows, size)
+
+    def discard(self) -> None:
+        """Remove the hidden file; a landed one stays. Never raises: what cannot be removed is hidden and ignored."""
+        if self._done:
+            return
+        # The writer closes itself when it is collected, and writes a footer then: into a file that is gone by then.
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._done = True
+        with contextlib.suppress(OSError):
+            os.unlink(self._hidden)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> Landing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+
+def land_batches(
+    directory: str | Path,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch | pa.Table],
+    *,
+    compression: str = COMPRESSION,
+    temporary: str | Path | None = None,
+) -> Landed:
+    """Write one Parquet file whole. Arguments and errors are those of Landing."""
+    with Landing(directory, name, schema, compression=compression, temporary=temporary) as landing:
+        for batch in batches:
+            landing.write(batch)
+        return landing.land()
+
+
+def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None = None) -> None:
+    """Replace a small file's content, whole or not at all, and on stable storage when this returns.
+
+    temporary: as for Landing. Raises: StorageError.
+    """
+    directory, name = os.path.split(os.fspath(path))
+    hidden = os.path.join(str(temporary or directory), _hidden_name(name))
+    try:
+        with open(hidden, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(hidden, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(hidden)
+        raise storage_error("write", os.fspath(path), error) from error
+    sync_directory(directory)
+
+
+def make_directories(path: str | Path) -> None:
+    """Make a directory with those above it, so that they outlive a power failure. Raises: StorageError."""
+    missing = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    for each in reversed(missing):
+        try:
+            os.mkdir(each)
+        except FileExistsError:
+            if not os.path.isdir(each):
+                raise storage_error("create", each, NotADirectoryError(20, "Not a directory")) from None
+        except OSError as error:
+            raise storage_error("create", each, error) from error
+        sync_directory(os.path.dirname(each))
+
+
+def sync_directory(path: str | Path) -> None:
+    """Bring the names in a directory to stable storage. Raises: StorageError."""
+    try:
+        fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error("sync", os.fspath(path), error) from error
+
+
+def remove_hidden(directory: str | Path, *, older_than_s: float = 0.0, now_s: float | None = None) -> list[str]:
+    """Remove what landings that were killed have left in a directory; others' hidden files stay.
+
+    older_than_s, now_s: spare those written to since; without now_s none is spared. Returns: the names removed.
+    """
+    removed = []
+    for entry in os.scandir(directory):
+        if not (entry.name.startswith(".") and entry.name.endswith(_SUFFIX)):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if now_s is None or now_s - entry.stat().st_mtime >= older_than_s:
+                os.unlink(entry.path)
+                removed.append(entry.name)
+    return sorted(removed)
+
+
+def local_path(text: str) -> str:
+    """Return the path that a user named, which may be a file: URL. Raises: ValueError for other schemes."""
+    if not _SCHEME.match(text):
+        return text
+    parts = urlsplit(text)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{text}: only paths of file systems can be written to, not {parts.scheme}:// locations")
+    return unquote(parts.path)
+
+
+def partition_directory(values: Sequence[tuple[str, str]]) -> str:
+    """Return the directory of a partition as Spark writes it: [("topic", "a#b")] is topic=a%23b."""
+    return os.path.join(*(f"{name}={escape(value)}" for name, value in values))
+
+
+# What Spark escapes in the names of partitions, and undoes when it reads them.
+_ESCAPED = re.compile(r'[\x00-\x1f\x7f"#%\'*/:=?\\{}\[\]^]')
+
+
+def escape(value: str) -> str:
+    """Return a value as a part of a file name, by Spark's rules for partitions."""
+    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", value)
+
+
+def _hidden_name(name: str) -> str:
+    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"

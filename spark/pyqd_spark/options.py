@@ -1,0 +1,187 @@
+"""Options of the Spark formats: a table of what there is, parsed and checked at once.
+
+Spark gives options as text, under names whose case does not count. Each format has a table; what is not in it is
+refused, with the nearest name, as a misspelt limit that is ignored is found out too late.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+HTTP_PORT: Final = 4151
+LOOKUPD_HTTP_PORT: Final = 4161
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+RETRY_TIMEOUT_MS: Final = 60_000
+
+
+class OptionError(ValueError):
+    """An option is unknown, missing, contradicts another one, or its value makes no sense. The text says which."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. parse: turns its text into a value; raises ValueError, whose text says what is expected."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any = None
+
+
+def parse_options(source: str, given: Mapping[str, str | None], known: Iterable[Option]) -> dict[str, Any]:
+    """Return the value of each known option by its name, defaults included.
+
+    source: how the format is called, for errors. given: as Spark has them; None as a value is as good as not given.
+    Raises: OptionError.
+    """
+    option_of = {option.name.lower(): option for option in known}
+    values = {option.name: option.default for option in option_of.values()}
+    for name, text in given.items():
+        option = option_of.get(name.lower())
+        if option is None:
+            raise OptionError(f'{source}: no option "{name}"{nearest(name, option_of.values())}')
+        if text is None:
+            continue
+        try:
+            values[option.name] = option.parse(str(text).strip())
+        except ValueError as error:
+            raise OptionError(f"{source}: option {option.name}={text!r}: {error}") from None
+    return values
+
+
+def nearest(name: str, known: Iterable[Option]) -> str:
+    """Return how to go on after a name that is not known: with the nearest one, else with all there are."""
+    names = {option.name.lower(): option.name for option in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    if close:
+        return f'; did you mean "{names[close[0]]}"?'
+    return "; there are " + ", ".join(sorted(names.values(), key=str.lower))
+
+
+def exactly_one(source: str, values: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the one option of these that is given. Raises: OptionError."""
+    names = list(names)
+    found = [name for name in names if values[name] is not None]
+    if len(found) != 1:
+        said = " and ".join(found) + " are given" if found else "none is given"
+        raise OptionError(f"{source}: exactly one of {', '.join(names)} is needed; {said}")
+    return found[0]
+
+
+def parse_flag(text: str) -> bool:
+    """Return what `true` or `false` says. Raises: ValueError."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.lower() == "true"
+
+
+def parse_text(text: str) -> str:
+    """Return the text. Raises: ValueError where there is none."""
+    if not text:
+        raise ValueError("expected some text")
+    return text
+
+
+def count_from(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return a parser of whole numbers within these bounds."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+            bound = f"from {least} on" if most == 2**63 - 1 else f"from {least} to {most}"
+            raise ValueError(f"expected a whole number {bound}")
+        return int(text)
+
+    return parse
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return the names in a list with commas, each once, in order. Raises: ValueError where there is none."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError("expected a list of names, separated by commas")
+    return names
+
+
+def addresses_with(default_port: int) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of HTTP addresses, separated by commas: `host:port`, `host`, or a URL of http or https."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(parse_address(entry, default_port) for entry in parse_names(text)))
+
+    return parse
+
+
+def parse_address(text: str, default_port: int) -> str:
+    """Return an address as `host:port`, or with `https://` or `http://` before it where that was given.
+
+    Raises: ValueError.
+    """
+    scheme, _, rest = text.rpartition("://")
+    if scheme not in ("", "http", "https"):
+        raise ValueError(f"expected host:port, or a URL of http or https, not {text!r}")
+    try:
+        parts = urlsplit(f"//{rest}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no address: {error}") from None
+    if not host or parts.path.strip("/") or parts.query or parts.username is not None:
+        raise ValueError(f"expected host:port, not {text!r}")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{port or default_port}" if scheme else f"{shown}:{port or default_port}"
+
+
+# How brokers are found and spoken to; part of the table of every format.
+CONNECTION: Final = (
+    Option("nsqd", addresses_with(HTTP_PORT)),
+    Option("lookupd", addresses_with(LOOKUPD_HTTP_PORT)),
+    Option("token", parse_text),
+    Option("tls", parse_flag, False),
+    Option("tlsRootCaFile", parse_text),
+    Option("tlsCert", parse_text),
+    Option("tlsKey", parse_text),
+    Option("tlsInsecureSkipVerify", parse_flag, False),
+    Option("requestTimeoutMs", count_from(1, 3_600_000), REQUEST_TIMEOUT_MS),
+    Option("retryTimeoutMs", count_from(0, 86_400_000), RETRY_TIMEOUT_MS),
+)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How brokers are found and spoken to; goes to the executors as it is.
+
+    nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer`. tls: addresses
+    without a scheme, those of a lookup daemon's answers among them, are spoken to over HTTPS. request_timeout_s: of one
+    request, without progress. retry_timeout_s: how long a request that fails is tried again.
+    """
+
+    nsqd: tuple[str, ...] = ()
+    lookupd: tuple[str, ...] = ()
+    token: str | None = None
+    tls: bool = False
+    tls_root_ca_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_insecure_skip_verify: bool = False
+    request_timeout_s: float = REQUEST_TIMEOUT_MS / 1000
+    retry_timeout_s: float = RETRY_TIMEOUT_MS / 1000
+
+    @classmethod
+    def of(cls, source: str, values: Mapping[str, Any]) -> "Connection":
+        """Return what the options of the table CONNECTION say. Raises: OptionError."""
+        exactly_one(source, values, ("nsqd", "lookupd"))
+        if values["tlsKey"] is not None and values["tlsCert"] is None:
+            raise OptionError(f"{source}: option tlsKey needs tlsCert")
+        return cls(
+            nsqd=values["nsqd"] or (),
+            lookupd=values["lookupd"] or (),
+            token=values["token"],
+            tls=values["tls"],
+            tls_root_ca_file=values["tlsRootCaFile"],
+            tls_cert=values["tlsCert"],
+            tls_key=values["tlsKey"],
+            tls_insecure_skip_verify=values["tlsInsecureSkipVerify"],
+            request_timeout_s=values["requestTimeoutMs"] / 1000,
+            retry_timeout_s=values["retryTimeoutMs"] / 1000,
+        )

@@ -1,0 +1,109 @@
+"""A Spark session in which pyqd's formats work at once: Java found, one Python everywhere, the formats registered."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyqd_spark import java
+from pyqd_spark.register import register
+from pyqd_spark.shipping import ship
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGES = ("pyqd", "pyqd_spark", "pyspark_pyqd")
+LOOPBACK = "127.0.0.1"
+
+
+def session(
+    app_name: str = "pyqd", *, master: str | None = None, config: Mapping[str, object] | None = None
+) -> SparkSession:
+    """Return a Spark session with pyqd's formats, or the one that runs already, with the formats registered in it.
+
+    master: as Spark has it, such as "local[4]" or "spark://host:7077". Left out it is what spark-submit or `config`
+    says, else "local[*]". Beyond a local master, pyqd's Python code is sent to the executors.
+    config: settings of Spark by name; they win over those made here. What only counts at the start of a JVM, such as
+    spark.driver.memory, is without effect on a session that runs already.
+    Raises: JavaMissingError.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    given = {name: _text(value) for name, value in (config or {}).items()}
+    # Within spark-submit the JVM is there already, and SparkConf knows what was said on the command line.
+    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    chosen = master or given.get("spark.master") or submitted.get("spark.master") or "local[*]"
+    if SparkContext._gateway is None:  # A JVM once started serves every later session of the process.
+        prepare_environment(chosen)
+    builder = SparkSession.builder.appName(app_name).master(chosen)
+    for name, value in (defaults(chosen) | submitted | given).items():
+        if name not in ("spark.master", "spark.app.name"):
+            builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    if not is_local(chosen):
+        ship(spark)
+    register(spark)
+    return spark
+
+
+def is_local(master: str) -> bool:
+    """Whether a master runs its tasks in the driver's own process and on its disk."""
+    return master == "local" or master.startswith("local[")
+
+
+def defaults(master: str) -> dict[str, str]:
+    """Return the settings that a session has unless others are given."""
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": _text(sys.stderr.isatty()),
+        "spark.log.level": "WARN",
+    }
+    if is_local(master):
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    return settings
+
+
+def prepare_environment(master: str = "local[*]") -> None:
+    """Set what the JVM and the Python processes that it starts take from the environment. Raises: JavaMissingError.
+
+    Without PYSPARK_PYTHON Spark would start whatever `python3` the PATH has.
+    """
+    found = java.find()
+    if found.home is not None:
+        os.environ["JAVA_HOME"] = str(found.home)
+    if is_local(master):
+        # The name of this machine need not lead to an address that it listens on.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
+    present = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    missing = [entry for entry in uninstalled_directories() if entry not in present]
+    if missing:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*missing, *present])
+
+
+def uninstalled_directories() -> list[str]:
+    """Return the directories that hold our packages without being site-packages, as in a checkout.
+
+    Spark looks for sources in the modules that a listing of sys.path shows, where those of an editable install are not.
+    """
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+    found: list[str] = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+            directory = str(Path(location).parent)
+            if directory not in installed and directory not in found:
+                found.append(directory)
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

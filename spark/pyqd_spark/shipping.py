@@ -1,0 +1,92 @@
+"""pyqd's Python code as one zip, for executors on which pyqd is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyqd
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The layers of pyqd that its Spark package may import from; tests/meta/layers.py holds it to that.
+LAYERS = ("primitives", "wire")
+PACKAGES = ("pyqd_spark", "pyspark_pyqd")
+
+# Modules cannot be compiled in a zip. Those of a pyqd installed beside it are taken where it is the same version; where
+# there is none, importing one raises ImportError, and what needs it falls back to Python.
+_HOT = '''\
+"""The compiled modules, of an installed pyqd of the version of this zip."""
+
+import os
+import sys
+
+for _entry in sys.path:
+    try:
+        with open(os.path.join(_entry, "pyqd", "__init__.py"), encoding="utf-8") as _file:
+            if '__version__ = "{version}"' in _file.read().splitlines():
+                __path__.append(os.path.join(_entry, "pyqd", "hot"))
+    except OSError:
+        pass
+'''
+
+
+def build_zip(path: str | os.PathLike[str]) -> Path:
+    """Write the zip that spark-submit takes with --py-files, and return its path. An older file there is replaced.
+
+    It holds the packages for Spark and the pure-Python modules of pyqd behind them: nothing compiled, so that it serves
+    every platform and Python that pyqd supports.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, beside = tempfile.mkstemp(dir=target.parent, suffix=".zip")
+    os.close(descriptor)
+    try:
+        with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in contents():
+                # Fixed times: the same code makes the same bytes.
+                archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
+        os.chmod(beside, 0o644)
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise
+    return target
+
+
+def contents() -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the files of the zip."""
+    yield "pyqd/__init__.py", (_directory_of("pyqd") / "__init__.py").read_bytes()
+    yield "pyqd/hot/__init__.py", _HOT.replace("{version}", pyqd.__version__).encode()
+    for layer in LAYERS:
+        yield from _modules(_directory_of("pyqd") / layer, f"pyqd/{layer}")
+    for package in PACKAGES:
+        yield from _modules(_directory_of(package), package)
+
+
+def _modules(directory: Path, name: str) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(directory.rglob("*.py")):
+        yield f"{name}/{path.relative_to(directory).as_posix()}", path.read_bytes()
+
+
+def _directory_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def ship(spark: SparkSession) -> None:
+    """Send the zip to the executors of a session. Doing it again changes nothing."""
+    context = spark.sparkContext
+    name = f"pyqd-{pyqd.__version__}-spark.zip"
+    if name in (os.path.basename(entry) for entry in context._python_includes or ()):
+        return
+    directory = tempfile.mkdtemp(prefix="pyqd-spark-")
+    context.addPyFile(str(build_zip(Path(directory, name))))

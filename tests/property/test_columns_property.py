@@ -1,0 +1,76 @@
+"""The compiled decoder against the one in Python, and checksums in Python against the compiled ones."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyqd.hot import columns, crc32c
+from pyqd.primitives import checksums
+from pyqd.wire import record_columns
+
+FIELDS = [name for name in dir(record_columns.Decoded) if not name.startswith("_")]
+HEADER = struct.Struct("<QQqqHHHH")
+
+records = st.lists(
+    st.tuples(
+        st.binary(min_size=1, max_size=40),
+        st.integers(0, 3),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**63 - 1),
+        st.sampled_from((0, 0, 1, 999, 10**18)),
+        st.integers(0, 9),
+        st.sampled_from((0, 0, 0, 0, 1, 2)),
+        st.sampled_from((0, 0, 0, 7)),
+    ),
+    max_size=12,
+)
+
+
+def encoded(rows, first, epoch_at):
+    """Records one behind the other; each skips some ordinals, and from `epoch_at` on the epoch is another."""
+    parts = []
+    position = first
+    for index, (body, skipped, guid, timestamp_ns, due_ns, attempts, flags, handed_out) in enumerate(rows):
+        position += skipped + ((1 << 48) - skipped - 1 if index == epoch_at else 0)
+        header = HEADER.pack(position, guid, timestamp_ns, due_ns, attempts, flags, 0, 0)
+        checksum = crc32c.value(header + body, len(body))
+        header = HEADER.pack(position, guid, timestamp_ns, due_ns, attempts, flags, handed_out, 0)
+        parts.append(struct.pack("<II", len(body), checksum) + header + body + bytes(-len(body) % 8))
+        position += 1
+    return b"".join(parts)
+
+
+def outcome(decode, *arguments):
+    try:
+        found = decode(*arguments)
+    except ValueError:
+        return None
+    return [getattr(found, name) for name in FIELDS]
+
+
+@given(records, st.integers(0, 100), st.integers(0, 12), st.integers(0, 5), st.booleans(), st.booleans(), st.data())
+def test_both_decoders_say_the_same(rows, first, epoch_at, before, with_bodies, skip_damaged, draw):
+    data = encoded(rows, first, epoch_at)
+    if data and draw.draw(st.booleans(), "damaged"):
+        at = draw.draw(st.integers(0, len(data) - 1), "at")
+        data = data[:at] + bytes([data[at] ^ 1 << draw.draw(st.integers(0, 7), "bit")]) + data[at + 1 :]
+    data = data[: len(data) - draw.draw(st.sampled_from((0, 0, 0, 8, 9)), "cut")]
+    arguments = (data, max(0, first - before), with_bodies, skip_damaged)
+    assert outcome(columns.decode, *arguments) == outcome(record_columns.decode, *arguments)
+
+
+@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "bare"])
+@given(data=st.binary(max_size=300), draw=st.data())
+def test_checksums_in_python_are_the_compiled_ones(numpy, data, draw):
+    starts = draw.draw(st.lists(st.integers(0, len(data) // 4).map(lambda word: 4 * word), max_size=9))
+    sizes = [draw.draw(st.integers(0, len(data) - start)) for start in starts]
+    crcs = [draw.draw(st.integers(0, 2**32 - 1)) for _ in starts]
+    wanted = [crc32c.value(data[at : at + size], crc) for at, size, crc in zip(starts, sizes, crcs, strict=True)]
+    if numpy:
+        assert checksums.values(data, starts, sizes, crcs) == wanted
+    else:
+        assert [
+            checksums.value(data[at : at + n], crc) for at, n, crc in zip(starts, sizes, crcs, strict=True)
+        ] == wanted

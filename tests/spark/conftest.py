@@ -1,0 +1,116 @@
+"""One Spark session for all tests of a run, and two brokers beside it.
+
+Whatever uses the session is marked `spark` here; so has to be a test that starts a JVM of its own. All tests of this
+directory run in one process, see tests/conftest.py, as a session takes 10 s and 1.5 GB to start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pyqd_spark import java
+from tests.support.server import Daemon, pyqd
+from tests.support.spark_cluster import Cluster, cluster
+from tests.support.spark_home import settings, spark_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The first test in line waits for the JVM as well, on a machine that does other work too.
+SPARK_WAIT_S = 180
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker("spark")
+    if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(SPARK_WAIT_S))
+
+
+@pytest.fixture(scope="session")
+def java_there() -> java.Java:
+    """The Java that Spark runs in; a test that asks for it is skipped where there is none."""
+    try:
+        return java.find()
+    except java.JavaMissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def fast_spark_home(java_there: java.Java) -> Iterator[Path]:
+    """SPARK_HOME for this process and its children, see tests/support/spark_home.py."""
+    home = spark_home()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def spark(fast_spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session. Tests give their views, tables and queries names of their own, and stop what they start."""
+    import pyqd_spark
+
+    session = pyqd_spark.session("tests", config=settings(tmp_path_factory.mktemp("spark")))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def two_workers(fast_spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone cluster of two workers, for driver programs of their own; see tests/support/spark_cluster.py."""
+    with cluster(tmp_path_factory.mktemp("cluster"), fast_spark_home) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two daemons for the session; nobody stops or kills them, and each test has topics of its own."""
+    directory = tmp_path_factory.mktemp("brokers")
+    daemons = (Daemon(pyqd(), directory / "a"), Daemon(pyqd(), directory / "b"))
+    try:
+        for daemon in daemons:
+            daemon.start()
+        yield daemons
+        for daemon in daemons:
+            daemon.stop()
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+
+
+@pytest.fixture
+def broker(brokers: tuple[Daemon, Daemon]) -> Iterator[Daemon]:
+    """The first of the two; after the test it must still be well."""
+    yield brokers[0]
+    brokers[0].assert_healthy()
+
+
+@pytest.fixture
+def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start a daemon of the test's own, make_broker(*flags), which it may stop, kill and start again."""
+    made: list[Daemon] = []
+
+    def make(*flags: str) -> Daemon:
+        made.append(Daemon(pyqd(), tmp_path / f"broker-{len(made)}", flags))
+        return made[-1].start()
+
+    try:
+        yield make
+        for daemon in made:
+            daemon.stop()
+    finally:
+        for daemon in made:
+            daemon.kill()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name for a topic that no other test has: made of the test's own, and cut to what a topic may have."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return f"{name[:48]}-{os.urandom(4).hex()}"

@@ -1,0 +1,70 @@
+"""What tests of drains share: numbered messages, and what a table holds of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pyqd_spark.jobs.drain import DrainOptions, drain
+from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.report import Report
+from pyqd_spark.jobs.runner import InProcess, Runner
+from pyqd_spark.options import Connection
+from tests.support.nsq import Client
+from tests.support.server import Daemon
+
+QUIET = Progress(quiet=True)
+BATCH = 1000
+
+
+def publish(daemon: Daemon, topic: str, numbers: Iterable[int]) -> None:
+    """Publish numbers, as text."""
+    bodies = [b"%d" % number for number in numbers]
+    with Client(daemon.tcp_address) as client:
+        for first in range(0, len(bodies), BATCH):
+            client.mpub(topic, bodies[first : first + BATCH])
+
+
+def http_address(daemon: Daemon) -> str:
+    return "{}:{}".format(*daemon.http_address)
+
+
+def connection(*daemons: Daemon, retry_s: float = 0.0) -> Connection:
+    return Connection(nsqd=tuple(http_address(daemon) for daemon in daemons), retry_timeout_s=retry_s)
+
+
+def options(path: Path, *daemons: Daemon, **fields: Any) -> DrainOptions:
+    fields.setdefault("connection", connection(*daemons))
+    fields.setdefault("rows_per_file", 1000)
+    return DrainOptions(str(path), **fields)
+
+
+def run(chosen: DrainOptions, runner: Runner | None = None) -> list[Report]:
+    return drain(chosen, runner or InProcess(), QUIET)
+
+
+def files(path: Path) -> list[Path]:
+    """Return what a reader of the table sees."""
+    found = []
+    for directory, below, names in os.walk(path):
+        below[:] = [name for name in below if not name.startswith((".", "_"))]
+        found += [Path(directory, name) for name in names if not name.startswith((".", "_"))]
+    return sorted(found)
+
+
+def bodies(path: Path, topic: str | None = None) -> list[bytes]:
+    """Return all bodies of a table, or of one topic, in no order that counts."""
+    found: list[bytes] = []
+    for file in files(path):
+        if topic is None or f"topic={topic}" in file.parts:
+            found += pq.ParquetFile(file).read(columns=["value"])["value"].to_pylist()
+    return found
+
+
+def numbers(path: Path, topic: str | None = None) -> list[int]:
+    """Return the numbers in a table, sorted; one that is there twice is so here."""
+    return sorted(int(body) for body in bodies(path, topic))

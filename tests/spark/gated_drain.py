@@ -1,0 +1,67 @@
+"""A drain on Spark whose tasks stop at a gate, so that a test can kill something while they stand there.
+
+As a program it is a driver to be killed: DIRECTORY OF THE GATE, PATH OF THE TABLE, TOPIC, ADDRESSES OF BROKERS.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyqd_spark.jobs.drain import DrainOptions, drain
+from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.runner import OnSpark, Task
+from pyqd_spark.options import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Ranges before this one pass the gate at once.
+GATED_FROM = 3
+GATE_WAIT_S = 120.0
+
+
+def gated(function: Task, directory: str, task: Any) -> dict[str, Any]:
+    """Run a task when the gate is open; until then, say which process stands before it."""
+    if task.number >= GATED_FROM:
+        Path(directory, f"waiting-{os.getpid()}").touch()
+        deadline_s = time.monotonic() + GATE_WAIT_S
+        while not os.path.exists(os.path.join(directory, "open")):
+            assert time.monotonic() < deadline_s, "nobody opened the gate"
+            time.sleep(0.02)
+    return function(task)
+
+
+class Gated(OnSpark):
+    """Runs tasks on Spark, those behind the first few when the gate is open."""
+
+    def __init__(self, spark: SparkSession, directory: str | Path) -> None:
+        super().__init__(spark, "gated drain")
+        self.directory = str(directory)
+
+    def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+        return super().run(partial(gated, function, self.directory), arguments)
+
+
+def waiting(directory: Path) -> list[int]:
+    """Return the processes that stand before the gate."""
+    return [int(name.removeprefix("waiting-")) for name in os.listdir(directory) if name.startswith("waiting-")]
+
+
+def main() -> None:
+    """Drain, until somebody kills us."""
+    from pyqd_spark.session import session
+    from tests.support.spark_home import settings
+
+    gate, path, topic, *addresses = sys.argv[1:]
+    options = DrainOptions(path, Connection(nsqd=tuple(addresses)), (topic,), rows_per_file=500)
+    drain(options, Gated(session("killed", config=settings(Path(gate))), gate), Progress(quiet=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A driver that tests kill: lands a topic as a Parquet table, batch after batch, until it has as many rows as told.
+
+Usage: python stream_driver.py NSQD TOPIC DIRECTORY ROWS ROWS_PER_BATCH
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyqd_spark
+from tests.support.spark_home import settings
+
+
+def rows_read(progress: Any, topic: str) -> int:
+    """Return how many messages the offsets at the end of the last batch say were read. All began at 0."""
+    if progress is None:
+        return 0
+    return sum(json.loads(progress["sources"][0]["endOffset"]).get(topic, {}).values())
+
+
+def main() -> None:
+    nsqd, topic, directory, rows, per_batch = sys.argv[1:]
+    path = Path(directory)
+    # Four attempts for each task: its Python process is killed in the middle.
+    spark = pyqd_spark.session("stream", config={**settings(path), "spark.master": "local[2,4]"})
+    options = {"nsqd": nsqd, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": per_batch}
+    frame = spark.readStream.format("pyqd").options(**options).load()
+    writer = frame.selectExpr("CAST(CAST(value AS STRING) AS LONG) AS number", "node", "offset").writeStream
+    query = writer.format("parquet").option("checkpointLocation", str(path / "checkpoint")).start(str(path / "table"))
+    while query.isActive and rows_read(query.lastProgress, topic) < int(rows):
+        time.sleep(0.05)
+    failure = query.exception()
+    query.stop()
+    spark.stop()
+    if failure is not None:
+        raise failure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The command line: what it takes, what it refuses, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqd_spark import cli
+from pyqd_spark.jobs import runner
+from pyqd_spark.options import Connection
+from tests.spark.drained import http_address, numbers, publish
+from tests.support.server import Daemon
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run tasks in this process, without Spark."""
+
+    @contextlib.contextmanager
+    def none(parsed: Any) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(cli, "spark_of", none)
+    monkeypatch.setattr(runner, "OnSpark", lambda *_: runner.InProcess())
+
+
+def test_a_drain_prints_its_report_and_says_0(
+    in_process: None, broker: Daemon, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(broker, topic, range(10))
+    words = ["drain", "--nsqd", http_address(broker), "--topic", topic, "--path", str(tmp_path / "t")]
+    assert cli.main([*words, "--report", str(tmp_path / "r.json")]) == cli.DONE
+    out, err = capsys.readouterr()
+    assert "run 1: 10 rows" in out
+    assert "100%, 10 of 10 rows" in err
+    assert (tmp_path / "r.json").exists()
+    assert numbers(tmp_path / "t") == list(range(10))
+    assert cli.main([*words, "--quiet"]) == cli.DONE
+    assert capsys.readouterr() == ("nothing new\n", "")
+    assert cli.main(["compact", "--path", str(tmp_path / "t")]) == cli.DONE
+    assert "nothing to compact" in capsys.readouterr().out
+
+
+def test_what_is_missing_makes_the_exit_code_3(
+    in_process: None, broker: Daemon, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["drain", "--nsqd", http_address(broker), "--topic", topic, "--path", str(tmp_path)]
+    assert cli.main(words) == cli.FAILED
+    assert f"pyq_spark: no broker has topic {topic}" in capsys.readouterr().err
+    assert cli.main([*words, "--fail-on-data-loss=false"]) == cli.INCOMPLETE
+    assert f"note: no broker has topic {topic}" in capsys.readouterr().out
+
+
+def test_a_topic_made_again_is_told_with_what_to_do(
+    in_process: None, broker: Daemon, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["drain", "--quiet", "--nsqd", http_address(broker), "--topic", topic, "--path", str(tmp_path)]
+    publish(broker, topic, [1])
+    assert cli.main(words) == cli.DONE
+    broker.http("POST", "/topic/delete", topic=topic)
+    publish(broker, topic, [2])
+    assert cli.main(words) == cli.FAILED
+    assert "With --fail-on-data-loss=false the rest is taken" in capsys.readouterr().err
+    assert cli.main([*words, "--fail-on-data-loss=false"]) == cli.INCOMPLETE
+    assert numbers(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--path", "/t"], "exactly one of nsqd, lookupd is needed"),
+        (["--path", "/t", "--nsqd", "h", "--lookupd", "h"], "nsqd and lookupd are given"),
+        (["--path", "/t", "--nsqd", "h", "--topic", "a", "--topics-pattern", "b"], "exclude each other"),
+        (["--path", "/t", "--nsqd", "h", "--retry-timeout", "soon"], "--retry-timeout 'soon'"),
+        (["--path", "/t", "--nsqd", "h", "--token-file", "/none"], "--token-file /none: No such file"),
+        (["--path", "/t", "--nsqd", "h", "--tls-key", "k"], "tlsKey needs tlsCert"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["drain", *words]) == cli.MISUSED
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--path", "s3a://bucket/t", "--nsqd", "127.0.0.1:1"], "only paths of file systems"),
+        (["--path", "/t", "--nsqd", "127.0.0.1:1", "--start", "soon"], "start 'soon' is none of earliest"),
+    ],
+)
+def test_what_cannot_be_done_fails_before_anything_is_tried(
+    in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["drain", *words]) == cli.FAILED
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["drein"], ["drain"], ["drain", "--path", "/t", "--max-rows-per-file", "0"], ["compact", "--pa", "/t"]],
+)
+def test_a_command_line_that_cannot_be_read_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == cli.MISUSED
+    assert "usage: pyq_spark" in capsys.readouterr().err
+
+
+def test_help_shows_the_flags_of_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert all(f in out for f in ("--topics-pattern", "--small-bytes", "--dry-run", "--received", "--tls-cert"))
+
+
+def test_flags_say_how_brokers_are_spoken_to(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    words = ["drain", "--path", "/t", "--nsqd", "a:1", "--nsqd", "b", "--token-file", str(tmp_path / "token"), "--tls"]
+    parsed = cli.parser().parse_args([*words, "--tls-insecure-skip-verify", "--retry-timeout", "1m30s"])
+    assert cli.connection_of(parsed) == Connection(
+        nsqd=("a:1", "b:4151"), token="secret", tls=True, tls_insecure_skip_verify=True, retry_timeout_s=90
+    )
+
+
+def test_an_interrupt_is_told_and_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(parsed: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "spark_of", interrupted)
+    assert cli.main(["compact", "--path", str(tmp_path)]) == cli.INTERRUPTED
+    assert "interrupted; the same command goes on" in capsys.readouterr().err

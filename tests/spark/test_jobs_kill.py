@@ -1,0 +1,117 @@
+"""Drains on Spark, of two brokers, with what runs them killed: the table has each message once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pyqd_spark import cli
+from tests.spark.drained import connection, http_address, numbers, options, publish, run
+from tests.spark.gated_drain import Gated, waiting
+from tests.support.server import REPOSITORY, Daemon, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 5000
+WAIT_S = 90.0
+TASKS_AT_ONCE = 2
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    directory = tmp_path / "gate"
+    directory.mkdir()
+    return directory
+
+
+def environment() -> dict[str, str]:
+    entries = [str(REPOSITORY), str(REPOSITORY / "spark"), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, entries)), "PYSPARK_PYTHON": sys.executable}
+
+
+def in_use(spark: SparkSession, path: Path) -> list[int]:
+    rows = spark.read.parquet(str(path)).selectExpr("cast(cast(value as string) as int) as number").collect()
+    return sorted(row.number for row in rows)
+
+
+def test_a_drain_whose_worker_and_broker_are_killed_ends_with_each_message_once(
+    spark: SparkSession, make_broker: Callable[..., Daemon], topic: str, tmp_path: Path, gate: Path
+) -> None:
+    steady, dying = make_broker(), make_broker()
+    publish(steady, topic, range(COUNT))
+    publish(dying, topic, range(COUNT, 2 * COUNT))
+    table = tmp_path / "table"
+    chosen = options(
+        table, steady, dying, topics=(topic,), rows_per_file=500, connection=connection(steady, dying, retry_s=60)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            draining = pool.submit(run, chosen, Gated(spark, gate))
+            wait_until(lambda: len(waiting(gate)) == TASKS_AT_ONCE or draining.done(), "workers at the gate", WAIT_S)
+            os.kill(waiting(gate)[0], signal.SIGKILL)
+            dying.kill()
+            dying.start()
+        finally:
+            (gate / "open").touch()
+        (report,) = draining.result(WAIT_S)
+    assert (report.rows, report.complete) == (2 * COUNT, True)
+    assert in_use(spark, table) == numbers(table) == list(range(2 * COUNT))
+
+
+def test_a_drain_whose_driver_is_killed_is_completed_by_the_next_one(
+    spark: SparkSession, make_broker: Callable[..., Daemon], topic: str, tmp_path: Path, gate: Path
+) -> None:
+    daemons = (make_broker(), make_broker())
+    publish(daemons[0], topic, range(COUNT))
+    publish(daemons[1], topic, range(COUNT, 2 * COUNT))
+    table = tmp_path / "table"
+    addresses = [http_address(daemon) for daemon in daemons]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.gated_drain", str(gate), str(table), topic, *addresses],
+        env=environment(),
+        cwd=REPOSITORY,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: bool(waiting(gate)) or driver.poll() is not None, "workers at the gate", WAIT_S)
+    finally:
+        # The JVM is in this group; Python workers are not, and go on for as long as they do not notice.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait(WAIT_S)
+    landed = numbers(table)
+    assert len(landed) == len(set(landed)) < 2 * COUNT
+    publish(daemons[0], topic, range(2 * COUNT, 2 * COUNT + 100))
+    (gate / "open").touch()
+    flags = [word for address in addresses for word in ("--nsqd", address)]
+    resumed = subprocess.run(
+        [
+            f"{os.environ['SPARK_HOME']}/bin/spark-submit",
+            "--master",
+            "local[2,2]",
+            cli.__file__,
+            "drain",
+            "--topic",
+            topic,
+            "--path",
+            str(table),
+            *flags,
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"run 1: {2 * COUNT:,} rows" in resumed.stdout
+    assert "run 2: 100 rows" in resumed.stdout
+    assert in_use(spark, table) == list(range(2 * COUNT + 100))

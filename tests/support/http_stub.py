@@ -1,0 +1,93 @@
+"""A small HTTP server in a thread that answers as a test says: a lookup daemon, or a broker that misbehaves."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+# Status, headers, body; None: the connection is closed without an answer.
+Answer = tuple[int, dict[str, str], bytes] | None
+Handler = Callable[[str, dict[str, str]], Answer]
+
+
+class HttpStub:
+    """answer: returns what is answered to a path and its query. requests: those that came, in order."""
+
+    def __init__(self, answer: Handler) -> None:
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        stub = self
+
+        class RequestHandler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                parts = urlsplit(self.path)
+                query = dict(parse_qsl(parts.query))
+                stub.requests.append((parts.path, query))
+                found = answer(parts.path, query)
+                if found is None:
+                    self.close_connection = True
+                    return
+                status, headers, body = found
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RequestHandler)
+        self._server.daemon_threads = True
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; what is connected is left alone."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextmanager
+def http_stub(answer: Handler) -> Iterator[HttpStub]:
+    """Serve answers for a while."""
+    stub = HttpStub(answer)
+    try:
+        yield stub
+    finally:
+        stub.stop()
+
+
+def json_answer(shown: Any, status: int = 200) -> Answer:
+    """Return an answer with a JSON body."""
+    return status, {"Content-Type": "application/json"}, json.dumps(shown).encode()
+
+
+def lookup_answers(producers_of: dict[str, list[str]]) -> Handler:
+    """Return what a lookup daemon answers that knows these topics, by HTTP addresses of their brokers."""
+
+    def row(address: str) -> dict[str, object]:
+        host, _, port = address.rpartition(":")
+        return {"broadcast_address": host, "hostname": "h", "http_port": int(port), "tcp_port": 1, "version": "1.3.0"}
+
+    def answer(path: str, query: dict[str, str]) -> Answer:
+        if path == "/lookup":
+            if query["topic"] not in producers_of:
+                return json_answer({"message": "TOPIC_NOT_FOUND"}, 404)
+            return json_answer({"channels": [], "producers": list(map(row, producers_of[query["topic"]]))})
+        if path == "/topics":
+            return json_answer({"topics": list(producers_of)})
+        assert path == "/nodes", path
+        addresses = dict.fromkeys(address for found in producers_of.values() for address in found)
+        return json_answer({"producers": list(map(row, addresses))})
+
+    return answer
