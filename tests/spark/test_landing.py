@@ -118,12 +118,12 @@ def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_disk_full_error_and_leaves_nothing_visible(tmp_path: Path) -> None:
     # The hidden file's descriptor is put on a device that is always full: what any write then answers is ENOSPC.
     with Landing(tmp_path, "a.parquet", SCHEMA) as landing:
+        assert landing._file is not None
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, landing._file.fileno())
         os.close(full)
-        landing.write(batch(0, 10))
         with pytest.raises(DiskFull, match="No space left"):
-            landing.land()
+            landing.write(batch(0, 10))
     assert names(tmp_path) == []
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyqd_spark.landing import Landed, Landing
 
 # What a reader takes into memory at a time, and what compresses well.
-GROUP_BYTES = 64 << 20
+GROUP_BYTES = 16 << 20
 GROUP_ROWS = 1 << 20
 
 
