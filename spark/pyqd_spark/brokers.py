@@ -6,10 +6,13 @@ out a broker's restart. What a broker refuses is an error at once. A client belo
 Source: docs/http.md, "Reading a topic by position"; nsqlookupd's HTTP API.
 """
 
+import errno
 import http.client
 import json
 import logging
+import socket
 import ssl
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -179,6 +182,8 @@ class HttpClient:
             self.close()
         if self._open is None:
             self._open = self._connect()
+            self._open.connect()
+            refuse_own(self._open.sock)
         headers = {"Authorization": f"Bearer {self.connection.token}"} if self.connection.token else {}
         self._open.request(method, target, body=body, headers=headers)
         answer = self._open.getresponse()
@@ -330,6 +335,19 @@ def check_format(address: str, found: object) -> None:
     """Refuse records of a form that is not known. Raises: BrokerError."""
     if str(found) != str(FORMAT):
         raise BrokerError(f"{address}: records of format {found}; this connector reads {FORMAT}: is it older?")
+
+
+def refuse_own(connection: socket.socket) -> None:
+    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
+
+    While nobody listens on a port among those that the system gives to clients, connecting to it may be given that very
+    port: then what is sent comes back, and the broker that is waited for cannot have its port.
+    """
+    if connection.getsockname() != connection.getpeername():
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens: the connection has reached its own socket")
 
 
 class Lookup(NamedTuple):

@@ -235,6 +235,8 @@ class Drain:
         now_s = time.monotonic()
         self._message_s = now_s
         self._stop_s = None if settings.max_duration_s is None else now_s + settings.max_duration_s
+        # Since a connection broke and nothing was finished: when that has lasted too long.
+        self._give_up_s: float | None = None
 
     def run(self) -> list[Row]:
         """Drain, through breaks of the connection. Raises: RefusedError, UnreachableError, StorageError."""
@@ -245,17 +247,19 @@ class Drain:
             stack.callback(os.close, self._wake_writer)
             os.set_blocking(self._wake, False)
             self._pool = stack.enter_context(ThreadPoolExecutor(1, "landing"))
-            broken: BrokerError | None = None
             while True:
-                client = self._connected(broken)
+                client = self._connected()
+                started_s, leaving = time.monotonic(), False
                 try:
                     self._consume(client)
+                    leaving = True
                     self._leave(client)
                     return self.rows
                 except BrokenError as error:
+                    lived_s = 0.0 if leaving else time.monotonic() - started_s
                     logger.warning("%s; connecting again", error)
-                    broken = error
                     self._forget()
+                    self._note_break(error, lived_s)
                 except BaseException:
                     with contextlib.suppress(BrokerError):
                         self._leave(client)
@@ -263,10 +267,26 @@ class Drain:
                 finally:
                     client.close()
 
-    def _connected(self, broken: BrokerError | None) -> NsqClient:
-        """Subscribe. broken: why the connection before broke. Raises: RefusedError, UnreachableError."""
+    def _note_break(self, error: BrokenError, lived_s: float) -> None:
+        """Allow another connection, unless one after the other has broken for too long and nothing was finished.
+
+        lived_s: how long the connection was of use. Raises: UnreachableError.
+        """
         patience_s = self.settings.tcp.connection.retry_timeout_s
-        deadline_s = time.monotonic() + patience_s
+        now_s = time.monotonic()
+        if self._give_up_s is None or lived_s > patience_s:
+            self._give_up_s = now_s + patience_s
+            return
+        left_s = self._give_up_s - now_s
+        if left_s <= 0:
+            raise UnreachableError(f"{error}; the connection breaks again and again, tried for {patience_s:g} s")
+        time.sleep(min(RETRY_WAIT_S, left_s))
+
+    def _connected(self) -> NsqClient:
+        """Subscribe. Raises: RefusedError, UnreachableError."""
+        patience_s = self.settings.tcp.connection.retry_timeout_s
+        deadline_s = time.monotonic() + patience_s if self._give_up_s is None else self._give_up_s
+        broken: BrokerError
         while True:
             try:
                 return self._subscribed()
@@ -303,7 +323,8 @@ class Drain:
         target = self.partition.target
         if target.is_tcp or not client.tells_ids:
             return client.address
-        with BrokerClient(target.address, self.settings.tcp.connection) as http:
+        # Not tried again here: who calls does.
+        with BrokerClient(target.address, replace(self.settings.tcp.connection, retry_timeout_s=0.0)) as http:
             try:
                 return http.positions(self.settings.topic).node
             except TopicNotFoundError:
@@ -384,6 +405,7 @@ class Drain:
         self._sent = [*self._sent[-7:], (len(self.rows) - 1, frozenset(batch.ids()))]
         client.send(rdy + batch.commands(b"FIN"))
         self.finished += count
+        self._give_up_s = None
 
     def _touch(self, client: NsqClient) -> None:
         """Renew the leases of what takes long."""

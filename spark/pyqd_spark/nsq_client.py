@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
+from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers, refuse_own
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
 
 TCP_PORT: Final = 4150
@@ -166,6 +166,7 @@ class NsqClient:
         self._host = host.strip("[]")
         try:
             self._socket = socket.create_connection((self._host, int(port)), timeout=timeout_s)
+            refuse_own(self._socket)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise BrokenError(f"{address}: {error}") from error

@@ -1,6 +1,6 @@
 """A disk that is full for real: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
 
-import ctypes
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,35 +9,22 @@ import pytest
 
 from tests.support.nsq import ERROR, Client, Message
 from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.small_disk import fill, mounted
 
 DISK_BYTES = 8 << 20
 TOPIC = "full"
 BODY_BYTES = 4000
 COUNT_MAX = 4000
-DETACH = 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def mount(path: Path) -> None:
-    """Mount a file system in memory. Raises: OSError where this user may not."""
-    options = f"size={DISK_BYTES}".encode()
-    if _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    try:
-        mount(path)
-    except OSError as error:
-        pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(mounted(tmp_path / "disk", DISK_BYTES))
+        except OSError as error:
+            pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
         yield path
-    finally:
-        _libc.umount2(os.fsencode(path), DETACH)
 
 
 def daemon_on(directory: Path, *flags: str) -> Daemon:
@@ -123,14 +110,6 @@ def test_what_was_accepted_on_a_full_disk_outlives_a_restart(daemon: Daemon, cle
         daemon.kill()
     daemon.start()
     assert consume(daemon, end) == list(range(end))
-
-
-def fill(path: Path) -> None:
-    """Take all that is left of the disk."""
-    found = os.statvfs(path.parent)
-    with open(path, "wb") as ballast:
-        os.posix_fallocate(ballast.fileno(), 0, found.f_bfree * found.f_frsize)
-    assert os.statvfs(path.parent).f_bfree == 0
 
 
 @pytest.mark.slow

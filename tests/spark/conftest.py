@@ -18,6 +18,7 @@ from pyqd_spark import java
 from tests.support.server import Daemon, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
+from tests.support.spark_side import lasting_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,8 +98,11 @@ def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     made: list[Daemon] = []
 
     def make(*flags: str) -> Daemon:
-        made.append(Daemon(pyqd(), tmp_path / f"broker-{len(made)}", flags))
-        return made[-1].start()
+        daemon = Daemon(pyqd(), tmp_path / f"broker-{len(made)}", flags)
+        # Its clients wait for it under this address when it is killed.
+        daemon.tcp_port, daemon.http_port = lasting_port(), lasting_port()
+        made.append(daemon)
+        return daemon.start()
 
     try:
         yield make

@@ -1,6 +1,7 @@
 """A drain on Spark whose tasks stop at a gate, so that a test can kill something while they stand there.
 
-As a program it is a driver to be killed: DIRECTORY OF THE GATE, PATH OF THE TABLE, TOPIC, ADDRESSES OF BROKERS.
+As a program it is a driver to be killed, with these arguments:
+DIRECTORY OF THE GATE, PATH OF THE TABLE, TOPIC, ROWS PER FILE, ADDRESSES OF BROKERS.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def main() -> None:
     from pyqd_spark.session import session
     from tests.support.spark_home import settings
 
-    gate, path, topic, *addresses = sys.argv[1:]
-    options = DrainOptions(path, Connection(nsqd=tuple(addresses)), (topic,), rows_per_file=500)
+    gate, path, topic, rows, *addresses = sys.argv[1:]
+    options = DrainOptions(path, Connection(nsqd=tuple(addresses)), (topic,), rows_per_file=int(rows))
     drain(options, Gated(session("killed", config=settings(Path(gate))), gate), Progress(quiet=True))
 
 

@@ -3,14 +3,19 @@
 Usage: python stream_driver.py NSQD TOPIC DIRECTORY ROWS ROWS_PER_BATCH
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyqd_spark
 from tests.support.spark_home import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def rows_read(progress: Any, topic: str) -> int:
@@ -20,22 +25,28 @@ def rows_read(progress: Any, topic: str) -> int:
     return sum(json.loads(progress["sources"][0]["endOffset"]).get(topic, {}).values())
 
 
+def land(spark: SparkSession, nsqd: str, topic: str, path: Path, rows: int, per_batch: int) -> None:
+    """Land the topic in path/table until so many rows were read, by the offsets. Raises: what the query fails of."""
+    options: dict[str, str | int] = {"nsqd": nsqd, "subscribe": topic}
+    options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": per_batch}
+    frame = spark.readStream.format("pyqd").options(**options).load()
+    writer = frame.selectExpr("CAST(CAST(value AS STRING) AS LONG) AS number", "node", "offset").writeStream
+    query = writer.format("parquet").option("checkpointLocation", str(path / "checkpoint")).start(str(path / "table"))
+    while query.isActive and rows_read(query.lastProgress, topic) < rows:
+        time.sleep(0.05)
+    failure = query.exception()
+    query.stop()
+    if failure is not None:
+        raise failure
+
+
 def main() -> None:
     nsqd, topic, directory, rows, per_batch = sys.argv[1:]
     path = Path(directory)
     # Four attempts for each task: its Python process is killed in the middle.
     spark = pyqd_spark.session("stream", config={**settings(path), "spark.master": "local[2,4]"})
-    options = {"nsqd": nsqd, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": per_batch}
-    frame = spark.readStream.format("pyqd").options(**options).load()
-    writer = frame.selectExpr("CAST(CAST(value AS STRING) AS LONG) AS number", "node", "offset").writeStream
-    query = writer.format("parquet").option("checkpointLocation", str(path / "checkpoint")).start(str(path / "table"))
-    while query.isActive and rows_read(query.lastProgress, topic) < int(rows):
-        time.sleep(0.05)
-    failure = query.exception()
-    query.stop()
+    land(spark, nsqd, topic, path, int(rows), int(per_batch))
     spark.stop()
-    if failure is not None:
-        raise failure
 
 
 if __name__ == "__main__":

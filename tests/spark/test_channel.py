@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -103,12 +105,12 @@ def test_the_node_is_the_one_that_reading_by_position_names(start: Starter, path
     daemon = start(pyqd())
     fill(daemon, 1)
     node = daemon.http("GET", "/topic/positions", topic="t").json()["node"]
-    assert [row["node"] for row in drain(options(daemon, path))] == [node]
+    assert [row["node"] for row in drain(options(daemon, path, maxMessages=1))] == [node]
 
 
 def test_the_node_is_the_address_where_only_that_is_known(daemon: Daemon, path: Path) -> None:
     fill(daemon, 1)
-    given = options(daemon, path, nsqdTcp=tcp_address(daemon))
+    given = options(daemon, path, nsqdTcp=tcp_address(daemon), maxMessages=1)
     del given["nsqd"]
     assert [row["node"] for row in drain(given)] == [tcp_address(daemon)]
 
@@ -159,7 +161,7 @@ def test_a_batch_in_which_bytes_are_many_is_landed_early(start: Starter, path: P
     daemon.http("POST", "/channel/create", topic="t", channel="c")
     with nsq.Client(daemon.tcp_address) as client:
         client.mpub("t", [b"x" * 10_000] * 100)
-    rows = drain(options(daemon, path, batchBytes=50_000))
+    rows = drain(options(daemon, path, batchBytes=50_000, maxMessages=100))
     assert sum(row["count"] for row in rows) == 100
     # What is received in one go can be a few more than asked for.
     assert len(rows) > 5
@@ -177,7 +179,7 @@ def test_rdy_is_two_batches_at_most(start: Starter, path: Path, monkeypatch: pyt
         return real_land(*arguments)
 
     monkeypatch.setattr(channel, "land", watching_land)
-    drain(options(daemon, path, batchMessages=100))
+    drain(options(daemon, path, batchMessages=100, maxMessages=1000))
     assert len(seen) >= 5
     assert max(max(pair) for pair in seen) <= 200
 
@@ -246,6 +248,7 @@ def test_a_channel_is_drained_over_tls(start: Starter, path: Path, tmp_path: Pat
     daemon = start(pyqd(), *certificates.server_flags())
     bodies = fill(daemon, 3000)
     given = options(daemon, path, nsqdTcp=tcp_address(daemon), tls="true", tlsRootCaFile=certificates.authority.path)
+    given["maxMessages"] = str(len(bodies))
     del given["nsqd"]
     drain(given)
     assert bodies_in(path) == sorted(bodies)
@@ -263,6 +266,66 @@ def test_a_broker_that_is_not_there_fails_the_task(path: Path) -> None:
         drain({**given, "retryTimeoutMs": "0"})
 
 
+@contextlib.contextmanager
+def breaking_broker(closes_after: bytes | None) -> Iterator[str]:
+    """Give the address of what takes subscribers and then closes each connection, or never answers again.
+
+    closes_after: the command that ends a connection; None where it goes on in silence.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                seen = b""
+                while closes_after is None or closes_after not in seen:
+                    data = connection.recv(1 << 16)
+                    if not data:
+                        return
+                    for command, answer in ((b"IDENTIFY", b"{}"), (b"SUB", b"OK")):
+                        if command in data:
+                            connection.sendall(nsq.int32(len(answer) + 4) + nsq.int32(nsq.RESPONSE) + answer)
+                    seen += data
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=[listener.accept()[0]], daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        # Wakes who accepts, which closing alone does not.
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("closes_after", [b"RDY", b"CLS", None])
+def test_a_broker_whose_connections_always_break_is_given_up(path: Path, closes_after: bytes | None) -> None:
+    with breaking_broker(closes_after) as address:
+        given = {"nsqdTcp": address, "topic": "t", "channel": "c", "path": str(path), "idleTimeoutMs": "100"}
+        with pytest.raises(UnreachableError, match=r"breaks again and again, tried for 0\.5 s"):
+            drain({**given, "requestTimeoutMs": "200", "retryTimeoutMs": "500"})
+
+
+def test_a_connection_that_reaches_its_own_socket_is_no_broker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    def own(*_: Any, **__: Any) -> socket.socket:
+        # What connecting to a port comes to when the system has given that port to who connects.
+        made.append(socket.socket())
+        made[-1].bind(("127.0.0.1", 0))
+        made[-1].connect(made[-1].getsockname())
+        return made[-1]
+
+    monkeypatch.setattr(socket, "create_connection", own)
+    for name in ("nsqd", "nsqdTcp"):
+        given = {name: "127.0.0.1:9", "topic": "t", "channel": "c", "path": str(path), "retryTimeoutMs": "0"}
+        with pytest.raises(UnreachableError, match="reached its own socket"):
+            drain(given)
+    assert len(made) == 2
+    assert [each.fileno() for each in made] == [-1, -1]
+
+
+# Each batch waits for the disk, which others may keep busy, and the broker is started three times.
+@pytest.mark.timeout(180)
 def test_a_killed_broker_loses_nothing(start: Starter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = start(pyqd())
     bodies = fill(daemon, 2000)

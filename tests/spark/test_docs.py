@@ -85,6 +85,7 @@ class Reader:
         self.directory = directory
         self.clusters = clusters
         self.names: dict[str, object] = {"spark": spark}
+        self.started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
 
     def here(self, text: str) -> str:
         """Return a text of the page with the addresses and directories that there are here."""
@@ -119,7 +120,8 @@ class Reader:
             "PYSPARK_PYTHON": sys.executable,
         }
         if command.startswith("spark-submit "):
-            (self.directory / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
+            if not self.started:
+                (self.directory / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
             environment["SPARK_CONF_DIR"] = str(self.directory)
             environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
             if "--master spark:" in command:
@@ -129,18 +131,37 @@ class Reader:
             else:
                 command = re.sub(r"--master \S+", f"--master {LOCAL_MASTER}", command)
                 command = command.replace("--deploy-mode cluster", "").replace("local://", "")
-        result = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", self.here(command)],
-            cwd=self.directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_WAIT_S,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
-        if command.startswith("spark-submit "):
-            assert f"{ORDERS} orders on 1 brokers" in result.stdout
+        output = self.directory / f"output-{len(self.started)}"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", self.here(command)],
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.started.append((command, process, output))
+        # Programs that are submitted know nothing of each other, and spend most of their time on starting.
+        if not command.startswith("spark-submit "):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for what was started, and look at what it has said."""
+        while self.started:
+            command, process, output = self.started[0]
+            code = process.wait(COMMAND_WAIT_S)
+            said = output.read_text(errors="replace")
+            assert code == 0, f"{command}\n{said}"
+            if command.startswith("spark-submit "):
+                assert f"{ORDERS} orders on 1 brokers" in said
+            del self.started[0]
+
+    def stop(self) -> None:
+        """End what is still running."""
+        for _, process, _ in self.started:
+            process.kill()
+            process.wait()
 
 
 def check_installable(requirements: Sequence[str]) -> None:
@@ -189,8 +210,12 @@ def test_a_section_of_the_page_can_be_followed_word_by_word(
     if flags is None:
         publish_orders(broker)
     reader = Reader(spark_left_clean, broker, tmp_path, lambda: request.getfixturevalue("two_workers"))
-    for block in SECTIONS[title]:
-        reader.follow(block)
+    try:
+        for block in SECTIONS[title]:
+            reader.follow(block)
+        reader.finish()
+    finally:
+        reader.stop()
 
 
 def test_blocks_are_read_from_a_page() -> None:

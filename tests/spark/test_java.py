@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyqd_spark import java
-from tests.support.spark_home import settings
+from tests.support.spark_home import settings, spark_home
 
 NOWHERE = "/nonexistent"
 
@@ -137,7 +137,7 @@ def test_spark_runs_in_the_java_from_pypi_where_there_is_no_other(tmp_path: Path
     hidden = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "SPARK_HOME": str(spark_home())}
     command = [sys.executable, "-c", QUERY, json.dumps(settings(tmp_path)), str(tmp_path / "table")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

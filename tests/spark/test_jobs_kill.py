@@ -16,12 +16,14 @@ import pytest
 from pyqd_spark import cli
 from tests.spark.drained import connection, http_address, numbers, options, publish, run
 from tests.spark.gated_drain import Gated, waiting
+from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 5000
+COUNT = how_many(10_000) // 2
+ROWS_PER_FILE = max(COUNT // 10, 500)
 WAIT_S = 90.0
 TASKS_AT_ONCE = 2
 
@@ -51,7 +53,12 @@ def test_a_drain_whose_worker_and_broker_are_killed_ends_with_each_message_once(
     publish(dying, topic, range(COUNT, 2 * COUNT))
     table = tmp_path / "table"
     chosen = options(
-        table, steady, dying, topics=(topic,), rows_per_file=500, connection=connection(steady, dying, retry_s=60)
+        table,
+        steady,
+        dying,
+        topics=(topic,),
+        rows_per_file=ROWS_PER_FILE,
+        connection=connection(steady, dying, retry_s=60),
     )
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -76,7 +83,7 @@ def test_a_drain_whose_driver_is_killed_is_completed_by_the_next_one(
     table = tmp_path / "table"
     addresses = [http_address(daemon) for daemon in daemons]
     driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.gated_drain", str(gate), str(table), topic, *addresses],
+        [sys.executable, "-m", "tests.spark.gated_drain", str(gate), str(table), topic, str(ROWS_PER_FILE), *addresses],
         env=environment(),
         cwd=REPOSITORY,
         start_new_session=True,

@@ -133,7 +133,7 @@ def test_a_channel_is_drained_into_files_that_spark_reads(
         .option("nsqd", addresses)
         .option("topic", topic)
         .option("channel", "landing")
-        .option("idleTimeoutMs", 2000)
+        .option("idleTimeoutMs", 1000)
         .option("connections", 2)
         .load(str(tmp_path / "landed"))
         .collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable
 
@@ -11,6 +12,11 @@ from tests.support.server import Daemon
 
 PER_REQUEST = 5000
 BATCHES_MAX = 50
+
+
+def how_many(usual: int) -> int:
+    """Return how many messages a test of kills takes: as usual, or what the environment says in PYQD_KILL_MESSAGES."""
+    return int(os.environ.get("PYQD_KILL_MESSAGES") or usual)
 
 
 def addresses_of(*daemons: Daemon) -> str:

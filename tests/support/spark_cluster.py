@@ -40,29 +40,32 @@ class Cluster:
     spark_home: Path
     work: Sequence[Path]
 
-    def run_driver(self, source: str, directory: Path, *arguments: str) -> Any:
-        """Run a driver program in a process of its own; it sees the packages under test, the executors do not.
-
-        Returns: the last line it prints, read as JSON. Raises: AssertionError with all it wrote when it fails.
-        """
-        script = directory / "driver.py"
-        script.write_text(source)
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a driver, which sees the packages under test; the executors do not."""
         packages = {
             str(Path(spec.origin).parents[1])
             for name in ("pyqd", "pyqd_spark")
             if (spec := importlib.util.find_spec(name)) is not None and spec.origin is not None
         }
-        environment = clean_environment() | {
+        return clean_environment() | {
             "PYTHONPATH": os.pathsep.join(sorted(packages)),
             "SPARK_HOME": str(self.spark_home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": str(self.python),
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
+
+    def run_driver(self, source: str, directory: Path, *arguments: str) -> Any:
+        """Run a driver program in a process of its own; see `environment`.
+
+        Returns: the last line it prints, read as JSON. Raises: AssertionError with all it wrote when it fails.
+        """
+        script = directory / "driver.py"
+        script.write_text(source)
         result = subprocess.run(
             [sys.executable, str(script), self.master, *arguments],
             cwd=directory,
-            env=environment,
+            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=DRIVER_WAIT_S,

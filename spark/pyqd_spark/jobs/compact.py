@@ -30,7 +30,7 @@ from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.rowgroups import RowGroups
 from pyqd_spark.jobs.runner import Runner
 from pyqd_spark.jobs.table import Table
-from pyqd_spark.landing import COMPRESSION, Landing, sync_directory
+from pyqd_spark.landing import COMPRESSION, Landing, make_directories, sync_directory
 
 ROWS_PER_FILE: Final = 4_000_000
 SMALL_BYTES: Final = 128 << 20
@@ -150,8 +150,8 @@ def order(name: str) -> tuple[str, int, str]:
 def merge(task: MergeTask) -> dict[str, Any]:
     """Build a day anew in its staged directory. Returns: counts; or `error` where a file cannot be read."""
     shutil.rmtree(task.staged, ignore_errors=True)
-    os.mkdir(task.staged)
     try:
+        os.mkdir(task.staged)
         files, rows, size = merged(task)
         for name in task.kept:
             os.link(os.path.join(task.directory, name), os.path.join(task.staged, name))
@@ -223,10 +223,10 @@ def exchange(one: str, other: str) -> None:
 
 
 def must_exchange(directory: str) -> None:
-    """Try whether the file system can exchange directories. Raises: TableError."""
+    """Try whether the file system can exchange directories. Raises: TableError, StorageError."""
     one, other = os.path.join(directory, "try-1"), os.path.join(directory, "try-2")
-    os.mkdir(one)
-    os.mkdir(other)
+    make_directories(one)
+    make_directories(other)
     try:
         exchange(one, other)
     except OSError as error:
