@@ -8,18 +8,21 @@ the page cache. Disk full must be an error of PUB and never SIGBUS: blocks are r
     [segment 4, sealed] -> [segment 5, sealed] -> [segment 6, open]        spares: [ready to become 7]
      ^ trimmed when every reader is past it                ^ tail
 
-A first write to a page blocks in the file system, so a thread reserves, maps and populates the next segment ahead of
-need (`on_spare_wanted`). Drained ones are kept as spares, two of them: new pages are zeroed and faulted in, which costs
+A first write to a page blocks in the file system, so a thread reserves and maps the next segment ahead of need
+(`on_spare_wanted`), and has the pages present that are written to next (`on_pages_wanted`): a piece at a time, as what
+is populated and never used costs as much as what is, and what is used soon is still in the cache. Drained ones are kept as spares, two of them: new pages are zeroed and faulted in, which costs
 nearly as much as all the rest of a message. So nothing new is asked for while one is likely to be drained in time.
 Only when the writer outruns the thread is a segment made on the spot, and then a small one, so that the loop is held
 for a millisecond at most.
 
 A batch (MPUB) lies in one segment and its first record becomes valid last: after a kill all of it is there or nothing.
+A large one that goes to pages which are not there yet is written by pwrite(2) (pyx/staging.pyx), so that these need not
+be populated either (`populates`).
 
 Invariants:
 1. `active.end_ordinal() == end`; `first` reaches `active` over `next`; only `active` is not sealed.
 2. `end` and every ordinal below `1 << 48`; the epoch changes only between segments.
-3. Outside a batch `batch_at` is NULL.
+3. Outside a batch `batch_at` is NULL and nothing is staged.
 
 Rejected: growing files in place (a remap moves every pointer); one file per topic with holes punched at the front
 (block mapping is touched on every trim); consecutive file names (a rename per roll on the loop).
@@ -30,7 +33,7 @@ import os
 cimport cython
 
 from pyqd.hot.clock cimport wall_ns
-from pyqd.hot.mapping cimport store_barrier
+from pyqd.hot.mapping cimport Mapping, store_barrier
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
     RECORD_ALIGN_BYTES,
@@ -41,18 +44,25 @@ from pyqd.hot.record cimport (
     record_span,
     store_word,
 )
+from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging
 
 from pyqd.diskqueue.damage import DamageReport
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
 cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 4 << 20
 cdef uint64_t PAGE_BYTES = 4096
 # One is written into soon while the sync that frees the other is under way.
 cdef int SPARES_MAX = 2
+cdef uint64_t PAGES_AHEAD_BYTES_MIN = 256 << 10
+cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
+# A smaller batch costs less as stores than as two calls.
+cdef uint64_t STAGED_BATCH_BYTES_MIN = 8 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 SUFFIX = ".seg"
 HALF_MADE = SUFFIX + ".making"
+
+cdef Staging staging = Staging()
 
 
 cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
@@ -86,6 +96,8 @@ cdef class Log:
         self.directory = directory
         self.segment_bytes_max = max(segment_bytes_max, SEGMENT_BYTES_MIN)
         self.spares = []
+        self.populates = True
+        self.pages_ahead = PAGES_AHEAD_BYTES_MIN
         self.holes = []
         self.epoch = epoch
         # File names are not given twice, even where a directory is removed and made again: a job of the former log that
@@ -98,11 +110,13 @@ cdef class Log:
             # Numbers behind what was lost may have been given out: they are not given again.
             self.epoch += 1
         if self.active is None:
-            self.first = self.active = self.new_segment(SEGMENT_BYTES_MIN, False)
+            self.first = self.active = self.new_segment(SEGMENT_BYTES_MIN)
             self.active.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         elif self.epoch > self.active.header().first_seq >> ORDINAL_BITS:
             self.roll(0)
         self.synced_end = self.first.first_ordinal
+        # The first append looks, when whoever made the log has said what to call.
+        self.mark = 0
 
     cdef int load_segments(self) except -1:
         """Find the segments of an earlier run, put them in order and find the end of the last."""
@@ -201,8 +215,8 @@ cdef class Log:
             self.epoch = max(self.epoch, (previous.header().first_seq >> ORDINAL_BITS) + self.power_failed)
         return 0
 
-    def new_segment(self, uint64_t size_bytes, bint populate=True):
-        """Reserve, map and (if asked) populate a spare segment of at least that many bytes.
+    def new_segment(self, uint64_t size_bytes):
+        """Reserve and map a spare segment of at least that many bytes.
 
         Touches no state of the log but the counter of file names, so it may run in a thread. Raises: StorageError.
         """
@@ -212,7 +226,7 @@ cdef class Log:
             number = self.file_counter
             self.file_counter += 1
             path = os.path.join(self.directory, f"{number}{SUFFIX}")
-        return Segment(self.files.new_mapped(path, whole_pages(size_bytes), populate))
+        return Segment(self.files.new_mapped(path, whole_pages(size_bytes), False))
 
     def offer_spare(self, segment):
         """Take a prepared segment, or None where preparing failed; the next one may be asked for again."""
@@ -244,6 +258,8 @@ cdef class Log:
         cdef char* at
         cdef uint64_t word
         assert body_bytes > 0
+        if self.staged and span <= STAGED_RECORD_MAX:
+            return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         if segment.capacity_bytes - segment.tail < span:
             assert not self.in_batch, "a batch's room is reserved before"
             self.roll(span)
@@ -254,6 +270,8 @@ cdef class Log:
         if segment.capacity_bytes - segment.tail > span:
             # What lies behind may be a record of a batch that a kill tore: it has the number that comes next.
             store_word(at + span, 0)
+        if self.staged:
+            self.make_way(span)
         if self.in_batch and self.batch_at == NULL:
             self.batch_at = at
             self.batch_word = word
@@ -262,25 +280,113 @@ cdef class Log:
         segment.tail += span
         segment.count += 1
         self.end += 1
-        if not self.spare_settled and segment.tail > segment.capacity_bytes >> 1:
-            self.want_spare()
+        if segment.tail >= self.mark:
+            self.pass_mark()
         return at
 
+    cdef char* append_staged(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes,
+    ) except NULL:
+        """Do as `append` for a record of a staged batch; what it returns may be read once the batch is committed."""
+        cdef uint64_t span = record_span(body_bytes)
+        cdef Segment segment = self.active
+        cdef char* at = segment.base + segment.tail
+        cdef char* staged
+        cdef uint64_t word
+        assert segment.capacity_bytes - segment.tail >= span, "a batch's room is reserved before"
+        try:
+            staged = staging.take(span)
+        except StorageError:
+            self.abort_batch()
+            raise
+        word = record_fill(
+            staged, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
+        if self.batch_at == NULL:
+            self.batch_at = at
+            self.batch_word = word
+        else:
+            store_word(staged, word)
+        segment.tail += span
+        segment.count += 1
+        self.end += 1
+        self.staged_bytes += span
+        return at
+
+    cdef int make_way(self, uint64_t span_bytes) except -1:
+        """Let a large record of a staged batch be stored through the mapping. Raises: StorageError (batch given up)."""
+        try:
+            staging.flush()
+        except StorageError:
+            self.abort_batch()
+            raise
+        return staging.skip(span_bytes)
+
     cdef int begin_batch(self, uint64_t span_bytes) except -1:
-        """Reserve room for a batch; until `commit_batch` a kill leaves nothing of it."""
-        assert not self.in_batch
+        """Reserve room for a batch; until `commit_batch` a kill leaves nothing of it. Raises: StorageError."""
+        assert not self.in_batch and not self.staged
         self.reserve(span_bytes)
         self.in_batch = True
         self.batch_at = NULL
+        self.batch_tail, self.batch_count, self.batch_end = self.active.tail, self.active.count, self.end
+        # Where pages are there already, stores are cheaper.
+        self.staged = (
+            span_bytes >= STAGED_BATCH_BYTES_MIN and self.active.tail >= self.active.prepared and self.stage())
         return 0
 
+    cdef bint stage(self) except -1:
+        """Begin to stage a batch. Returns: whether it can be."""
+        cdef Mapping mapping = self.active.mapping
+        if mapping.fd < 0:
+            if mapping.path is None or mapping.fd_refused:
+                return False
+            try:
+                mapping.keep_descriptor(self.files.open_for_writing(mapping.path))
+            except StorageError:
+                # Too many open files, say: then records are stored through the mapping.
+                mapping.fd_refused = True
+                return False
+        return staging.begin(mapping.fd, mapping.path, self.active.tail)
+
     cdef int commit_batch(self) except -1:
-        """Make the records since `begin_batch` valid, all at once."""
+        """Make the records since `begin_batch` valid, all at once. Raises: StorageError (nothing is left of them)."""
         assert self.in_batch
-        self.in_batch = False
-        if self.batch_at != NULL:
+        if self.staged:
+            self.flush_batch()
+        elif self.batch_at != NULL:
             store_word(self.batch_at, self.batch_word)
-            self.batch_at = NULL
+        self.in_batch = False
+        self.batch_at = NULL
+        if self.active.tail >= self.mark:
+            self.pass_mark()
+        return 0
+
+    cdef int flush_batch(self) except -1:
+        """Write the rest of a staged batch, and then what makes it valid. Raises: StorageError (batch given up)."""
+        cdef Segment segment = self.active
+        try:
+            if segment.capacity_bytes - segment.tail >= RECORD_ALIGN_BYTES:
+                # As `append` does behind each record.
+                store_word(staging.take(RECORD_ALIGN_BYTES), 0)
+            staging.flush()
+            if self.batch_at != NULL:
+                staging.store_word(<uint64_t> (self.batch_at - segment.base), self.batch_word)
+        except StorageError:
+            self.abort_batch()
+            raise
+        self.staged = False
+        staging.finish()
+        return 0
+
+    cdef int abort_batch(self) except -1:
+        """Forget the records since `begin_batch`: the word that would make them valid has not been written."""
+        assert self.in_batch
+        self.active.tail, self.active.count, self.end = self.batch_tail, self.batch_count, self.batch_end
+        if self.staged:
+            self.staged = False
+            staging.finish()
+        self.in_batch = False
+        self.batch_at = NULL
         return 0
 
     cdef int roll(self, uint64_t span_bytes) except -1:
@@ -298,7 +404,7 @@ cdef class Log:
             if self.on_segment_wanted is not None:
                 segment = self.on_segment_wanted(self, need, size)
             else:
-                segment = self.new_segment(size, False)
+                segment = self.new_segment(size)
             outrun = True
         grown = segment.capacity_bytes > self.active.capacity_bytes
         self.follow_with(segment)
@@ -306,20 +412,66 @@ cdef class Log:
         if outrun or grown or self.first.next is not segment:
             self.want_spare()
         # Else what was filled is likely to be drained soon: where it is not by half of this one, a spare is asked for.
+        return self.pass_mark()
+
+    cdef int pass_mark(self) except -1:
+        """Ask for what will be needed soon, as the active segment has been filled so far; set the next mark."""
+        cdef Segment segment = self.active
+        if not self.spare_settled and segment.tail > segment.capacity_bytes >> 1:
+            self.want_spare()
+        self.want_pages()
+        self.mark = ~<uint64_t> 0 if self.spare_settled else (segment.capacity_bytes >> 1) + 1
+        if self.wants_pages():
+            self.mark = min(self.mark, segment.prepared - (self.pages_ahead >> 1))
         return 0
+
+    cdef bint wants_pages(self) noexcept:
+        """Say whether pages of the active segment are to be asked for, now or later."""
+        cdef uint64_t size = self.active.capacity_bytes
+        return (
+            not self.pages_underway and self.populates and self.on_pages_wanted is not None
+            and size > PAGES_AHEAD_BYTES_MIN and self.active.prepared < size
+        )
+
+    cdef int want_pages(self) except -1:
+        """Ask for the pages behind those that are there, where these are used up but for half of what was asked last."""
+        cdef Segment segment = self.active
+        cdef uint64_t start, length
+        if not self.wants_pages() or segment.tail + (self.pages_ahead >> 1) < segment.prepared:
+            return 0
+        if segment.tail > segment.prepared and segment.tail > SEGMENT_HEADER_BYTES:
+            # They came too late.
+            self.pages_ahead = min(2 * self.pages_ahead, PAGES_AHEAD_BYTES_MAX)
+        start = max(segment.prepared, whole_pages(segment.tail))
+        length = min(self.pages_ahead, whole_pages(segment.capacity_bytes) - start)
+        if length == 0:
+            segment.prepared = segment.capacity_bytes
+            return 0
+        self.pages_underway = True
+        self.on_pages_wanted(self, segment, start, length)
+        return 0
+
+    def pages_ready(self, Segment segment not None, uint64_t end_bytes):
+        """Note that pages asked for are there, or will not be."""
+        self.pages_underway = False
+        segment.prepared = max(segment.prepared, end_bytes)
+        self.pass_mark()
 
     cdef int follow_with(self, Segment segment) except -1:
         """Seal the active segment and go on in another."""
+        self.populates = 2 * self.staged_bytes < self.active.tail
         self.active.seal()
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.active.next = segment
         self.active = segment
+        self.staged_bytes = 0
         return 0
 
     def shrink(self):
         """Go on in a segment of the smallest size, so that the active one can go. Raises: StorageError."""
-        self.follow_with(self.new_segment(SEGMENT_BYTES_MIN, False))
+        self.follow_with(self.new_segment(SEGMENT_BYTES_MIN))
         self.spare_settled = False
+        self.pass_mark()
 
     def drop_spares(self):
         """Give up what is kept ready."""
@@ -335,7 +487,7 @@ cdef class Log:
         cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.abandoned = True
-        self.on_spare_wanted = self.on_growing = self.on_segment_wanted = self.on_retired = self.on_dropped = None
+        self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = self.on_retired = self.on_dropped = None
         self.directory = None
         self.spares = []
         self.first = self.active = segment

@@ -12,10 +12,16 @@ cimport cython
 cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* address, size_t length)
 
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
 
 @cython.final
 cdef class Mapping:
     """A mapped range of `size_bytes` bytes, unmapped with the object. Source: mmap(2)."""
+
+    def __cinit__(self):
+        self.fd = -1
 
     def __init__(self, uintptr_t address, uint64_t size_bytes, path=None):
         if address == 0 or address % 4096 != 0:
@@ -27,8 +33,21 @@ cdef class Mapping:
         self.path = path
 
     def __dealloc__(self):
+        self.close()
         if self.base != NULL:
             munmap(self.base, self.size_bytes)
+
+    def keep_descriptor(self, int fd):
+        """Own a descriptor of the file, open for writing."""
+        if self.fd >= 0:
+            raise ValueError("the mapping has a descriptor already")
+        self.fd = fd
+
+    cdef void close(self) noexcept:
+        """Close the descriptor of the file, if there is one; the range stays mapped."""
+        if self.fd >= 0:
+            close(self.fd)
+            self.fd = -1
 
     @property
     def address(self) -> int:

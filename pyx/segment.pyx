@@ -89,6 +89,7 @@ cdef class Segment:
         header.sealed_count = self.count
         store_barrier()
         header.sealed_bytes = self.tail
+        self.mapping.close()
         return 0
 
     cdef bint is_blank(self) noexcept:
@@ -109,6 +110,7 @@ cdef class Segment:
         self.number = 0
         self.count = 0
         self.unverified = False
+        self.prepared = max(self.prepared, self.tail)
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
         return 0

@@ -173,6 +173,7 @@ class Broker:
         """Open or make a log whose segments are prepared and removed in the background."""
         log = Log(self.files, directory, self.options.max_bytes_per_file, self.epoch, self.power_failed)
         log.on_spare_wanted = self.prepare_spare
+        log.on_pages_wanted = self.prepare_pages
         log.on_dropped = self.drop_segment
         log.on_retired = self.retire_segment
         for start, end in log.holes:
@@ -183,7 +184,7 @@ class Broker:
     def prepare_spare(
         self, log: Log, size_bytes: int, offer: Callable[[Log, Segment | None], None] = Log.offer_spare
     ) -> None:
-        """Reserve, map and populate a log's next segment in a thread, then offer it; None where that failed."""
+        """Reserve and map a log's next segment in a thread, then offer it; None where that failed."""
 
         def job() -> Segment | StorageError:
             try:
@@ -206,9 +207,20 @@ class Broker:
         while size_bytes > max(self.room.left_bytes(), SEGMENT_BYTES_MIN):
             size_bytes //= 2
         with self.room.claim(SEGMENT_BYTES_MIN, max(size_bytes, SEGMENT_BYTES_MIN)) as claimed_bytes:
-            segment = log.new_segment(claimed_bytes, False)
-        self.files.populate(segment.mapping)
+            segment = log.new_segment(claimed_bytes)
+        if log.populates:
+            segment.prepared = min(log.pages_ahead, claimed_bytes)
+            self.files.populate(segment.mapping, 0, segment.prepared)
         return segment
+
+    def prepare_pages(self, log: Log, segment: Segment, start_bytes: int, length_bytes: int) -> None:
+        """Have pages present in a thread that a log will need soon."""
+
+        def done(_result: None, error: BaseException | None) -> None:
+            log.pages_ready(segment, start_bytes + length_bytes)
+            self.log_failure(None, error)
+
+        self.in_background(lambda: self.files.populate(segment.mapping, start_bytes, length_bytes), done)
 
     def retire_segment(self, log: Log, segment: Segment) -> None:
         """Make it durable in a thread that a segment holds no record any more, then keep it as the next spare."""

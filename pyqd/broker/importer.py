@@ -164,7 +164,7 @@ class Importer:
     def _open_log(self, directory: str) -> Log:
         log = Log(self.files, directory, self.segment_bytes_max)
         # Without a spare at hand a log makes small segments, so that its loop is not held: here there is none.
-        log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes, False))
+        log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
         return log
 
     def _settle(self, topic: TopicImport) -> None:

@@ -105,7 +105,7 @@ class Space:
         """Make a segment, of `want_bytes` if there is room. Raises: DiskFull where even `need_bytes` is too much."""
         need_bytes = max(need_bytes, SEGMENT_BYTES_MIN)
         with self.claimed(need_bytes, max(need_bytes, want_bytes), on_disk=log.directory is not None) as size_bytes:
-            return log.new_segment(size_bytes, False)
+            return log.new_segment(size_bytes)
 
     @contextmanager
     def claimed(self, need_bytes: int, want_bytes: int, on_disk: bool) -> Iterator[int]:

@@ -68,13 +68,13 @@ def _reserve(fd: int, size_bytes: int, path: str) -> None:
         raise storage_error("reserve", path, OSError(failed, reason))
 
 
-def _populate(mapping: Mapping) -> None:
-    address = _ffi.cast("void *", mapping.address)
-    if _libc.madvise(address, mapping.size_bytes, MADV_POPULATE_WRITE) != 0:
-        # Kernels before 5.14 do not know the advice: touch one byte of each page, keeping what is there.
+def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+    address = _ffi.cast("void *", mapping.address + start_bytes)
+    if _libc.madvise(address, length_bytes, MADV_POPULATE_WRITE) != 0:
+        # Kernels before 5.14 do not know the advice. Pages that are read are there as well, if not writable yet.
         view = mapping.view()
-        for offset in range(0, mapping.size_bytes, PAGE_BYTES):
-            view[offset] = view[offset]
+        for offset in range(start_bytes, start_bytes + length_bytes, PAGE_BYTES):
+            _ = view[offset]
 
 
 class Files:
@@ -106,12 +106,15 @@ class Files:
         finally:
             os.close(fd)
         if populate:
-            self.populate(mapping)
+            self.populate(mapping, 0, size_bytes)
         return mapping
 
-    def populate(self, mapping: Mapping) -> None:
-        """Have the pages of a mapping present, so that no store in it waits for the file system."""
-        _populate(mapping)
+    def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Have a page-aligned range of a mapping present, so that no store in it waits for the file system.
+
+        Blocks, with the interpreter's lock released. What is stored there meanwhile stays.
+        """
+        _populate(mapping, start_bytes, length_bytes)
 
     def check_reserving(self, directory: str) -> None:
         """See whether blocks can be reserved there; having no room for one is another matter. Raises: StorageError."""
@@ -141,6 +144,13 @@ class Files:
             return _map(fd, size_bytes, MAP_SHARED, path)
         finally:
             os.close(fd)
+
+    def open_for_writing(self, path: str) -> int:
+        """Return a descriptor of an existing file, for writing to it; the caller's to close."""
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error("open", path, error) from error
 
     def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Write a page-aligned range of a mapping to stable storage; blocks, with the interpreter's lock released."""

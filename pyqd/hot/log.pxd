@@ -30,11 +30,21 @@ cdef class Log:
     cdef readonly bint power_failed      # before this start: what was not synced may be missing
     cdef bint renumber                   # records at the end were lost: their numbers are not given again
     cdef int spares_underway             # asked for or being retired, and not yet offered
+    cdef public object on_pages_wanted   # called with (log, Segment, start, bytes) to have pages present; may be None
+    cdef readonly uint64_t mark          # the active segment's tail from which on something is to be asked for
+    cdef readonly uint64_t pages_ahead   # bytes that are asked for at a time
+    cdef bint pages_underway             # asked for, and not yet there
     cdef bint spare_settled              # the active segment has asked, or need not
     cdef uint64_t file_counter
     cdef uint64_t batch_word             # first word of the batch's first record; 0 outside a batch
     cdef char* batch_at
     cdef bint in_batch
+    cdef bint staged                     # the batch is written by way of `staging`
+    cdef uint64_t batch_tail             # the active segment's tail and count, and the end, before the batch
+    cdef uint64_t batch_count
+    cdef uint64_t batch_end
+    cdef uint64_t staged_bytes           # of the active segment, written and not stored
+    cdef readonly bint populates         # most of what is appended is stored, so pages are to be there before
     cdef readonly uint64_t synced_end    # records below are on stable storage
 
     cdef int reserve(self, uint64_t span_bytes) except -1
@@ -43,6 +53,16 @@ cdef class Log:
         const char* body, uint32_t body_bytes) except NULL
     cdef int begin_batch(self, uint64_t span_bytes) except -1
     cdef int commit_batch(self) except -1
+    cdef int abort_batch(self) except -1
+    cdef bint stage(self) except -1
+    cdef char* append_staged(
+        self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+        const char* body, uint32_t body_bytes) except NULL
+    cdef int flush_batch(self) except -1
+    cdef int make_way(self, uint64_t span_bytes) except -1
+    cdef int pass_mark(self) except -1
+    cdef bint wants_pages(self) noexcept
+    cdef int want_pages(self) except -1
     cdef int roll(self, uint64_t span_bytes) except -1
     cdef int follow_with(self, Segment segment) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)

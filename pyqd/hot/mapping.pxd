@@ -13,3 +13,7 @@ cdef class Mapping:
     cdef char* base                      # owned; page aligned
     cdef readonly uint64_t size_bytes
     cdef readonly str path               # None for anonymous memory
+    cdef int fd                          # owned, open for writing; -1: none
+    cdef bint fd_refused                 # it could not be opened
+
+    cdef void close(self) noexcept

@@ -23,6 +23,7 @@ cdef class Segment:
     cdef char* base                      # of the mapping
     cdef readonly uint64_t capacity_bytes
     cdef readonly uint64_t tail          # offset of the next record, relative to base
+    cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before
     cdef readonly uint64_t first_ordinal
     cdef readonly uint64_t count         # records
     cdef readonly uint64_t number

@@ -4,6 +4,7 @@ from pyqd.hot.mapping import Mapping
 
 @final
 class Segment:
+    prepared: int
     def __init__(self, mapping: Mapping) -> None: ...
     @property
     def mapping(self) -> Mapping: ...

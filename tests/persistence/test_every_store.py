@@ -160,6 +160,12 @@ def test_publishing_many_at_once(bench, count):
     assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
 
 
+@pytest.mark.parametrize("sizes", [[3000] * 3, [17_000, 100]])
+def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, sizes):
+    bodies = [body_of(100 + number, size) for number, size in enumerate(sizes)]
+    assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
+
+
 @pytest.mark.parametrize("spare", [True, False])
 def test_publishing_over_a_segments_end(bench, spare):
     if not spare:

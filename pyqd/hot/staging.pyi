@@ -1,0 +1,6 @@
+from typing import final
+
+@final
+class Staging:
+    @property
+    def busy(self) -> bool: ...

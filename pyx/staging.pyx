@@ -1,0 +1,114 @@
+"""The records of a batch on their way into a segment's file: built in memory that stays in the cache, written by
+pwrite(2).
+
+Problem: the first store to a page of a mapped file is a fault, and so is the first after a sync of it. The kernel clears
+the page, though it is about to be overwritten, and asks the file system about each page alone. That costs several times
+what the records themselves cost. A write of many pages at once clears nothing, takes large folios and asks once.
+A mapping of the same file shows what was written at once, as both are the page cache: so readers go on as they are, and
+single messages are stored through the mapping as ever, which is cheaper for a few hundred bytes than a call.
+
+The first word of the batch's first record is written by itself and last, when all the others are in the page cache: a
+kill in the middle of a write leaves nothing of the batch. Unlike a store through a mapping, a write that fails is an
+error and no signal.
+
+Invariants: 1. `start <= end <= BUFFER_BYTES`; both are 0 and `fd` is -1 while nothing is staged. 2. The bytes of the
+buffer belong at `offset` of the file, and all before them have been written.
+
+Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
+"""
+
+from libc.errno cimport EINTR, errno
+from libc.stdlib cimport free
+
+cimport cython
+
+import os
+
+from pyqd.primitives.errors import storage_error
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pwrite(int fd, const void* data, size_t size_bytes, long offset)
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void** at, size_t alignment, size_t size_bytes)
+
+cdef enum:
+    BUFFER_BYTES = 128 << 10             # half of it, mostly, and the batch it is made from fit into a second-level cache
+    PAGE_BYTES = 4096
+
+assert STAGED_RECORD_MAX <= BUFFER_BYTES - PAGE_BYTES
+
+
+@cython.final
+cdef class Staging:
+    """One batch at a time; all logs share one object."""
+
+    def __cinit__(self):
+        cdef void* at = NULL
+        if posix_memalign(&at, PAGE_BYTES, BUFFER_BYTES) != 0:
+            raise MemoryError
+        self.buffer = <char*> at
+        self.fd = -1
+
+    def __dealloc__(self):
+        free(self.buffer)
+
+    cdef bint begin(self, int fd, str path, uint64_t offset) noexcept:
+        """Stage what belongs at an offset of a file from now on. Returns: False where another batch is under way."""
+        if self.fd >= 0:
+            return False
+        self.fd = fd
+        self.path = path
+        self.offset = offset
+        self.start = self.end = offset % PAGE_BYTES
+        return True
+
+    cdef char* take(self, uint64_t span_bytes) except NULL:
+        """Return room for the bytes that come next, at most STAGED_RECORD_MAX. Raises: StorageError."""
+        cdef char* at
+        assert self.fd >= 0 and span_bytes <= STAGED_RECORD_MAX
+        if BUFFER_BYTES - self.end < span_bytes:
+            self.flush()
+        at = self.buffer + self.end
+        self.end += span_bytes
+        return at
+
+    cdef int flush(self) except -1:
+        """Write what is in the buffer. Raises: StorageError."""
+        if self.end > self.start:
+            self.write(self.buffer + self.start, self.end - self.start, self.offset)
+        return self.skip(0)
+
+    cdef int skip(self, uint64_t span_bytes) except -1:
+        """Leave out bytes of the file that come next, which are stored otherwise; the buffer is flushed."""
+        self.offset += self.end - self.start + span_bytes
+        self.start = self.end = self.offset % PAGE_BYTES
+        return 0
+
+    cdef int store_word(self, uint64_t offset, uint64_t word) except -1:
+        """Write one word somewhere in the file, past the buffer. Raises: StorageError."""
+        return self.write(<const char*> &word, sizeof(uint64_t), offset)
+
+    cdef int write(self, const char* data, uint64_t size_bytes, uint64_t offset) except -1:
+        cdef ssize_t written
+        while size_bytes > 0:
+            written = pwrite(self.fd, data, size_bytes, <long> offset)
+            if written > 0:
+                data += written
+                offset += <uint64_t> written
+                size_bytes -= <uint64_t> written
+            elif written == 0 or errno != EINTR:
+                failed = errno
+                raise storage_error("write", self.path, OSError(failed, os.strerror(failed)))
+        return 0
+
+    cdef int finish(self) noexcept:
+        """Be free for the next batch; what was not flushed is dropped."""
+        self.fd = -1
+        self.path = None
+        self.start = self.end = self.offset = 0
+        return 0
+
+    @property
+    def busy(self) -> bool:
+        return self.fd >= 0

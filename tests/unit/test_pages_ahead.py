@@ -1,0 +1,118 @@
+"""Tests of how pyqd.hot.log asks for the pages that it will write to."""
+
+from typing import Any
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.log import Log
+
+PIECE = 256 << 10
+
+
+class Asked:
+    """Note which pages a log asks for, and give them at once unless they are to be late."""
+
+    def __init__(self, log):
+        self.ranges = []
+        self.late = False
+        self.waiting: Any = None
+        log.on_pages_wanted = self
+
+    def __call__(self, log, segment, start, length):
+        assert self.waiting is None, "one request at a time"
+        self.ranges.append((segment.number, start, length))
+        self.waiting = (log, segment, start + length)
+        if not self.late:
+            self.arrive()
+
+    def arrive(self):
+        (log, segment, end), self.waiting = self.waiting, None
+        log.pages_ready(segment, end)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(Files(), str(tmp_path), 4 << 20)
+
+
+def fill_until(log, condition):
+    while not condition():
+        log.append_message(1, bytes(952))
+
+
+def test_pages_are_asked_for_a_piece_ahead_of_what_is_written(log):
+    asked = Asked(log)
+    fill_until(log, lambda: log.active.number == 9)
+    segments = {number: [r[1:] for r in asked.ranges if r[0] == number] for number in range(1, 9)}
+    # Segments of 64, 128 and 256 KiB are too small to be asked for in pieces.
+    assert [number for number, ranges in segments.items() if ranges] == [4, 5, 6, 7, 8]
+    for number, ranges in segments.items():
+        end = 4096
+        for start, length in ranges:
+            assert start == end
+            end += length
+            assert length <= PIECE
+        assert not ranges or end == min(64 << (9 + number), 4 << 20)
+
+
+def test_pages_are_there_before_they_are_written(log):
+    Asked(log)
+    fill_until(log, lambda: log.active.capacity_bytes > PIECE)
+    while log.active.number < 7:
+        assert log.active.prepared > log.active.tail
+        log.append_message(1, bytes(952))
+
+
+def test_what_comes_too_late_is_asked_for_in_larger_pieces_behind_what_is_written(log):
+    asked = Asked(log)
+    fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
+    assert log.pages_ahead == PIECE
+    asked.late = True
+    fill_until(log, lambda: asked.waiting is not None)
+    tail = log.active.prepared + PIECE
+    fill_until(log, lambda: log.active.tail > tail + 2 * PIECE)
+    tail = log.active.tail
+    asked.arrive()
+    assert log.pages_ahead == 2 * PIECE
+    number, start, length = asked.ranges[-1]
+    assert (number, length) == (log.active.number, 2 * PIECE)
+    assert tail <= start < tail + 4096
+
+
+def test_a_log_that_is_written_in_large_batches_asks_for_no_pages(log):
+    asked = Asked(log)
+    while log.active.number < 7:
+        log.append_batch([(1, bytes(952))] * 20)
+    assert asked.ranges == []
+    assert not log.populates
+
+
+def test_a_log_goes_back_to_asking_once_messages_come_one_by_one(log):
+    asked = Asked(log)
+    while log.active.number < 7:
+        log.append_batch([(1, bytes(952))] * 20)
+    fill_until(log, lambda: log.active.number == 9)
+    assert log.populates
+    assert asked.ranges
+
+
+def test_segments_used_anew_need_no_pages(log):
+    asked = Asked(log)
+    for _ in range(20_000):
+        log.append_message(1, bytes(952))
+        log.trim_below(log.end)
+    count = len(asked.ranges)
+    for _ in range(20_000):
+        log.append_message(1, bytes(952))
+        log.trim_below(log.end)
+    assert len(asked.ranges) == count
+
+
+def test_what_is_stored_while_pages_are_made_present_stays(tmp_path):
+    files = Files()
+    mapping = files.new_mapped(str(tmp_path / "file"), 1 << 20, False)
+    mapping.view()[5000:5010] = b"0123456789"
+    files.populate(mapping, 4096, 1 << 19)
+    assert bytes(mapping.view()[5000:5010]) == b"0123456789"
+    assert bytes(mapping.view()[8192:16384]) == bytes(8192)

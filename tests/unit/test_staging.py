@@ -1,0 +1,129 @@
+"""Tests of pyqd.hot.staging, by way of the log that uses it."""
+
+import errno
+import os
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.log import Log
+from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.storage import body_of
+
+# What a batch takes at least to be staged, the largest record that is, and the buffer.
+BATCH_MIN, RECORD_MAX, BUFFER = 8 << 10, 16 << 10, 128 << 10
+
+
+class Counting(Files):
+    """Count the descriptors asked for; refuse them, or give such as fail, where told to."""
+
+    def __init__(self):
+        self.opened = []
+        self.refuse = False
+        self.instead = None
+
+    def open_for_writing(self, path):
+        self.opened.append(path)
+        if self.refuse:
+            raise StorageError("open", path, errno.EMFILE, "Too many open files")
+        return super().open_for_writing(self.instead or path)
+
+
+@pytest.fixture
+def files():
+    return Counting()
+
+
+@pytest.fixture
+def log(files, tmp_path):
+    return Log(files, str(tmp_path), 1 << 20)
+
+
+def batch(sizes, first=1):
+    return [(number, body_of(number, size)) for number, size in enumerate(sizes, first)]
+
+
+def found_in(log):
+    return [(guid, body) for _ordinal, guid, _time, _due, _attempts, body in log.records()]
+
+
+def reopened(log):
+    return Log(Files(), log.directory, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [200] * 50,
+        [RECORD_MAX - 48] * 20,
+        [RECORD_MAX - 47, 100],
+        [100, RECORD_MAX - 47, 100],
+        [50_000],
+        [100, 200_000, 100] * 3,
+        [BUFFER // 8 - 48] * 8,
+        [BUFFER // 8 - 48] * 9,
+        [8] * 3000,
+    ],
+    ids=lambda sizes: f"{len(sizes)} of {sizes[0]}",
+)
+@pytest.mark.parametrize("before", [1, 4001, 4040, 4096])
+def test_a_large_batch_is_read_as_it_was_given_now_and_by_the_next_start(log, files, sizes, before):
+    first = batch([before])
+    messages = batch(sizes, 2)
+    log.append_batch(first)
+    log.append_batch(messages)
+    log.append_message(9, b"behind it")
+    assert len(files.opened) >= 1
+    assert found_in(log) == [*first, *messages, (9, b"behind it")]
+    log.check()
+    assert found_in(reopened(log)) == [*first, *messages, (9, b"behind it")]
+
+
+def test_a_small_batch_is_stored_through_the_mapping(log, files):
+    log.append_batch(batch([200] * 20))
+    assert files.opened == []
+
+
+def test_a_file_is_opened_once_for_writing_and_closed_when_it_is_full(log, files):
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(100):
+        log.append_batch(batch([1000] * 20, 1 + 20 * number))
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(files.opened) == len(set(files.opened)) == len(os.listdir(log.directory))
+
+
+def test_where_no_file_can_be_opened_batches_are_stored_through_the_mapping(log, files):
+    files.refuse = True
+    for _ in range(3):
+        log.append_batch(batch([1000] * 20))
+    assert len(files.opened) == 1
+    assert found_in(reopened(log)) == batch([1000] * 20) * 3
+
+
+@pytest.mark.parametrize("sizes", [[1000] * 20, [1000] * 400, [1000, 1000, 50_000, 1000]])
+def test_a_batch_that_cannot_be_written_is_refused_and_leaves_nothing(log, files, sizes):
+    log.append_batch(batch([500] * 3))
+    files.instead = "/dev/full"
+    with pytest.raises(DiskFull, match=r"failed to write .*No space left on device"):
+        log.append_batch(batch(sizes, 50))
+    assert found_in(log) == found_in(reopened(log)) == batch([500] * 3)
+    log.check()
+    log.append_message(7, b"goes on")
+    assert found_in(log) == found_in(reopened(log)) == [*batch([500] * 3), (7, b"goes on")]
+
+
+def test_batches_in_memory_are_stored_there(files):
+    log = Log(files, None, 1 << 20)
+    log.append_batch(batch([1000] * 50))
+    assert files.opened == []
+    assert found_in(log) == batch([1000] * 50)
+
+
+def test_segments_used_anew_are_stored_into_as_their_pages_are_there(log, files):
+    for round_number in range(120):
+        if round_number == 60:
+            assert len(log.spares) + 1 == len(os.listdir(log.directory))
+            opened = len(files.opened)
+        log.append_batch(batch([1000] * 60))
+        log.trim_below(log.end)
+    assert len(files.opened) == opened
