@@ -10,6 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
+DOCS_ON_CLUSTER = "tests/spark/test_docs.py::test_a_section_of_the_page_can_be_followed_word_by_word[On a cluster]"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -17,6 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PATH",
         default=os.environ.get("NSQD") or None,
         help="run the protocol tests against this nsqd binary too (default: the environment variable NSQD)",
+    )
+    parser.addoption(
+        "--nsqlookupd",
+        metavar="PATH",
+        default=os.environ.get("NSQLOOKUPD") or None,
+        help="find brokers by this nsqlookupd binary in the tests for Spark (default: the variable NSQLOOKUPD)",
     )
 
 
@@ -26,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    """With --dist loadgroup all of tests/spark runs in one process, with one Spark session; the rest wherever it can.
+    """With --dist loadgroup all of tests/spark that shares the Spark session runs in one process, and what has drivers
+    of its own on the cluster in another; the rest runs wherever it can.
 
     The marks that xdist reads for this are lost on the way with pytest 9.2: the scheduler sees names of tests only.
     """
@@ -34,8 +44,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneProcessForSpark(LoadScopeScheduling):  # type: ignore[misc]
+    class ProcessesForSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(ON_CLUSTER) or nodeid == DOCS_ON_CLUSTER:
+                return "spark-cluster"
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
-    return OneProcessForSpark(config, log)
+    return ProcessesForSpark(config, log)

@@ -150,10 +150,10 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
             break
         parts.append(data)
         count += found
-        left -= len(data)
         ordinal, following = behind, max(first, reader.position_of(behind))
-        if left <= 0 or ordinal >= until:
+        if left <= BYTES_PER_TURN or ordinal >= until:
             break
+        left -= len(data)
         pause()
         if topic.exiting:
             raise TopicGone

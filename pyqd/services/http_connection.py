@@ -149,13 +149,14 @@ class HttpConnection(HttpFront):
         if not reader.ready:
             return True
         requests, reader.ready = reader.ready, []
-        for request in requests:
+        for number, request in enumerate(requests, 1):
             self._put_answer(request)
             if not request.keep_alive:
                 return False
             if self._unsent_bytes > SENT_AT_ONCE_BYTES:
                 self._send()
-                give_way()
+                if number < len(requests):
+                    give_way()
         return True
 
     def _refuse(self) -> bool:

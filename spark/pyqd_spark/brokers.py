@@ -11,7 +11,6 @@ import http.client
 import json
 import logging
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from pyqd_spark.options import Connection
+from pyqd_spark.tls import TlsOptionError, context_of, wrong_for_good
 
 FORMAT: Final = 1
 ORDINAL_BITS: Final = 48
@@ -40,6 +40,10 @@ class BrokerError(Exception):
 
 class UnreachableError(BrokerError):
     """No answer, or one that told of a passing trouble, until the time for trying again was over."""
+
+
+class TlsError(BrokerError):
+    """TLS with an address cannot be had, and trying again does not help: certificates, files, a port without it."""
 
 
 class TopicNotFoundError(BrokerError):
@@ -118,7 +122,7 @@ class Reply(NamedTuple):
 class HttpClient:
     """One connection to one address, kept open between requests and made again where it broke.
 
-    address: `host:port`, or a URL of http or https. Raises: UnreachableError, BrokerError.
+    address: `host:port`, or a URL of http or https. Raises: UnreachableError, TlsError, BrokerError.
     """
 
     def __init__(self, address: str, connection: Connection) -> None:
@@ -152,7 +156,8 @@ class HttpClient:
     ) -> Reply:
         """Send a request and return the answer, whatever its status.
 
-        retry: try again what failed on the way; not for what must not be done twice. Raises: UnreachableError.
+        retry: try again what failed on the way; not for what must not be done twice.
+        Raises: UnreachableError, TlsError.
         """
         target = f"{path}?{urlencode(query)}" if query else path
         deadline_s = time.monotonic() + (self.connection.retry_timeout_s if retry else 0)
@@ -163,12 +168,16 @@ class HttpClient:
                 if reply.status not in PASSING_STATUS or not retry:
                     return reply
                 failure = f"answered {reply.status} {message_of(reply)}"
-            except ssl.SSLCertVerificationError as error:
-                self.close()
-                raise UnreachableError(f"{self.address}: {error}") from error
+            except TlsOptionError as error:
+                raise TlsError(f"{self.address}: {error}") from error
             except (OSError, http.client.HTTPException) as error:
                 self.close()
+                wrong = wrong_for_good(error, self.connection)
+                if wrong is not None:
+                    raise TlsError(f"{self.address}: {wrong}") from error
                 failure = f"{type(error).__name__}: {error}"
+                if isinstance(error, http.client.RemoteDisconnected) and not self.secure:
+                    failure += " (so does a port that speaks TLS; is it tls=true?)"
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 tried = f", tried for {self.connection.retry_timeout_s:g} s" if retry else ""
@@ -195,12 +204,7 @@ class HttpClient:
         timeout_s = self.connection.request_timeout_s
         if not self.secure:
             return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        context = ssl.create_default_context(cafile=self.connection.tls_root_ca_file)
-        if self.connection.tls_insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if self.connection.tls_cert is not None:
-            context.load_cert_chain(self.connection.tls_cert, self.connection.tls_key)
+        context = context_of(self.connection)
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def json(self, path: str, **query: object) -> Any:
@@ -225,6 +229,9 @@ class HttpClient:
             return TopicNotFoundError(f"{self.address}: topic {query.get('topic')} does not exist")
         if reply.status == 404 and path.startswith("/topic/"):
             return BrokerError(f"{asked}; reading topics by position needs pyqd's own daemon")
+        if code == "TLS_REQUIRED":
+            port = self.parsed(path, reply).get("https_port")
+            return TlsError(f"{asked}: it takes HTTPS only, at port {port}: give that port, and tls=true")
         if reply.status in (401, 403):
             return BrokerError(f"{asked}; is the option token right, and has it the right to do this?")
         if code == "POSITION_GONE":
@@ -381,7 +388,8 @@ def producers(client: HttpClient, topic: str | None) -> list[str]:
     """Return the HTTP addresses of the brokers that one lookup daemon knows; none for a topic it does not know."""
     try:
         shown = client.json("/nodes") if topic is None else client.json("/lookup", topic=topic)
-        return [host_and_port(row["broadcast_address"], row["http_port"]) for row in shown["producers"]]
+        https_port = client.connection.https_port if client.connection.tls else None
+        return [host_and_port(row["broadcast_address"], https_port or row["http_port"]) for row in shown["producers"]]
     except TopicNotFoundError:
         return []
     except (KeyError, TypeError) as error:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyqd_spark.brokers import BrokerClient, BrokerError, TopicNotFoundError, UnreachableError
-from pyqd_spark.landing import COMPRESSION, COMPRESSIONS, Landing, escape, local_path, make_directories
+from pyqd_spark.landing import COMPRESSION, COMPRESSIONS, Landing, escape, local_path, make_directories, not_shared
 from pyqd_spark.nsq_client import (
     CLOSE_WAIT,
     ERROR,
@@ -510,7 +510,9 @@ class PyqdChannelReader(DataSourceReader):
         """Drain, and return the manifest: all is landed and finished before the first row is there."""
         if not isinstance(partition, ChannelPartition):
             return iter(())
-        make_directories(self.settings.path)
+        if not os.path.isdir(self.settings.path):
+            # Before anything is taken: what lands on a disk of the executor's own nobody finds again.
+            raise BrokerError(f"{SOURCE}: {not_shared(self.settings.path)}")
         rows = Drain(self.settings, partition).run()
         columns = {name: [getattr(row, name) for row in rows] for name in MANIFEST_SCHEMA.names}
         return iter([pa.RecordBatch.from_pydict(columns, schema=MANIFEST_SCHEMA)])

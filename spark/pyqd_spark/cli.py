@@ -17,8 +17,8 @@ from pyqd.primitives.durations import parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd_spark.brokers import BrokerError
 from pyqd_spark.java import JavaMissingError
-from pyqd_spark.jobs.errors import DataLossError, JobError
-from pyqd_spark.options import CONNECTION, Connection, OptionError, parse_flag, parse_options
+from pyqd_spark.jobs.errors import DataLossError, JobError, spark_failure
+from pyqd_spark.options import CONNECTION, HTTPS_PORT, Connection, OptionError, parse_flag, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failed(f"{error.name} is missing: pip install 'pyqd[spark]'")
     except KeyboardInterrupt:
         return failed("interrupted; the same command goes on from here", INTERRUPTED)
+    except Exception as error:
+        why = spark_failure(error)
+        if why is None:
+            raise
+        return failed(why)
 
 
 def failed(text: str, code: int = FAILED) -> int:
@@ -117,6 +122,12 @@ def add_connection(command: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", metavar="FILE", help="our certificate, with --tls-key")
     group.add_argument("--tls-key", metavar="FILE", help="its key")
     group.add_argument("--tls-insecure-skip-verify", action="store_true", help="do not check the brokers' certificates")
+    group.add_argument(
+        "--https-port",
+        metavar="N",
+        default=str(HTTPS_PORT),
+        help="with --tls, of brokers found by --lookupd (default: %(default)s)",
+    )
     group.add_argument("--request-timeout", metavar="TIME", default="30s", help="of one request (default: %(default)s)")
     group.add_argument(
         "--retry-timeout", metavar="TIME", default="1m", help="how long a broker may be away (default: %(default)s)"
@@ -219,6 +230,7 @@ def connection_of(parsed: argparse.Namespace) -> Connection:
         "tlsCert": parsed.tls_cert,
         "tlsKey": parsed.tls_key,
         "tlsInsecureSkipVerify": str(parsed.tls_insecure_skip_verify).lower(),
+        "httpsPort": parsed.https_port,
         "requestTimeoutMs": milliseconds("--request-timeout", parsed.request_timeout),
         "retryTimeoutMs": milliseconds("--retry-timeout", parsed.retry_timeout),
     }

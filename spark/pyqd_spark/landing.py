@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,8 @@ COMPRESSION: Final = "zstd"
 PLAIN_COLUMNS: Final = frozenset({"value", "id", "offset", "timestamp", "timestamp_ns"})
 # With the lengths apart, bodies that cannot be compressed are seen to be so at once: half the time for them.
 LENGTHS_APART: Final = frozenset({"value", "id"})
+# Each value is the one before and one: next to nothing when the differences are stored, and nothing to compress.
+DIFFERENCES: Final = frozenset({"offset"})
 # Bodies have no use for a smallest and a largest one in every row group.
 COLUMNS_WITHOUT_STATISTICS: Final = frozenset({"value"})
 
@@ -82,7 +85,7 @@ class Landing:
         self._done = False
         self._file: pa.OSFile | None = None
         names = schema.names
-        apart = [each for each in names if each in LENGTHS_APART and _has_lengths(schema.field(each).type)]
+        encodings = {each: found for each in names if (found := _encoding(schema.field(each)))}
         try:
             # Arrow's own file: one of Python's would cost a copy of everything.
             self._file = pa.OSFile(self._hidden, "wb")
@@ -91,7 +94,7 @@ class Landing:
                 schema,
                 compression=compression,
                 use_dictionary=[each for each in names if each not in PLAIN_COLUMNS],
-                column_encoding=dict.fromkeys(apart, "DELTA_LENGTH_BYTE_ARRAY"),
+                column_encoding=encodings,
                 write_statistics=[each for each in names if each not in COLUMNS_WITHOUT_STATISTICS],
             )
         except OSError as error:
@@ -252,6 +255,16 @@ def local_path(text: str) -> str:
     return unquote(parts.path)
 
 
+def not_shared(path: str) -> str:
+    """Return what to say of a directory that the driver has made and a task does not find."""
+    return f"{path} is not there on {socket.gethostname()}, where a task ran: executors and driver have to share it"
+
+
+def uri_of(path: str) -> str:
+    """Return a path for Spark: one without a scheme lies in HDFS where that is the default, as mostly on YARN."""
+    return f"file://{os.path.abspath(path)}"
+
+
 def partition_directory(values: Sequence[tuple[str, str]]) -> str:
     """Return the directory of a partition as Spark writes it: [("topic", "a#b")] is topic=a%23b."""
     return os.path.join(*(f"{name}={escape(value)}" for name, value in values))
@@ -266,8 +279,12 @@ def escape(value: str) -> str:
     return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", value)
 
 
-def _has_lengths(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+def _encoding(field: pa.Field) -> str | None:
+    if field.name in LENGTHS_APART and (pa.types.is_binary(field.type) or pa.types.is_string(field.type)):
+        return "DELTA_LENGTH_BYTE_ARRAY"
+    if field.name in DIFFERENCES and pa.types.is_integer(field.type):
+        return "DELTA_BINARY_PACKED"
+    return None
 
 
 def _hidden_name(name: str) -> str:

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers, refuse_own
+from pyqd_spark.brokers import BrokerClient, BrokerError, TlsError, find_brokers, refuse_own
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
+from pyqd_spark.tls import TlsOptionError, context_of, wrong_for_good
 
 TCP_PORT: Final = 4150
 MAGIC: Final = b"  V2"
@@ -104,21 +105,13 @@ class TcpConnection:
         return [Target(address, False) for address in (addresses if self.connection.nsqd else sorted(addresses))]
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return how the TLS of a connection is made; None for one without. Raises: BrokerError for the files."""
-        given = self.connection
-        if not given.tls:
+        """Return how the TLS of a connection is made; None for one without. Raises: TlsError for the files."""
+        if not self.connection.tls:
             return None
         try:
-            context = ssl.create_default_context(cafile=given.tls_root_ca_file)
-            if given.tls_cert is not None:
-                context.load_cert_chain(given.tls_cert, given.tls_key)
-        except OSError as error:
-            files = [name for name in (given.tls_root_ca_file, given.tls_cert, given.tls_key) if name]
-            raise BrokerError(f"TLS files {', '.join(files)}: {error}") from error
-        if given.tls_insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+            return context_of(self.connection)
+        except TlsOptionError as error:
+            raise TlsError(str(error)) from error
 
     def tcp_address(self, target: Target) -> str:
         """Return where a broker takes TCP: the host that is known to be reachable, the port that it tells.
@@ -136,13 +129,17 @@ class TcpConnection:
     def open(self, target: Target, **identity: object) -> "NsqClient":
         """Return a connection to a broker, negotiated and authenticated. identity: fields of IDENTIFY.
 
-        Raises: BrokenError, RefusedError, BrokerError, UnreachableError.
+        Raises: BrokenError, RefusedError, TlsError, BrokerError, UnreachableError.
         """
+        context = self.tls_context()
         client = NsqClient(self.tcp_address(target), self.connection.request_timeout_s)
         try:
-            client.negotiate(self.tls_context(), self.auth_secret, identity)
-        except BaseException:
+            client.negotiate(context, self.auth_secret, identity)
+        except BaseException as error:
             client.close()
+            wrong = wrong_for_good(error.__cause__, self.connection) if isinstance(error, BrokenError) else None
+            if wrong is not None:
+                raise TlsError(f"{client.address}: {wrong}") from error
             raise
         return client
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 HTTP_PORT: Final = 4151
+HTTPS_PORT: Final = 4152
 LOOKUPD_HTTP_PORT: Final = 4161
 
 REQUEST_TIMEOUT_MS: Final = 30_000
@@ -142,6 +143,7 @@ CONNECTION: Final = (
     Option("tlsCert", parse_text),
     Option("tlsKey", parse_text),
     Option("tlsInsecureSkipVerify", parse_flag, False),
+    Option("httpsPort", count_from(1, 65535), HTTPS_PORT),
     Option("requestTimeoutMs", count_from(1, 3_600_000), REQUEST_TIMEOUT_MS),
     Option("retryTimeoutMs", count_from(0, 86_400_000), RETRY_TIMEOUT_MS),
 )
@@ -152,8 +154,9 @@ class Connection:
     """How brokers are found and spoken to; goes to the executors as it is.
 
     nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer`. tls: addresses
-    without a scheme, those of a lookup daemon's answers among them, are spoken to over HTTPS. request_timeout_s: of one
-    request, without progress. retry_timeout_s: how long a request that fails is tried again.
+    without a scheme are spoken to over HTTPS; brokers that lookup daemons tell at https_port, as these know the port of
+    HTTP only. request_timeout_s: of one request, without progress. retry_timeout_s: how long a request that fails is
+    tried again.
     """
 
     nsqd: tuple[str, ...] = ()
@@ -164,6 +167,7 @@ class Connection:
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_insecure_skip_verify: bool = False
+    https_port: int = HTTPS_PORT
     request_timeout_s: float = REQUEST_TIMEOUT_MS / 1000
     retry_timeout_s: float = RETRY_TIMEOUT_MS / 1000
 
@@ -173,6 +177,7 @@ class Connection:
         exactly_one(source, values, ("nsqd", "lookupd"))
         if values["tlsKey"] is not None and values["tlsCert"] is None:
             raise OptionError(f"{source}: option tlsKey needs tlsCert")
+        check_tls_is_used(source, values)
         return cls(
             nsqd=values["nsqd"] or (),
             lookupd=values["lookupd"] or (),
@@ -182,6 +187,19 @@ class Connection:
             tls_cert=values["tlsCert"],
             tls_key=values["tlsKey"],
             tls_insecure_skip_verify=values["tlsInsecureSkipVerify"],
+            https_port=values["httpsPort"],
             request_timeout_s=values["requestTimeoutMs"] / 1000,
             retry_timeout_s=values["retryTimeoutMs"] / 1000,
         )
+
+
+def check_tls_is_used(source: str, values: Mapping[str, Any]) -> None:
+    """Refuse options of TLS where all is spoken without. Raises: OptionError."""
+    addresses = (*(values["nsqd"] or ()), *(values["lookupd"] or ()))
+    if values["tls"] or any(address.startswith("https://") for address in addresses):
+        return
+    for name in ("tlsRootCaFile", "tlsCert", "tlsInsecureSkipVerify"):
+        if values[name]:
+            raise OptionError(
+                f"{source}: option {name} is given and TLS is not: set tls=true, or write https:// before the addresses"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.resources
 import os
 import tempfile
 import zipfile
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pyqd
 
 if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
     from pyspark.sql import SparkSession
 
 # The layers of pyqd that its Spark package may import from; tests/meta/layers.py holds it to that.
@@ -61,25 +63,22 @@ def build_zip(path: str | os.PathLike[str]) -> Path:
 
 
 def contents() -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the files of the zip."""
-    yield "pyqd/__init__.py", (_directory_of("pyqd") / "__init__.py").read_bytes()
+    """Yield names and contents of the files of the zip. They may come from such a zip, as in YARN."""
+    ours = importlib.resources.files("pyqd")
+    yield "pyqd/__init__.py", (ours / "__init__.py").read_bytes()
     yield "pyqd/hot/__init__.py", _HOT.replace("{version}", pyqd.__version__).encode()
     for layer in LAYERS:
-        yield from _modules(_directory_of("pyqd") / layer, f"pyqd/{layer}")
+        yield from _modules(ours / layer, f"pyqd/{layer}")
     for package in PACKAGES:
-        yield from _modules(_directory_of(package), package)
+        yield from _modules(importlib.resources.files(package), package)
 
 
-def _modules(directory: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(directory.rglob("*.py")):
-        yield f"{name}/{path.relative_to(directory).as_posix()}", path.read_bytes()
-
-
-def _directory_of(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+def _modules(directory: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for entry in sorted(directory.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _modules(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", entry.read_bytes()
 
 
 def ship(spark: SparkSession) -> None:

@@ -1,7 +1,7 @@
 """A drain on Spark whose tasks stop at a gate, so that a test can kill something while they stand there.
 
-As a program it is a driver to be killed, with these arguments:
-DIRECTORY OF THE GATE, PATH OF THE TABLE, TOPIC, ROWS PER FILE, ADDRESSES OF BROKERS.
+As a program for spark-submit it is `pyq_spark` itself, whose tasks stop at the gate. The directory of the gate is
+its first argument, the others are those of `pyq_spark`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyqd_spark.jobs.drain import DrainOptions, drain
-from pyqd_spark.jobs.progress import Progress
+from pyqd_spark import cli
+from pyqd_spark.jobs import runner
 from pyqd_spark.jobs.runner import OnSpark, Task
-from pyqd_spark.options import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,15 +53,13 @@ def waiting(directory: Path) -> list[int]:
     return [int(name.removeprefix("waiting-")) for name in os.listdir(directory) if name.startswith("waiting-")]
 
 
-def main() -> None:
-    """Drain, until somebody kills us."""
-    from pyqd_spark.session import session
-    from tests.support.spark_home import settings
-
-    gate, path, topic, rows, *addresses = sys.argv[1:]
-    options = DrainOptions(path, Connection(nsqd=tuple(addresses)), (topic,), rows_per_file=int(rows))
-    drain(options, Gated(session("killed", config=settings(Path(gate))), gate), Progress(quiet=True))
+def main() -> int:
+    """Run the command, until somebody kills us."""
+    gate, *words = sys.argv[1:]
+    # Where the command takes it from.
+    runner.OnSpark = lambda spark, _: Gated(spark, gate)  # type: ignore[assignment, misc]
+    return cli.main(words)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -51,8 +51,9 @@ class Driver:
 
     def kill(self) -> None:
         """Kill the driver and its JVM at once; the executors are not asked."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(WAIT_S)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(WAIT_S)
 
 
 def parent_of(pid: int) -> int:

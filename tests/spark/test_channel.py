@@ -255,6 +255,16 @@ def test_a_channel_is_drained_over_tls(start: Starter, path: Path, tmp_path: Pat
     daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
 
 
+def test_nothing_is_taken_where_the_directory_is_not_that_of_the_driver(daemon: Daemon, path: Path) -> None:
+    fill(daemon, 10)
+    reader = PyqdChannelReader(ChannelSettings.of(options(daemon, path)))
+    [part] = reader.partitions()
+    path.rmdir()
+    with pytest.raises(BrokerError, match=r"landed is not there on .*executors and driver have to share it"):
+        reader.read(part)
+    daemon.wait_for_channel("t", "c", depth=10, in_flight_count=0)
+
+
 def test_what_the_broker_refuses_fails_the_task_with_its_words(daemon: Daemon, path: Path) -> None:
     with pytest.raises(BrokerError, match=r"subscribing to no/topic, channel c: E_BAD_TOPIC SUB topic name"):
         drain(options(daemon, path, topic="no/topic"))

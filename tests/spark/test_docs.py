@@ -12,10 +12,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -23,10 +23,7 @@ from tests.meta.repository import ROOT, project
 from tests.support.server import Daemon
 from tests.support.spark_cluster import Cluster
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(420)]
 
 PAGE = ROOT / "docs" / "spark.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -80,11 +77,11 @@ SECTIONS = sections(PAGE.read_text())
 class Reader:
     """Somebody who follows a section of the page in a directory of their own."""
 
-    def __init__(self, spark: SparkSession, broker: Daemon, directory: Path, clusters: Callable[[], Cluster]) -> None:
+    def __init__(self, fixture: Callable[[str], Any], broker: Daemon, directory: Path) -> None:
+        self.fixture = fixture
         self.broker = broker
         self.directory = directory
-        self.clusters = clusters
-        self.names: dict[str, object] = {"spark": spark}
+        self.names: dict[str, object] = {}
         self.started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
 
     def here(self, text: str) -> str:
@@ -97,6 +94,7 @@ class Reader:
         if block.saved_as:
             (self.directory / block.saved_as).write_text(self.here(block.text))
         elif block.language == "python":
+            self.names.setdefault("spark", self.fixture("spark"))
             exec(compile(self.here(block.text), f"{PAGE.name}, line {block.line}", "exec"), self.names)
         elif block.language == "console":
             for command in block.commands():
@@ -125,7 +123,7 @@ class Reader:
             environment["SPARK_CONF_DIR"] = str(self.directory)
             environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
             if "--master spark:" in command:
-                running = self.clusters()
+                running: Cluster = self.fixture("two_workers")
                 environment["PYSPARK_PYTHON"] = str(running.python)
                 command = re.sub(r"--master \S+", f"--master {running.master}", command)
             else:
@@ -162,6 +160,9 @@ class Reader:
         for _, process, _ in self.started:
             process.kill()
             process.wait()
+        if "spark" in self.names:
+            for query in self.fixture("spark").streams.active:
+                query.stop()
 
 
 def check_installable(requirements: Sequence[str]) -> None:
@@ -190,17 +191,9 @@ def publish_orders(broker: Daemon) -> None:
     assert broker.http("POST", "/mpub", body.encode(), topic="orders").status == 200
 
 
-@pytest.fixture
-def spark_left_clean(spark: SparkSession) -> Iterator[SparkSession]:
-    yield spark
-    for query in spark.streams.active:
-        query.stop()
-
-
 @pytest.mark.parametrize("title", SECTIONS)
 def test_a_section_of_the_page_can_be_followed_word_by_word(
     title: str,
-    spark_left_clean: SparkSession,
     make_broker: Callable[..., Daemon],
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -209,7 +202,7 @@ def test_a_section_of_the_page_can_be_followed_word_by_word(
     broker = make_broker(*(flags or []))
     if flags is None:
         publish_orders(broker)
-    reader = Reader(spark_left_clean, broker, tmp_path, lambda: request.getfixturevalue("two_workers"))
+    reader = Reader(request.getfixturevalue, broker, tmp_path)
     try:
         for block in SECTIONS[title]:
             reader.follow(block)

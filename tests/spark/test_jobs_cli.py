@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,9 @@ from pyqd_spark.jobs import runner
 from pyqd_spark.options import Connection
 from tests.spark.drained import http_address, numbers, publish
 from tests.support.server import Daemon
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -127,6 +130,31 @@ def test_flags_say_how_brokers_are_spoken_to(tmp_path: Path) -> None:
     assert cli.connection_of(parsed) == Connection(
         nsqd=("a:1", "b:4151"), token="secret", tls=True, tls_insecure_skip_verify=True, retry_timeout_s=90
     )
+
+
+def test_what_tasks_of_spark_lack_is_said_in_a_sentence(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def lacking(_: Any) -> dict[str, Any]:
+        raise ModuleNotFoundError("No module named 'arrows'")
+
+    def failing(parsed: Any) -> Any:
+        runner.OnSpark(spark, "test").run(lacking, [1])
+
+    monkeypatch.setattr(cli, "spark_of", failing)
+    assert cli.main(["compact", "--path", str(tmp_path)]) == cli.FAILED
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "pyq_spark: Spark gave up: No module named 'arrows', which the Python of the executors needs"
+    )
+
+
+def test_an_error_that_is_not_of_spark_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def failing(parsed: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "spark_of", failing)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["compact", "--path", str(tmp_path)])
 
 
 def test_an_interrupt_is_told_and_ends_with_130(

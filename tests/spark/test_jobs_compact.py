@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_small_files_become_one_with_the_same_rows_in_the_same_order(table: Path
     assert pq.ParquetFile(file).read() == pa.concat_tables(before)
     assert (report.days, report.files_before, report.files_after, report.rows) == (1, 6, 1, ROWS)
     assert "6 files" in as_text(report)
+
+
+def test_a_path_that_leads_elsewhere_where_tasks_run_is_named(table: Path, tmp_path: Path) -> None:
+    class OnAnotherMachine(InProcess):
+        def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+            return super().run(function, [replace(each, directory=str(tmp_path / "none")) for each in arguments])
+
+    with pytest.raises(TableError, match=r"none is not there on .*executors and driver have to share it"):
+        compact(CompactOptions(str(table)), OnAnotherMachine(), QUIET)
+    assert numbers(table) == list(range(ROWS))
 
 
 def test_a_second_compaction_has_nothing_to_do(table: Path) -> None:

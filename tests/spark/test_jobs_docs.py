@@ -46,20 +46,20 @@ SECTIONS = sections(PAGE.read_text())
 
 
 @pytest.fixture
-def session_of_the_tests(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+def session_of_the_tests(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def kept(parsed: Any) -> Iterator[SparkSession]:
         yield spark
 
     monkeypatch.setattr(cli, "spark_of", kept)
-    return spark
 
 
+@pytest.mark.usefixtures("session_of_the_tests")
 def test_the_page_can_be_followed_word_by_word(
-    session_of_the_tests: SparkSession, make_broker: Callable[..., Daemon], tmp_path: Path
+    request: pytest.FixtureRequest, make_broker: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     flags = flags_of_broker([block for blocks in SECTIONS.values() for block in blocks])
-    reader = Follower(session_of_the_tests, make_broker(*(flags or [])), tmp_path, pytest.fail)
+    reader = Follower(request.getfixturevalue, make_broker(*(flags or [])), tmp_path)
     for blocks in SECTIONS.values():
         for block in blocks:
             reader.follow(block)

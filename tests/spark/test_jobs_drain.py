@@ -214,6 +214,28 @@ def test_the_same_range_read_twice_at_once_lands_once(broker: Daemon, topic: str
     assert numbers(table) == list(range(2000))
 
 
+def test_a_path_that_leads_elsewhere_where_tasks_run_is_named_and_nothing_lands_there(
+    broker: Daemon, topic: str, table: Path, tmp_path: Path
+) -> None:
+    class OnAnotherMachine(InProcess):
+        def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
+            def there(path: str) -> str:
+                return path.replace(str(table), str(tmp_path / "elsewhere"))
+
+            moved = [
+                replace(each, table=there(each.table), hidden=there(each.hidden), done_path=there(each.done_path))
+                for each in arguments
+            ]
+            return super().run(function, moved)
+
+    publish(broker, topic, range(10))
+    with pytest.raises(DrainError, match=r"elsewhere is not there on .*executors and driver have to share it"):
+        run(options(table, broker, topics=(topic,)), OnAnotherMachine())
+    assert not (tmp_path / "elsewhere").exists()
+    run(options(table, broker, topics=(topic,)))
+    assert numbers(table) == list(range(10))
+
+
 def test_a_table_has_one_writer_at_a_time(broker: Daemon, topic: str, table: Path) -> None:
     with Table(str(table)).locked(), pytest.raises(TableError, match="changed by another"):
         run(options(table, broker, topics=(topic,)))

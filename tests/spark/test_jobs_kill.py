@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pyqd_spark import cli
+from pyqd_spark.jobs.runner import OnSpark
+from tests.spark import gated_drain
 from tests.spark.drained import connection, http_address, numbers, options, publish, run
 from tests.spark.gated_drain import Gated, waiting
 from tests.support.numbered import how_many
 from tests.support.server import REPOSITORY, Daemon, wait_until
+from tests.support.spark_home import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,12 +83,14 @@ def test_a_drain_whose_driver_is_killed_is_completed_by_the_next_one(
     publish(daemons[0], topic, range(COUNT))
     publish(daemons[1], topic, range(COUNT, 2 * COUNT))
     table = tmp_path / "table"
-    addresses = [http_address(daemon) for daemon in daemons]
+    words = ["drain", "--quiet", "--topic", topic, "--path", str(table), "--max-rows-per-file", str(ROWS_PER_FILE)]
+    words += [word for daemon in daemons for word in ("--nsqd", http_address(daemon))]
+    config = settings(tmp_path)
+    master = config.pop("spark.master")
+    flags = [word for item in config.items() for word in ("--conf", "=".join(item))]
+    submit = [f"{os.environ['SPARK_HOME']}/bin/spark-submit", "--master", master, *flags]
     driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.gated_drain", str(gate), str(table), topic, str(ROWS_PER_FILE), *addresses],
-        env=environment(),
-        cwd=REPOSITORY,
-        start_new_session=True,
+        [*submit, gated_drain.__file__, str(gate), *words], env=environment(), cwd=REPOSITORY, start_new_session=True
     )
     try:
         wait_until(lambda: bool(waiting(gate)) or driver.poll() is not None, "workers at the gate", WAIT_S)
@@ -98,27 +102,9 @@ def test_a_drain_whose_driver_is_killed_is_completed_by_the_next_one(
     assert len(landed) == len(set(landed)) < 2 * COUNT
     publish(daemons[0], topic, range(2 * COUNT, 2 * COUNT + 100))
     (gate / "open").touch()
-    flags = [word for address in addresses for word in ("--nsqd", address)]
-    resumed = subprocess.run(
-        [
-            f"{os.environ['SPARK_HOME']}/bin/spark-submit",
-            "--master",
-            "local[2,2]",
-            cli.__file__,
-            "drain",
-            "--topic",
-            topic,
-            "--path",
-            str(table),
-            *flags,
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"run 1: {2 * COUNT:,} rows" in resumed.stdout
-    assert "run 2: 100 rows" in resumed.stdout
+    chosen = options(table, *daemons, topics=(topic,))
+    assert [(report.run, report.rows) for report in run(chosen, OnSpark(spark, "resumed"))] == [
+        (1, 2 * COUNT),
+        (2, 100),
+    ]
     assert in_use(spark, table) == list(range(2 * COUNT + 100))

@@ -17,7 +17,7 @@ from pyqd_spark.jobs.profile import ProfileOptions, profile
 from pyqd_spark.jobs.profile_report import every_minute, number, page, weighted_median
 from pyqd_spark.jobs.reading import connection_options
 from pyqd_spark.options import CONNECTION, Connection, parse_options
-from tests.spark.drained import QUIET, connection, options, run
+from tests.spark.drained import QUIET, connection, options, publish, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
 
@@ -136,6 +136,18 @@ def test_a_profile_counts_a_table_and_the_topics_behind_it_alike(
         profile(live, spark, QUIET)
     profile(ProfileOptions(**{**vars(live), "where": "offset < 1000"}), spark, QUIET)
     assert pq.read_table(tmp_path / "live" / "minutes").to_pylist() == table
+
+
+def test_paths_are_of_the_local_file_system_whatever_the_default_of_spark_is(
+    spark: SparkSession, broker: Daemon, topic: str, tmp_path: Path
+) -> None:
+    publish(broker, topic, range(10))
+    run(options(tmp_path / "table #1", broker, topics=(topic,)))
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    text = profile(ProfileOptions(str(tmp_path / "p"), path=str(tmp_path / "table #1")), elsewhere, QUIET)
+    assert re.search(r"^10 messages", text)
+    assert pq.read_table(tmp_path / "p" / "minutes").num_rows > 0
 
 
 def test_a_profile_does_not_replace_what_it_has_not_written(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from pyqd_spark.jobs.errors import JobError
-from pyqd_spark.jobs.replay import ReplayOptions, as_text, paced, reason_in, replay
+from pyqd_spark.jobs.errors import JobError, reason_in
+from pyqd_spark.jobs.replay import ReplayOptions, as_text, paced, replay
 from tests.spark.drained import QUIET, connection, numbers, options, publish, run
 from tests.support.server import Daemon
 
@@ -60,9 +60,11 @@ def test_rows_keep_their_order_and_their_bodies() -> None:
 
 def test_the_reason_is_found_in_a_traceback_within_a_traceback() -> None:
     text = "Job aborted\n  File x\npyqd_spark.brokers.UnreachableError: no broker can be reached\n\tat org.apache"
-    assert reason_in(text.splitlines()) == "no broker can be reached"
-    assert reason_in(["out of luck"]) == "out of luck"
-    assert reason_in([]) == "no reason given"
+    assert reason_in(text) == "no broker can be reached"
+    java = 'An error occurred.\n\tat org.x\nCaused by: java.io.IOException: Cannot run program "/no/python"\n\tat a.b'
+    assert reason_in(java + "\nCaused by: java.io.IOException: error=2") == 'Cannot run program "/no/python"'
+    assert reason_in("out of luck") == "out of luck"
+    assert reason_in("") == "no reason given"
 
 
 def test_a_selection_goes_to_a_topic_and_a_dry_run_only_counts(

@@ -49,6 +49,15 @@ def test_what_was_written_is_read_again(tmp_path: Path, compression: str) -> Non
     assert names(tmp_path) == ["a.parquet"]
 
 
+def test_positions_are_stored_as_differences(tmp_path: Path) -> None:
+    positions = [*range(100_000), 1 << 48, (1 << 62) + 5, 7, -1, (1 << 63) - 1, -(1 << 63)]
+    schema = pa.schema([("offset", pa.int64())])
+    rows = pa.RecordBatch.from_arrays([pa.array(positions)], schema=schema)
+    landed = land_batches(tmp_path, "a.parquet", schema, [rows], compression="none")
+    assert pq.read_table(landed.path)["offset"].to_pylist() == positions
+    assert landed.bytes < len(positions)
+
+
 def test_a_file_is_hidden_until_it_lands(tmp_path: Path) -> None:
     with Landing(tmp_path, "a.parquet", SCHEMA) as landing:
         landing.write(batch(0, 10))

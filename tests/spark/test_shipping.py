@@ -80,6 +80,13 @@ def test_the_same_code_makes_the_same_bytes(archive: Path, tmp_path: Path) -> No
     assert again.read_bytes() == archive.read_bytes()
 
 
+def test_code_that_was_shipped_is_shipped_on_as_it_is(archive: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    code = f"import pyqd_spark; print(json.dumps(str(pyqd_spark.build_zip({str(again)!r}))))"
+    assert ask(archive, code) == str(again)
+    assert again.read_bytes() == archive.read_bytes()
+
+
 def test_an_older_zip_is_replaced_whole(archive: Path, tmp_path: Path) -> None:
     path = tmp_path / "pyqd.zip"
     path.write_bytes(b"an older one")

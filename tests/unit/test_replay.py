@@ -317,6 +317,19 @@ def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
         assert found == replay.Range(start, start, 100, 0, b"")
 
 
+def test_a_range_of_one_turn_makes_nobody_wait(topic):
+    publish(topic, 3000, 1000)
+
+    def pause():
+        raise AssertionError("there is nothing left to read")
+
+    first = 0
+    while first < 3000:
+        found = replay.read_range(topic, Place(position=first), replay.POSITION_MAX, 1 << 20, pause)
+        assert found.next > first
+        first = found.next
+
+
 def test_reading_holds_nothing_and_moves_no_channel(topic):
     channel = topic.channel("c")
     publish(topic, 500, 1000)

@@ -30,7 +30,7 @@ from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.rowgroups import RowGroups
 from pyqd_spark.jobs.runner import Runner
 from pyqd_spark.jobs.table import Table
-from pyqd_spark.landing import COMPRESSION, Landing, make_directories, sync_directory
+from pyqd_spark.landing import COMPRESSION, Landing, make_directories, not_shared, sync_directory
 
 ROWS_PER_FILE: Final = 4_000_000
 SMALL_BYTES: Final = 128 << 20
@@ -148,7 +148,9 @@ def order(name: str) -> tuple[str, int, str]:
 
 
 def merge(task: MergeTask) -> dict[str, Any]:
-    """Build a day anew in its staged directory. Returns: counts; or `error` where a file cannot be read."""
+    """Build a day anew in its staged directory. Returns: counts; or `error` where that cannot be."""
+    if not os.path.isdir(task.directory):
+        return {"error": not_shared(task.directory)}
     shutil.rmtree(task.staged, ignore_errors=True)
     try:
         os.mkdir(task.staged)

@@ -18,7 +18,7 @@ from pyqd_spark.jobs.profile_report import page
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.reading import chosen, connection_options, read_table
 from pyqd_spark.jobs.table import Table
-from pyqd_spark.landing import local_path, make_directories, write_file
+from pyqd_spark.landing import local_path, make_directories, uri_of, write_file
 from pyqd_spark.options import Connection
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def profile(options: ProfileOptions, spark: SparkSession, shown: Progress) -> st
     minutes = os.path.join(output, MINUTES)
     by_minute(frame, options.received).coalesce(1).sortWithinPartitions("topic", "minute").write.mode(
         "overwrite"
-    ).parquet(minutes)
-    rows = rows_of(spark.read.parquet(minutes))
+    ).parquet(uri_of(minutes))
+    rows = rows_of(spark.read.parquet(uri_of(minutes)))
     if not rows:
         shutil.rmtree(minutes)
         raise JobError("there are no messages to profile")

@@ -34,7 +34,7 @@ from pyqd_spark.jobs.errors import DataLossError
 from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, Range
 from pyqd_spark.jobs.rowgroups import RowGroups
 from pyqd_spark.jobs.rows import SCHEMA, read_page
-from pyqd_spark.landing import Landed, Landing, make_directories, partition_directory, write_file
+from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file
 from pyqd_spark.options import Connection
 
 UNREACHABLE: Final = "unreachable"
@@ -83,6 +83,8 @@ def drain_range(task: RangeTask) -> dict[str, Any]:
         with open(task.done_path, "rb") as file:
             done: dict[str, Any] = json.load(file)
         return done
+    if not os.path.isdir(os.path.dirname(task.done_path)):
+        return {"number": task.number, "kind": STORAGE, "error": not_shared(task.table)}
     try:
         return landed(task)
     except DataLossError as error:
@@ -211,12 +213,12 @@ class Days:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows, which may be of several days. Raises: StorageError."""
-        days = pc.divide(batch["timestamp"].cast(pa.int64()), US_PER_DAY)
-        bounds = pc.min_max(days)
-        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        bounds = pc.min_max(batch["timestamp"])
+        low, high = bounds["min"].value // US_PER_DAY, bounds["max"].value // US_PER_DAY
         if low == high:
             self.group(low).add(batch)
             return
+        days = batch["timestamp"].cast(pa.date32()).cast(pa.int32())
         for day in sorted(pc.unique(days).to_pylist()):
             self.group(day).add(batch.filter(pc.equal(days, day)))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyqd_spark.jobs.errors import JobError
 from pyqd_spark.jobs.table import Table
+from pyqd_spark.landing import uri_of
 from pyqd_spark.options import CONNECTION, Connection
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
         # A topic called 007 is no number.
         spark.conf.set(name, "false")
         try:
-            return spark.read.parquet(table.path)
+            return spark.read.parquet(uri_of(table.path))
         finally:
             spark.conf.set(name, str(before))
 
@@ -55,6 +56,7 @@ def connection_options(connection: Connection) -> dict[str, str]:
         "tlsCert": connection.tls_cert,
         "tlsKey": connection.tls_key,
         "tlsInsecureSkipVerify": connection.tls_insecure_skip_verify,
+        "httpsPort": connection.https_port,
         "requestTimeoutMs": int(connection.request_timeout_s * 1000),
         "retryTimeoutMs": int(connection.retry_timeout_s * 1000),
     }

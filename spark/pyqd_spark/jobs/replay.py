@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from pyqd_spark.jobs.errors import JobError
+from pyqd_spark.jobs.errors import JobError, reason_in
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.reading import chosen, connection_options, read_table
 from pyqd_spark.options import Connection
@@ -99,8 +99,7 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
         try:
             writer.option("topic", options.topic).option("summary", summary).save()
         except PySparkException as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            raise JobError(f"publishing failed, what was sent stays sent: {reason_in(lines)}") from error
+            raise JobError(f"publishing failed, what was sent stays sent: {reason_in(str(error))}") from error
         with open(summary, encoding="utf-8") as file:
             done = json.load(file)
     return done["rows"], done["repeated"]
@@ -165,12 +164,6 @@ def paced(
                 sleep(wait_s)
             count += piece.num_rows
             yield piece
-
-
-def reason_in(lines: list[str]) -> str:
-    """Return what an error says, out of a traceback of Python within one of Spark."""
-    found = [line.strip() for line in lines if "Error: " in line and not line.startswith((" ", "\t"))]
-    return found[-1].partition("Error: ")[2] if found else lines[-1].strip() if lines else "no reason given"
 
 
 def as_text(report: ReplayReport) -> str:
