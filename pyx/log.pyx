@@ -10,10 +10,13 @@ the page cache. Disk full must be an error of PUB and never SIGBUS: blocks are r
 
 A first write to a page blocks in the file system, so a thread reserves and maps the next segment ahead of need
 (`on_spare_wanted`), and has the pages present that are written to next (`on_pages_wanted`): a piece at a time, as what
-is populated and never used costs as much as what is, and what is used soon is still in the cache. Drained ones are kept as spares, two of them: new pages are zeroed and faulted in, which costs
-nearly as much as all the rest of a message. So nothing new is asked for while one is likely to be drained in time.
-Only when the writer outruns the thread is a segment made on the spot, and then a small one, so that the loop is held
-for a millisecond at most.
+is populated and never used costs as much as what is, and what is used soon is still in the cache. Drained ones are kept
+as spares, a few: new pages are zeroed and faulted in, which costs nearly as much as all the rest of a message. So
+nothing new is asked for while one is likely to be drained in time. Only when the writer outruns the thread is a segment
+made on the spot, and then a small one, so that the loop is held for a millisecond at most.
+
+Segments double in size only while much waits in the log. Where channels keep up they stay small, so that the few that
+are written in turn fit a processor's cache: with large ones every body would be copied to memory that is in none.
 
 A batch (MPUB) lies in one segment and its first record becomes valid last: after a kill all of it is there or nothing.
 A large one that goes to pages which are not there yet is written by pwrite(2) (pyx/staging.pyx), so that these need not
@@ -50,10 +53,17 @@ from pyqd.diskqueue.damage import DamageReport
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
-cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 4 << 20
+cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 8 << 20
 cdef uint64_t PAGE_BYTES = 4096
 # One is written into soon while the sync that frees the other is under way.
 cdef int SPARES_MAX = 2
+# While less lies in the log, segments grow to CYCLED_BYTES_MAX only, unless few batches would fill one. Some spares are
+# needed for syncs to be under way; and that few of that size stay near the processor's cache.
+cdef uint64_t CYCLE_BYTES_MAX = 64 << 20
+cdef uint64_t CYCLED_BYTES_MAX = 8 << 20
+cdef int CYCLED_SPARES_MAX = 6
+cdef int BATCHES_CYCLED = 4
+cdef int64_t LASTED_NS_MIN = 250000000
 cdef uint64_t PAGES_AHEAD_BYTES_MIN = 256 << 10
 cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
 # A smaller batch costs less as stores than as two calls.
@@ -398,6 +408,7 @@ cdef class Log:
         assert self.end < ORDINAL_MASK
         if self.on_growing is not None:
             self.on_growing(self)
+        self.rolled_bytes = span_bytes
         segment = self.take_spare(need)
         if segment is None:
             size = max(need, min(self.next_segment_bytes(), SEGMENT_BYTES_ON_THE_SPOT_MAX))
@@ -500,11 +511,11 @@ cdef class Log:
             self.files.remove(segment.mapping.path)
 
     cdef Segment take_spare(self, uint64_t need_bytes):
-        """Take the largest spare, the oldest of these, if it has that many bytes."""
+        """Take the largest spare, the newest of these, if it has that many bytes."""
         cdef Segment segment
         cdef Segment largest = None
         for segment in self.spares:
-            if largest is None or segment.capacity_bytes > largest.capacity_bytes:
+            if largest is None or segment.capacity_bytes >= largest.capacity_bytes:
                 largest = segment
         if largest is None or largest.capacity_bytes < need_bytes:
             return None
@@ -512,8 +523,23 @@ cdef class Log:
         return largest
 
     def next_segment_bytes(self):
-        """Return the size of the segment after the active one: double, up to `segment_bytes_max`."""
-        return min(self.segment_bytes_max, max(SEGMENT_BYTES_MIN, 2 * self.active.capacity_bytes))
+        """Return the size of the segment after the active one: double, up to the limit."""
+        return min(self.size_limit(), max(SEGMENT_BYTES_MIN, 2 * self.active.capacity_bytes))
+
+    cdef uint64_t cycled_bytes(self) noexcept:
+        """Return the size that segments keep to where channels keep up."""
+        return max(CYCLED_BYTES_MAX, BATCHES_CYCLED * self.rolled_bytes)
+
+    cdef uint64_t size_limit(self) noexcept:
+        """Return the size up to which segments double now. Cost: O(segments), but bounded."""
+        cdef Segment segment = self.first
+        cdef uint64_t kept_bytes = 0
+        while segment is not self.active and kept_bytes <= CYCLE_BYTES_MAX:
+            kept_bytes += segment.capacity_bytes
+            segment = segment.next
+        if kept_bytes > CYCLE_BYTES_MAX:
+            return self.segment_bytes_max
+        return min(self.segment_bytes_max, self.cycled_bytes())
 
     def want_spare(self):
         """Ask for a spare, once per active segment, unless one of its size is there or any is on its way."""
@@ -521,7 +547,7 @@ cdef class Log:
         self.spare_settled = True
         for segment in list(self.spares):
             # Left from when segments were smaller.
-            if segment.capacity_bytes < min(self.active.capacity_bytes, self.segment_bytes_max):
+            if segment.capacity_bytes < min(self.active.capacity_bytes, self.size_limit()):
                 self.spares.remove(segment)
                 self.drop(segment)
         if self.spares or self.spares_underway or self.on_spare_wanted is None:
@@ -535,10 +561,7 @@ cdef class Log:
         while self.first is not self.active and self.first.end_ordinal() <= floor:
             segment = self.first
             self.first = segment.next
-            if (
-                len(self.spares) + self.spares_underway < SPARES_MAX
-                and segment.capacity_bytes >= min(self.active.capacity_bytes, self.segment_bytes_max)
-            ):
+            if self.is_recyclable(segment):
                 segment.retire()
                 if self.on_retired is None or segment.mapping.path is None:
                     self.spares.append(segment)
@@ -553,6 +576,21 @@ cdef class Log:
                 segment.header().checksum = 0
                 self.drop(segment)
         return 0
+
+    cdef bint is_recyclable(self, Segment segment) noexcept:
+        """Say whether a drained segment is to be kept as a spare: neither small nor large for what comes.
+
+        Whatever its size, each use of one costs a sync: where it lasted a moment only, larger ones are better.
+        """
+        cdef uint64_t limit = self.size_limit()
+        cdef uint64_t largest = whole_pages(max(limit, self.cycled_bytes()))
+        cdef int spares_max = CYCLED_SPARES_MAX if segment.capacity_bytes == CYCLED_BYTES_MAX else SPARES_MAX
+        return (
+            len(self.spares) + self.spares_underway < spares_max
+            and (segment.capacity_bytes >= limit
+                 or segment.next.header().created_ns - segment.header().created_ns >= LASTED_NS_MIN)
+            and min(self.active.capacity_bytes, limit) <= segment.capacity_bytes <= largest
+        )
 
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns):
         """Return up to where `trim` may go, below `floor`, with the newest records kept. Cost: O(segments).

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ NODE_FILE = "node.json"
 PROBE_FILE = "probe"
 NODE_FORMAT = 1
 EPOCH_MAX = 1 << 16
+PAGES_AT_ONCE_BYTES = 64 << 10
+PAGES_REST_S = 0.001
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -214,13 +217,26 @@ class Broker:
         return segment
 
     def prepare_pages(self, log: Log, segment: Segment, start_bytes: int, length_bytes: int) -> None:
-        """Have pages present in a thread that a log will need soon."""
+        """Have pages present in a thread that a log will need soon, a few at a time with a rest between.
+
+        In the kernel a thread gives way to nobody for up to a tick, and the loop may have but this core.
+        """
+        end_bytes = start_bytes + length_bytes
+
+        def job() -> None:
+            at_bytes = start_bytes
+            while at_bytes < end_bytes:
+                piece_bytes = min(PAGES_AT_ONCE_BYTES, end_bytes - at_bytes)
+                self.files.populate(segment.mapping, at_bytes, piece_bytes)
+                at_bytes += piece_bytes
+                if at_bytes < end_bytes and at_bytes - segment.tail > piece_bytes:
+                    time.sleep(PAGES_REST_S)
 
         def done(_result: None, error: BaseException | None) -> None:
-            log.pages_ready(segment, start_bytes + length_bytes)
+            log.pages_ready(segment, end_bytes)
             self.log_failure(None, error)
 
-        self.in_background(lambda: self.files.populate(segment.mapping, start_bytes, length_bytes), done)
+        self.in_background(job, done)
 
     def retire_segment(self, log: Log, segment: Segment) -> None:
         """Make it durable in a thread that a segment holds no record any more, then keep it as the next spare."""

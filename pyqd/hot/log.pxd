@@ -36,6 +36,7 @@ cdef class Log:
     cdef bint pages_underway             # asked for, and not yet there
     cdef bint spare_settled              # the active segment has asked, or need not
     cdef uint64_t file_counter
+    cdef uint64_t rolled_bytes           # of the record or batch that the active segment was begun for
     cdef uint64_t batch_word             # first word of the batch's first record; 0 outside a batch
     cdef char* batch_at
     cdef bint in_batch
@@ -66,6 +67,9 @@ cdef class Log:
     cdef int roll(self, uint64_t span_bytes) except -1
     cdef int follow_with(self, Segment segment) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)
+    cdef uint64_t cycled_bytes(self) noexcept
+    cdef uint64_t size_limit(self) noexcept
+    cdef bint is_recyclable(self, Segment segment) noexcept
     cdef int trim(self, uint64_t floor) except -1
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns)
     cdef Segment segment_of(self, uint64_t ordinal)

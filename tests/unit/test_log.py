@@ -13,6 +13,7 @@ from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FullFiles, body_of
 
 SEGMENT_BYTES = 64 << 10
+MIB = 1 << 20
 
 
 def new_log(directory=None, files=None, epoch=0):
@@ -199,6 +200,58 @@ def test_a_writer_with_a_backlog_asks_for_the_next_segment_as_soon_as_one_begins
         fill(log, 1, 60_000)
         log.offer_spare(log.new_segment(asked[-1]))
         assert len(asked) == count
+
+
+def new_large_log():
+    log = Log(Files(), None, 32 * MIB)
+    log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+    return log
+
+
+def pass_through(log, count, size_bytes):
+    """Append records, each of which is finished at once; return the sizes of the segments."""
+    sizes = set()
+    for _ in range(count):
+        fill(log, 1, size_bytes)
+        log.trim_below(log.end)
+        sizes.add(log.active.capacity_bytes)
+    return sizes
+
+
+def test_segments_stay_small_where_readers_keep_up_and_are_used_again():
+    log = new_large_log()
+    pass_through(log, 20, MIB)
+    made = []
+    log.on_segment_wanted = lambda _log, need, want: made.append(want)
+    log.on_spare_wanted = lambda _log, want: made.append(want)
+    assert pass_through(log, 20, MIB) == {8 * MIB}
+    assert made == []
+    assert len(log.spares) <= 6
+
+
+def test_a_writer_who_fills_small_segments_in_a_moment_gets_larger_ones():
+    log = new_large_log()
+    pass_through(log, 9000, 4000)
+    assert log.active.capacity_bytes == 8 * MIB
+
+
+def test_segments_grow_while_much_waits_and_are_small_again_once_it_is_gone():
+    log = new_large_log()
+    fill(log, 100, MIB)
+    large = log.active
+    assert large.capacity_bytes > 8 * MIB
+    log.trim_below(log.end)
+    pass_through(log, 3 * large.capacity_bytes // MIB, MIB)
+    assert pass_through(log, 10, MIB) == {8 * MIB}
+    assert {spare.capacity_bytes for spare in log.spares} == {8 * MIB}
+
+
+def test_segments_that_readers_keep_up_with_hold_several_of_the_largest_records():
+    log = new_large_log()
+    pass_through(log, 10, 5 * MIB)
+    assert pass_through(log, 7, 5 * MIB) == {log.active.capacity_bytes}
+    assert log.active.capacity_bytes >= 20 * MIB
+    assert len(log.spares) >= 1
 
 
 def test_a_spare_from_when_segments_were_smaller_is_given_up(tmp_path):
