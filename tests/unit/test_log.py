@@ -230,8 +230,19 @@ def test_segments_stay_small_where_readers_keep_up_and_are_used_again():
 
 
 def test_a_writer_who_fills_small_segments_in_a_moment_gets_larger_ones():
-    log = new_large_log()
-    pass_through(log, 9000, 4000)
+    log = Log(Files(), None, 32 * MIB)
+    asked = []
+    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    # The second spare comes when a segment of its size was made on the spot: the two could be used in turn for ever.
+    for segments, size_bytes in ((1, 2 * SEGMENT_BYTES), (3, 4 * SEGMENT_BYTES)):
+        while log.active.number < segments or not asked:
+            pass_through(log, 1, 4000)
+        assert asked.pop() == size_bytes
+        log.offer_spare(log.new_segment(size_bytes))
+    assert log.active.capacity_bytes == size_bytes
+    pass_through(log, 4000, 4000)
+    log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+    pass_through(log, 4000, 4000)
     assert log.active.capacity_bytes == 8 * MIB
 
 
