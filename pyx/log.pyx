@@ -445,7 +445,7 @@ cdef class Log:
         )
 
     cdef int want_pages(self) except -1:
-        """Ask for the pages behind those that are there, where these are used up but for half of what was asked last."""
+        """Ask for the pages behind those that are there, where no more than half of a piece of these is left."""
         cdef Segment segment = self.active
         cdef uint64_t start, length
         if not self.wants_pages() or segment.tail + (self.pages_ahead >> 1) < segment.prepared:
@@ -498,7 +498,8 @@ cdef class Log:
         cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.abandoned = True
-        self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = self.on_retired = self.on_dropped = None
+        self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = None
+        self.on_retired = self.on_dropped = None
         self.directory = None
         self.spares = []
         self.first = self.active = segment

@@ -1,7 +1,7 @@
 """The records of a batch on their way into a segment's file: built in memory that stays in the cache, written by
 pwrite(2).
 
-Problem: the first store to a page of a mapped file is a fault, and so is the first after a sync of it. The kernel clears
+Problem: the first store to a page of a mapped file is a fault, as is the first after a sync of it. The kernel clears
 the page, though it is about to be overwritten, and asks the file system about each page alone. That costs several times
 what the records themselves cost. A write of many pages at once clears nothing, takes large folios and asks once.
 A mapping of the same file shows what was written at once, as both are the page cache: so readers go on as they are, and
@@ -33,7 +33,7 @@ cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void** at, size_t alignment, size_t size_bytes)
 
 cdef enum:
-    BUFFER_BYTES = 128 << 10             # half of it, mostly, and the batch it is made from fit into a second-level cache
+    BUFFER_BYTES = 128 << 10             # fits into a second-level cache together with what it is made from
     PAGE_BYTES = 4096
 
 assert STAGED_RECORD_MAX <= BUFFER_BYTES - PAGE_BYTES

@@ -106,9 +106,10 @@ def states_of(directory: Path, operation: Callable[[], object], every: int = 1) 
     try:
         if not os.WIFSTOPPED(os.waitpid(child, 0)[1]):
             pytest.skip("no tracing here")
-        # The two take turns: on one processor a step costs no wake-up of another.
+        # The two take turns: on one processor a step costs no wake-up of another. Each worker of xdist has its own.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         for process in (0, child):
-            os.sched_setaffinity(process, {min(processors)})
+            os.sched_setaffinity(process, {sorted(processors)[worker % len(processors)]})
         yield from _step(child, directory, every)
     finally:
         os.sched_setaffinity(0, processors)
