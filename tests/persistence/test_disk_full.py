@@ -1,6 +1,5 @@
 """A disk that is full for real: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from tests.support.nsq import ERROR, Client, Message
 from tests.support.server import Daemon, pyqd, wait_until
-from tests.support.small_disk import fill, mounted
+from tests.support.small_disk import fill, mounted_or_skipped
 
 DISK_BYTES = 8 << 20
 TOPIC = "full"
@@ -19,11 +18,7 @@ COUNT_MAX = 4000
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with contextlib.ExitStack() as stack:
-        try:
-            path = stack.enter_context(mounted(tmp_path / "disk", DISK_BYTES))
-        except OSError as error:
-            pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
+    with mounted_or_skipped(tmp_path / "disk", DISK_BYTES) as path:
         yield path
 
 

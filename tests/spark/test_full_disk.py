@@ -24,7 +24,7 @@ from pyqd_spark.jobs.table import Table
 from tests.spark.drained import QUIET, connection, files, http_address, options, run
 from tests.support.nsq import Client
 from tests.support.server import Daemon
-from tests.support.small_disk import enlarge, fill, mounted
+from tests.support.small_disk import enlarge, fill, mounted_or_skipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,11 +38,7 @@ NO_SPACE = "No space left on device"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with contextlib.ExitStack() as stack:
-        try:
-            path = stack.enter_context(mounted(tmp_path / "disk", DISK_BYTES))
-        except OSError as error:
-            pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
+    with mounted_or_skipped(tmp_path / "disk", DISK_BYTES) as path:
         yield path
 
 

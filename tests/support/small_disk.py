@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 DETACH = 2
 REMOUNT = 32
@@ -43,3 +45,14 @@ def fill(path: Path) -> None:
     with open(path, "wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, found.f_bfree * found.f_frsize)
     assert os.statvfs(path.parent).f_bfree == 0
+
+
+@contextmanager
+def mounted_or_skipped(path: Path, size_bytes: int) -> Iterator[Path]:
+    """Do as `mounted`; skip the test where this user may not mount."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(mounted(path, size_bytes))
+        except OSError as error:
+            pytest.skip(f"mounting a small file system takes root here - {error.strerror}")
+        yield disk
