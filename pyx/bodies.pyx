@@ -31,13 +31,16 @@ cdef class Frames:
 
 def frames_of_lines(bytes body not None, uint64_t line_bytes_max):
     """Frame each line that is not empty. Returns: Frames, or None where a line is too long."""
-    cdef const char* at = PyBytes_AS_STRING(body)
-    cdef const char* end = at + len(body)
+    return lines_framed(PyBytes_AS_STRING(body), <uint64_t> len(body), line_bytes_max)
+
+
+cdef Frames lines_framed(const char* at, uint64_t body_bytes, uint64_t line_bytes_max):
+    cdef const char* end = at + body_bytes
     cdef const char* stop
     cdef uint64_t size_bytes, words = 0
     cdef uint32_t size, count = 0
     # A line of one byte takes two in the body and five framed.
-    cdef bytes framed = PyBytes_FromStringAndSize(NULL, 3 * len(body) + SIZE_BYTES + 1)
+    cdef bytes framed = PyBytes_FromStringAndSize(NULL, 3 * <Py_ssize_t> body_bytes + SIZE_BYTES + 1)
     cdef char* out = PyBytes_AS_STRING(framed)
     while at < end:
         stop = <const char*> memchr(at, c"\n", end - at)

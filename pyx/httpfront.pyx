@@ -13,16 +13,19 @@ Invariants: 1. no pointer into the shared buffers lives over a switch, but for t
 over what it has read: nothing runs in between. 2. The watcher is active only while the greenlet waits here: elsewhere
 it waits for other things, and must not be woken for this one.
 
-Source: spec of the HTTP API, "POST /pub".
+Source: spec of the HTTP API, "POST /pub" and "POST /mpub".
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.clock cimport mono_ns, wall_ns
-from pyqd.hot.guid cimport HEX_SIZE, id_to_hex
-from pyqd.hot.httpscan cimport scan_plain_publish
+from pyqd.hot.bodies cimport Frames, lines_framed
+from pyqd.hot.guid cimport HEX_SIZE, id_stepped, id_to_hex
+from pyqd.hot.httpscan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish
+from pyqd.hot.scanner cimport SCAN_READY, Batch, scan_batch
 
 import os
 from email.utils import formatdate
@@ -43,6 +46,9 @@ cdef enum:
     READ_BYTES = 64 << 10
     ANSWERS_BYTES = 64 << 10
     ANSWER_BYTES_MAX = 512
+    SIZE_BYTES = 4
+    COUNT_DIGITS_MAX = 20
+    NOT_STORED = -1
     NS_PER_S = 1000000000
 
 cdef bytearray read_object = bytearray(READ_BYTES)
@@ -51,36 +57,66 @@ cdef object read_view = memoryview(read_object)
 cdef bytearray answers_object = bytearray(ANSWERS_BYTES)
 cdef char* answers = PyByteArray_AS_STRING(answers_object)
 
-cdef bytes answer = b""
-cdef Py_ssize_t answer_id_at = 0
-cdef int64_t answer_second = -1
-cdef bytes ID_PLACE = b"0" * HEX_SIZE
+# An answer is its head, an id, for an /mpub COUNT and the number, and its tail.
+cdef bytes HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nX-Nsq-Content-Type: nsq; version=1.0\r\n"
+    b"X-NSQ-Message-Id: "
+)
+cdef bytes COUNT = b"\r\nX-NSQ-Message-Count: "
+cdef bytes tail = b""
+cdef int64_t tail_second = -1
 
 
-cdef int renew_answer(int64_t second) except -1:
-    """Make the answer OK with the Date header of this second."""
-    global answer, answer_id_at, answer_second
-    answer = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nX-Nsq-Content-Type: nsq; version=1.0\r\n"
-        b"X-NSQ-Message-Id: %s\r\nDate: %s\r\nContent-Length: 2\r\n\r\nOK"
-        % (ID_PLACE, formatdate(second, usegmt=True).encode())
-    )
-    answer_id_at = answer.index(ID_PLACE)
-    assert len(answer) <= ANSWER_BYTES_MAX
-    answer_second = second
+cdef int renew_tail(int64_t second) except -1:
+    """Make the tail with the Date header of this second."""
+    global tail, tail_second
+    tail = b"\r\nDate: %s\r\nContent-Length: 2\r\n\r\nOK" % formatdate(second, usegmt=True).encode()
+    assert len(HEAD) + HEX_SIZE + len(COUNT) + COUNT_DIGITS_MAX + len(tail) <= ANSWER_BYTES_MAX
+    tail_second = second
     return 0
+
+
+cdef char* put(char* at, bytes text) noexcept:
+    memcpy(at, PyBytes_AS_STRING(text), len(text))
+    return at + len(text)
+
+
+cdef char* put_number(char* at, int64_t number) noexcept:
+    cdef char[COUNT_DIGITS_MAX] digits
+    cdef int first = COUNT_DIGITS_MAX
+    while True:
+        first -= 1
+        digits[first] = <char> (c"0" + number % 10)
+        number //= 10
+        if number == 0:
+            break
+    memcpy(at, &digits[first], COUNT_DIGITS_MAX - first)
+    return at + (COUNT_DIGITS_MAX - first)
+
+
+cdef char* put_answer(char* at, uint64_t last_id, int64_t count) noexcept:
+    """Write the answer OK with the id of the first message. count: of an /mpub; 0 for a /pub. Returns: its end."""
+    at = put(at, HEAD)
+    id_to_hex(last_id if count == 0 else id_stepped(last_id, 1 - count), at)
+    at += HEX_SIZE
+    if count != 0:
+        at = put_number(put(at, COUNT), count)
+    return put(at, tail)
 
 
 cdef class PlainPublisher:
     """What the connections of a server need to take the short way.
 
-    body_bytes_max: of one message. find_topic: takes a valid name as bytes, makes the topic if it is missing, and
-    returns it, or None where a publish to it needs more than storing it. enabled: may be turned off at any time.
+    msg_bytes_max: of one message; body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as bytes,
+    makes the topic if it is missing, and returns it, or None where a publish to it needs more than storing it.
+    enabled: may be turned off at any time.
     """
 
-    def __init__(self, int64_t body_bytes_max, find_topic):
+    def __init__(self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic):
         self.enabled = True
-        self.body_bytes_max = body_bytes_max
+        self.limits.msg_bytes_max = msg_bytes_max
+        self.limits.body_bytes_max = body_bytes_max
+        self.batch_count_max = batch_count_max
         self.find_topic = find_topic
 
 
@@ -162,18 +198,19 @@ cdef class HttpFront:
         cdef PlainPublish found
         cdef uint64_t done = 0
         cdef uint64_t queued = 0
-        cdef int64_t used
+        cdef int64_t used, count
         cdef int64_t now_ns = wall_ns()
-        if now_ns // NS_PER_S != answer_second:
-            renew_answer(now_ns // NS_PER_S)
+        if now_ns // NS_PER_S != tail_second:
+            renew_tail(now_ns // NS_PER_S)
         while done < size_bytes and ANSWERS_BYTES - queued >= ANSWER_BYTES_MAX:
-            used = scan_plain_publish(at + done, size_bytes - done, self.publisher.body_bytes_max, &found)
-            if used == 0 or not self.accept(&found, now_ns):
+            used = scan_plain_publish(at + done, size_bytes - done, &self.publisher.limits, &found)
+            if used == 0:
+                break
+            count = self.accept(&found, now_ns)
+            if count == NOT_STORED:
                 break
             done += <uint64_t> used
-            memcpy(answers + queued, <const char*> answer, len(answer))
-            id_to_hex(self.topic.guids.last_id, answers + queued + answer_id_at)
-            queued += <uint64_t> len(answer)
+            queued = put_answer(answers + queued, self.topic.guids.last_id, count) - answers
             self.plain_count += 1
         self.behind = False
         if queued != 0:
@@ -181,16 +218,35 @@ cdef class HttpFront:
             self.send_answers(queued)
         return done
 
-    cdef bint accept(self, PlainPublish* found, int64_t now_ns) except -1:
-        """Store a message. Returns: whether it was; if not, the long way tries again."""
+    cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
+        """Store what is published. Returns: as `store`; where it was not stored, the long way tries again."""
         cdef TopicCore topic = self.topic_for(found)
         if topic is None:
-            return False
+            return NOT_STORED
         try:
-            topic.publish(found.body.at, found.body.size_bytes, now_ns, 0)
+            return self.store(topic, found, now_ns)
         except StorageError:
-            return False
-        return True
+            return NOT_STORED
+
+    cdef int64_t store(self, TopicCore topic, PlainPublish* found, int64_t now_ns) except -2:
+        """Store what is published. Returns: how many messages an /mpub has, 0 for a /pub, or NOT_STORED."""
+        cdef Batch batch
+        cdef Frames frames
+        if found.form == PLAIN_PUB:
+            topic.publish(found.body.at, found.body.size_bytes, now_ns, 0)
+            return 0
+        if found.form == PLAIN_BINARY:
+            memset(&batch, 0, sizeof(Batch))
+            if scan_batch(found.body.at, found.body.size_bytes, self.publisher.limits.msg_bytes_max,
+                          self.publisher.batch_count_max, 0, &batch) != SCAN_READY:
+                return NOT_STORED
+            topic.publish_batch(found.body.at + SIZE_BYTES, batch.count, batch.body_words, now_ns)
+            return batch.count
+        frames = lines_framed(found.body.at, found.body.size_bytes, <uint64_t> self.publisher.limits.msg_bytes_max)
+        if frames is None or frames.count == 0:
+            return NOT_STORED
+        topic.publish_batch(PyBytes_AS_STRING(frames.data) + frames.start, frames.count, frames.words, now_ns)
+        return frames.count
 
     cdef TopicCore topic_for(self, PlainPublish* found):
         if (

@@ -1,8 +1,10 @@
 """Recognise the plain publish over HTTP.
 
-Nearly every request to a broker's HTTP port has one form:
+Nearly every request to a broker's HTTP port has one of three forms:
 
     POST /pub?topic=NAME HTTP/1.1 CR LF
+    or POST /mpub?topic=NAME HTTP/1.1 CR LF
+    or POST /mpub?topic=NAME&binary=true HTTP/1.1 CR LF
     {one of a few headers that mean nothing here, Host once, Content-Length once} CR LF
     CR LF
     body
@@ -12,7 +14,7 @@ header not on the list, a folded line, a bare LF, bytes outside of ASCII, a body
 and is left to the parser and the routes. They define what a request means; this takes a subset of what they take, and
 takes it the same way, which tests/property/test_httpscan_model.py compares.
 
-Source: RFC 9112, sections 3 to 6; spec of the HTTP API, "POST /pub".
+Source: RFC 9112, sections 3 to 6; spec of the HTTP API, "POST /pub" and "POST /mpub".
 """
 
 from libc.string cimport memchr, memcmp
@@ -22,11 +24,15 @@ from pyqd.hot.scanner cimport is_name
 cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char* a, const char* b, size_t size_bytes)
 
-cdef const char* START = b"POST /pub?topic="
+cdef const char* START_PUB = b"POST /pub?topic="
+cdef const char* START_MPUB = b"POST /mpub?topic="
+cdef const char* BINARY = b"&binary=true"
 cdef const char* VERSION = b" HTTP/1.1\r"
 cdef const char* KEEP_ALIVE = b"keep-alive"
 cdef enum:
-    START_BYTES = 16
+    START_PUB_BYTES = 16
+    START_MPUB_BYTES = 17
+    BINARY_BYTES = 12
     VERSION_BYTES = 10                   # with the CR, which the LF follows
     KEEP_ALIVE_BYTES = 10
     LENGTH_DIGITS_MAX = 9
@@ -125,30 +131,54 @@ cdef int64_t scan_headers(const char* at, const char* end, int64_t* body_bytes) 
         line = stop + 1
 
 
+cdef const char* scan_target(const char* at, const char* end, PlainPublish* found) noexcept nogil:
+    """Recognise the start of a request line. Returns: the space behind its target; NULL when it is not plain."""
+    cdef const char* name
+    cdef const char* stop
+    cdef const char* space
+    if end - at >= START_PUB_BYTES and memcmp(at, START_PUB, START_PUB_BYTES) == 0:
+        found.form = PLAIN_PUB
+        name = at + START_PUB_BYTES
+    elif end - at >= START_MPUB_BYTES and memcmp(at, START_MPUB, START_MPUB_BYTES) == 0:
+        found.form = PLAIN_LINES
+        name = at + START_MPUB_BYTES
+    else:
+        return NULL
+    space = stop = <const char*> memchr(name, c" ", end - name)
+    if space == NULL:
+        return NULL
+    if (
+        found.form == PLAIN_LINES and space - name > BINARY_BYTES
+        and memcmp(space - BINARY_BYTES, BINARY, BINARY_BYTES) == 0
+    ):
+        found.form = PLAIN_BINARY
+        stop = space - BINARY_BYTES
+    found.topic = Text(at=name, size_bytes=<uint32_t> (stop - name))
+    # In a target, # begins what is never sent; the routes know what to make of it.
+    if not is_name(name, found.topic.size_bytes) or memchr(name, c"#", found.topic.size_bytes):
+        return NULL
+    return space
+
+
 cdef int64_t scan_plain_publish(
-    const char* at, uint64_t size_bytes, int64_t body_bytes_max, PlainPublish* found,
+    const char* at, uint64_t size_bytes, const PlainLimits* limits, PlainPublish* found,
 ) noexcept nogil:
     """Recognise a plain publish at `at`. Returns: its bytes; 0 when it is not plain or not all there."""
     cdef const char* head_end = at + min(size_bytes, <uint64_t> PLAIN_HEAD_BYTES_MAX)
-    cdef const char* space
+    cdef const char* space = scan_target(at, head_end, found)
     cdef const char* headers
     cdef int64_t headers_bytes
     cdef int64_t body_bytes = 0
     cdef int64_t head_bytes
-    if size_bytes < START_BYTES or memcmp(at, START, START_BYTES) != 0:
-        return 0
-    space = <const char*> memchr(at + START_BYTES, c" ", head_end - (at + START_BYTES))
     if space == NULL or head_end - space <= VERSION_BYTES or memcmp(space, VERSION, VERSION_BYTES) != 0:
         return 0
     if (space + VERSION_BYTES)[0] != c"\n":
         return 0
-    found.topic = Text(at=at + START_BYTES, size_bytes=<uint32_t> (space - (at + START_BYTES)))
-    # In a target, # begins what is never sent; the routes know what to make of it.
-    if not is_name(found.topic.at, found.topic.size_bytes) or memchr(found.topic.at, c"#", found.topic.size_bytes):
-        return 0
     headers = space + VERSION_BYTES + 1
     headers_bytes = scan_headers(headers, head_end, &body_bytes)
-    if headers_bytes == 0 or not 1 <= body_bytes <= body_bytes_max:
+    if headers_bytes == 0 or body_bytes < 1:
+        return 0
+    if body_bytes > (limits.msg_bytes_max if found.form == PLAIN_PUB else limits.body_bytes_max):
         return 0
     head_bytes = (headers - at) + headers_bytes
     if <uint64_t> (head_bytes + body_bytes) > size_bytes:
@@ -157,10 +187,14 @@ cdef int64_t scan_plain_publish(
     return head_bytes + body_bytes
 
 
-def plain_publish(bytes data not None, int64_t body_bytes_max):
-    """Scan one request, for tests. Returns: (topic, body, bytes used), or None when it is not plain."""
+FORMS = ("pub", "lines", "binary")
+
+
+def plain_publish(bytes data not None, int64_t msg_bytes_max, int64_t body_bytes_max):
+    """Scan one request, for tests. Returns: (form, topic, body, bytes used), or None when it is not plain."""
     cdef PlainPublish found
-    cdef int64_t used = scan_plain_publish(data, <uint64_t> len(data), body_bytes_max, &found)
+    cdef PlainLimits limits = PlainLimits(msg_bytes_max=msg_bytes_max, body_bytes_max=body_bytes_max)
+    cdef int64_t used = scan_plain_publish(data, <uint64_t> len(data), &limits, &found)
     if used == 0:
         return None
-    return found.topic.at[:found.topic.size_bytes], found.body.at[:found.body.size_bytes], used
+    return FORMS[found.form], found.topic.at[:found.topic.size_bytes], found.body.at[:found.body.size_bytes], used

@@ -1,12 +1,13 @@
 # The front of an HTTP connection: reads, and answers plain publishes itself. Design notes: pyx/httpfront.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from pyqd.hot.httpscan cimport PlainPublish
+from pyqd.hot.httpscan cimport PlainLimits, PlainPublish
 from pyqd.hot.topic cimport TopicCore
 
 cdef class PlainPublisher:
     cdef public bint enabled
-    cdef readonly int64_t body_bytes_max
+    cdef PlainLimits limits
+    cdef int64_t batch_count_max
     cdef readonly object find_topic      # bytes -> TopicCore, or None: leave it to the routes
 
 cdef class HttpFront:
@@ -30,6 +31,7 @@ cdef class HttpFront:
     cdef bint take(self) except -1
     cdef int64_t read(self) except -2
     cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF
-    cdef bint accept(self, PlainPublish* found, int64_t now_ns) except -1
+    cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2
+    cdef int64_t store(self, TopicCore topic, PlainPublish* found, int64_t now_ns) except -2
     cdef TopicCore topic_for(self, PlainPublish* found)
     cdef int send_answers(self, uint64_t size_bytes) except -1

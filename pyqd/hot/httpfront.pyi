@@ -5,9 +5,14 @@ from pyqd.hot.topic import TopicCore
 
 class PlainPublisher:
     enabled: bool
-    body_bytes_max: int
     find_topic: Callable[[bytes], TopicCore | None]
-    def __init__(self, body_bytes_max: int, find_topic: Callable[[bytes], TopicCore | None]) -> None: ...
+    def __init__(
+        self,
+        msg_bytes_max: int,
+        body_bytes_max: int,
+        batch_count_max: int,
+        find_topic: Callable[[bytes], TopicCore | None],
+    ) -> None: ...
 
 class HttpFront:
     plain_count: int

@@ -16,10 +16,18 @@ READ_EVENT: Final = 1
 WRITE_EVENT: Final = 2
 RECEIVED_BYTES_MAX: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
+RECORD_HEADER_BYTES: Final = 5
 
 
 class HandshakeError(Exception):
-    """There will be no TLS on this connection; str() of it is why."""
+    """There will be no TLS on this connection; str() of it is why.
+
+    began: what the peer sent first, a record's header at most.
+    """
+
+    def __init__(self, reason: str, began: bytes = b"") -> None:
+        super().__init__(reason)
+        self.began = began
 
 
 class _TimeIsUp(Exception):  # noqa: N818 - an outcome
@@ -31,20 +39,21 @@ def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early
 
     Where it fails the peer has been sent the alert that says so, as far as its socket took it.
     """
+    began = early[:RECORD_HEADER_BYTES]
     if early:
         connection.bio_write(early)
     try:
         with gevent.Timeout(HANDSHAKE_S, _TimeIsUp):
             while not _advanced(connection):
                 _send(connection, sock, hub)
-                _receive(connection, sock, hub)
+                began += _receive(connection, sock, hub)[: RECORD_HEADER_BYTES - len(began)]
             _send(connection, sock, hub)
     except _TimeIsUp:
         raise HandshakeError("i/o timeout") from None
     except SSL.Error as error:
         with contextlib.suppress(OSError, SSL.Error):
             sock.send(connection.bio_read(RECEIVED_BYTES_MAX))
-        raise HandshakeError(f"tls: {reason_of(error)}") from error
+        raise HandshakeError(f"tls: {reason_of(error)}", began) from error
     except OSError as error:
         raise HandshakeError(error.strerror or str(error)) from error
 
@@ -70,7 +79,7 @@ def _send(connection: SSL.Connection, sock: socket.socket, hub: Any) -> None:
             _wait(sock, hub, WRITE_EVENT)
 
 
-def _receive(connection: SSL.Connection, sock: socket.socket, hub: Any) -> None:
+def _receive(connection: SSL.Connection, sock: socket.socket, hub: Any) -> bytes:
     while True:
         try:
             received = sock.recv(RECEIVED_BYTES_MAX)
@@ -80,7 +89,7 @@ def _receive(connection: SSL.Connection, sock: socket.socket, hub: Any) -> None:
         if not received:
             raise HandshakeError("EOF")
         connection.bio_write(received)
-        return
+        return received
 
 
 def _wait(sock: socket.socket, hub: Any, event: int) -> None:

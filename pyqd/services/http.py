@@ -29,6 +29,9 @@ from pyqd.services.login import Login
 from pyqd.services.tls_socket import TlsSocket
 
 SWEEP_S = 1.0
+# As Go's net/http does where a client takes the HTTPS port for the other.
+PLAIN_BEGINNINGS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
+PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +108,18 @@ class HttpServer:
         """Do the handshake, then serve."""
         secured = tls.connection()
         is_secure = False
+        parting = b""
         try:
             shake_hands(secured, accepted, gevent.get_hub())
             is_secure = True
         except HandshakeError as error:
-            logger.info("%s: TLS handshake error from %s: %s", self.name, remote, error)
+            reason = str(error)
+            if error.began in PLAIN_BEGINNINGS:
+                reason, parting = "client sent an HTTP request to an HTTPS server", PLAIN_ANSWER
+            logger.info("%s: TLS handshake error from %s: %s", self.name, remote, reason)
         finally:
             if not is_secure:
-                accepted.close()
+                self._admission.turn_away(accepted, parting)
                 self._admission.leave(remote)
         if not is_secure:
             return

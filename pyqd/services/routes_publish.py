@@ -19,6 +19,7 @@ from pyqd.hot.httpfront import PlainPublisher
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.options import Options
 from pyqd.services.http_messages import TEXT, HttpError, Request, Response, text_response
 from pyqd.services.http_names import topic_name
 from pyqd.services.http_query import Query
@@ -46,7 +47,13 @@ def plain_publisher(broker: Broker) -> PlainPublisher:
         waits = broker.options.sync_every == 1 and topic is not None and not topic.ephemeral
         return None if waits else topic
 
-    return PlainPublisher(broker.options.max_msg_size, find_topic)
+    options = broker.options
+    return PlainPublisher(options.max_msg_size, options.max_body_size, count_max(options), find_topic)
+
+
+def count_max(options: Options) -> int:
+    """Return how many messages a binary body may have."""
+    return (options.max_body_size - SIZE_BYTES) // MESSAGE_BYTES_MIN
 
 
 class PublishRoutes:
@@ -98,7 +105,7 @@ class PublishRoutes:
         due_ns = self.due_asked(query, now_ns)
         options = self.broker.options
         if is_binary(query.get("binary")):
-            frames = binary_frames(request, options.max_msg_size, options.max_body_size)
+            frames = binary_frames(request, options.max_msg_size, count_max(options))
         else:
             frames = line_frames(request, options.max_msg_size)
         if frames.count == 0:
@@ -194,22 +201,21 @@ def line_frames(request: Request, msg_size_max: int) -> Frames:
     raise HttpError(413, "MSG_TOO_BIG" if any(len(line) > msg_size_max for line in whole) else "BODY_TOO_BIG")
 
 
-def binary_frames(request: Request, msg_size_max: int, body_size_max: int) -> Frames:
+def binary_frames(request: Request, msg_size_max: int, batch_count_max: int) -> Frames:
     """Return the messages of a body of a count, then each one's size and bytes; what follows them is ignored."""
-    count_max = (body_size_max - SIZE_BYTES) // MESSAGE_BYTES_MIN
-    frames = frames_of_binary(request.body, msg_size_max, count_max)
+    frames = frames_of_binary(request.body, msg_size_max, batch_count_max)
     if frames is not None:
         return frames
-    raise HttpError(413, binary_fault(request, msg_size_max, count_max))
+    raise HttpError(413, binary_fault(request, msg_size_max, batch_count_max))
 
 
-def binary_fault(request: Request, msg_size_max: int, count_max: int) -> str:
+def binary_fault(request: Request, msg_size_max: int, batch_count_max: int) -> str:
     """Return the code for what is wrong with a binary body; something is."""
     body = request.body
     if len(body) < SIZE_BYTES:
         return "BAD_BODY"
     (count,) = _int32.unpack_from(body)
-    if not 0 < count <= count_max:
+    if not 0 < count <= batch_count_max:
         return "BAD_BODY"
     at = SIZE_BYTES
     while at + SIZE_BYTES <= len(body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -10,9 +11,13 @@ from pyqd.primitives.names import is_valid_name_str
 from pyqd.services.http_messages import Request, Response
 from pyqd.services.http_reader import RequestReader, State
 from pyqd.services.http_router import Route, Router
+from pyqd.services.routes_publish import is_binary
 
 BODY_MAX = 12
-PLAIN = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+BATCH_MAX = 14
+END = b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+PLAIN = b"POST /pub?topic=t" + END
+PLAIN_OF = {"pub": PLAIN, "lines": b"POST /mpub?topic=t" + END, "binary": b"POST /mpub?topic=t&binary=true" + END}
 
 
 def unused(_request: Request) -> Response:
@@ -20,23 +25,25 @@ def unused(_request: Request) -> Response:
 
 
 def parsed(data: bytes) -> tuple[list[Request], RequestReader]:
-    reader = RequestReader(Router([Route("POST", "/pub", unused, lambda: BODY_MAX)]))
+    routes = [Route("POST", "/pub", unused, lambda: BODY_MAX), Route("POST", "/mpub", unused, lambda: BATCH_MAX)]
+    reader = RequestReader(Router(routes))
     reader.feed(memoryview(data))
     return reader.ready, reader
 
 
 def assert_agrees(data: bytes) -> None:
     """Whatever the scan takes, the parser takes as the same publish, with nothing more to look at."""
-    found = plain_publish(data, BODY_MAX)
+    found = plain_publish(data, BODY_MAX, BATCH_MAX)
     if found is None:
         return
-    topic, body, used = found
+    form, topic, body, used = found
     requests, reader = parsed(data[:used])
     assert reader.state == State.IDLE
     (request,) = requests
     query = request.query()
-    assert (request.method, request.path, request.version) == ("POST", "/pub", "1.1")
-    assert request.query_text == f"topic={topic.decode()}"
+    assert (request.method, request.path, request.version) == ("POST", "/pub" if form == "pub" else "/mpub", "1.1")
+    assert request.query_text == f"topic={topic.decode()}" + "&binary=true" * (form == "binary")
+    assert is_binary(query.get("binary")) == (form == "binary")
     assert query.get("topic") == topic.decode()
     assert is_valid_name_str(topic.decode())
     assert request.body == body
@@ -49,6 +56,7 @@ HEADERS = st.sampled_from(
         b"Host: x",
         b"host:x",
         b"Content-Length: 5",
+        b"Content-Length: 14",
         b"content-length:5",
         b"Content-Length:  5",
         b"Content-Length: 05",
@@ -84,6 +92,14 @@ STARTS = st.sampled_from(
         b"POST /pub?topic=" + b"n" * 65 + b" HTTP/1.1",
         b"POST /pub?topic=a.b-c_D9 HTTP/1.1",
         b"GET /pub?topic=t HTTP/1.1",
+        b"POST /pub?topic=t&binary=true HTTP/1.1",
+        b"POST /mpub?topic=t HTTP/1.1",
+        b"POST /mpub?topic=t&binary=true HTTP/1.1",
+        b"POST /mpub?topic=t&binary=false HTTP/1.1",
+        b"POST /mpub?topic=&binary=true HTTP/1.1",
+        b"POST /mpub?topic=t&defer=5&binary=true HTTP/1.1",
+        b"POST /mpub?topic=a&topic=t&binary=true HTTP/1.1",
+        b"POST /mpub?binary=true&topic=t HTTP/1.1",
     ]
 )
 
@@ -95,16 +111,23 @@ def test_what_the_scan_takes_is_what_the_parser_takes(
     assert_agrees(line_end.join([start, *headers, b"", b""]) + body)
 
 
-@given(st.integers(0, len(PLAIN) - 1), st.integers(0, 255), st.booleans())
-@example(17, 0x20, True)
-def test_one_byte_changed_or_added_makes_no_difference_between_them(at: int, value: int, added: bool) -> None:
-    assert_agrees(PLAIN[:at] + bytes([value]) + PLAIN[at if added else at + 1 :])
+@given(
+    st.sampled_from(sorted(PLAIN_OF)), st.integers(0, len(PLAIN_OF["binary"]) - 1), st.integers(0, 255), st.booleans()
+)
+@example("pub", 17, 0x20, True)
+def test_one_byte_changed_or_added_makes_no_difference_between_them(
+    form: str, at: int, value: int, added: bool
+) -> None:
+    plain = PLAIN_OF[form]
+    assert_agrees(plain[:at] + bytes([value]) + plain[at if added else at + 1 :])
 
 
-def test_no_prefix_of_a_request_is_plain() -> None:
-    for size in range(len(PLAIN)):
-        assert plain_publish(PLAIN[:size], BODY_MAX) is None
-    assert plain_publish(PLAIN + PLAIN, BODY_MAX) == (b"t", b"hello", len(PLAIN))
+@pytest.mark.parametrize("form", PLAIN_OF)
+def test_no_prefix_of_a_request_is_plain(form: str) -> None:
+    plain = PLAIN_OF[form]
+    for size in range(len(plain)):
+        assert plain_publish(plain[:size], BODY_MAX, BATCH_MAX) is None
+    assert plain_publish(plain + plain, BODY_MAX, BATCH_MAX) == (form, b"t", b"hello", len(plain))
 
 
 def test_the_requests_of_common_clients_are_plain() -> None:
@@ -121,10 +144,13 @@ def test_the_requests_of_common_clients_are_plain() -> None:
         b"Content-Length: 5\r\nContent-Type: text/plain\r\nAccept-Encoding: gzip\r\n\r\nhello"
     )
     for data in (curl, requests, go):
-        assert plain_publish(data, BODY_MAX) == (b"test", b"hello", len(data))
+        assert plain_publish(data, BODY_MAX, BATCH_MAX) == ("pub", b"test", b"hello", len(data))
 
 
 def test_a_body_beyond_the_limit_is_not_plain() -> None:
-    over = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + b"x" * 13
-    assert plain_publish(over, BODY_MAX) is None
-    assert plain_publish(over, BODY_MAX + 1) is not None
+    over = b"/pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + b"x" * 13
+    assert plain_publish(b"POST " + over, 12, 13) is None
+    assert plain_publish(b"POST " + over, 13, 12) is not None
+    over = over.replace(b"/pub", b"/mpub")
+    assert plain_publish(b"POST " + over, 13, 12) is None
+    assert plain_publish(b"POST " + over, 12, 13) is not None

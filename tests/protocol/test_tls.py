@@ -278,6 +278,15 @@ def test_a_handshake_that_does_not_go_on_ends_in_seconds_and_holds_up_nobody(
             assert idle.recv(1) == b""
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
+def test_plain_http_on_the_https_port_is_told_so(run: Run, method: str) -> None:
+    daemon = run()
+    with socket.create_connection(("127.0.0.1", https_port(daemon)), timeout=WAIT_S) as plain:
+        plain.sendall(f"{method} /ping HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: plain.recv(4096), b""))
+    assert answer == b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+
+
 BAD_FLAGS = {
     "cannot require TLS client connections without TLS key and cert": ["-tls-required"],
     "failed to build TLS config - open nowhere.pem: no such file or directory": [

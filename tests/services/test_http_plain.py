@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 from pathlib import Path
 
+import pytest
+
+from pyqd.hot.guid import from_hex, stepped
+from pyqd.wire.records import decode
 from tests.services.conftest import FLAGS, HttpApp, read_to_end
 
 DATE = re.compile(rb"Date: [^\r]+\r\n")
 
 
 def publish(topic: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"POST /pub?topic={topic} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    return post(f"/pub?topic={topic}", body, *headers)
+
+
+def post(target: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {target} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
+
+
+def batch(*bodies: bytes) -> bytes:
+    return struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
 
 
 def counts(app: HttpApp, topic: str) -> tuple[int, int]:
@@ -32,6 +45,44 @@ def test_both_ways_give_the_same_answer(app: HttpApp) -> None:
     first, second = (re.sub(rb"[0-9a-f]{16}", b"ID", answer) for answer in answers)
     assert first == second
     assert counts(app, "same") == (5, 16)
+
+
+ODD = "X-Odd: header"
+MPUBS = {
+    "lines": ("/mpub?topic={}", b"one\n\ntwo\nthree"),
+    "binary": ("/mpub?topic={}&binary=true", batch(b"one", b"two", b"three")),
+    "bytes behind the last message": ("/mpub?topic={}&binary=true", batch(b"one", b"two", b"three") + b"rest"),
+    "many": ("/mpub?topic={}&binary=true", batch(*[b"%d" % number for number in range(123)])),
+    "no line": ("/mpub?topic={}", b"\n\n"),
+    "a line too long": ("/mpub?topic={}", b"a\n" + b"x" * 1001),
+    "a message too big": ("/mpub?topic={}&binary=true", batch(b"a", b"x" * 1001)),
+    "an empty message": ("/mpub?topic={}&binary=true", batch(b"a", b"")),
+    "a count too large": ("/mpub?topic={}&binary=true", struct.pack(">i", 3) + batch(b"a", b"b")[4:]),
+    "a body too large": ("/mpub?topic={}", b"x\n" * 1501),
+}
+
+
+@pytest.mark.parametrize("name", MPUBS)
+def test_both_ways_give_the_same_answer_to_many_messages_and_keep_the_same(app: HttpApp, name: str) -> None:
+    target, body = MPUBS[name]
+    answers, kept = [], []
+    for number, headers in enumerate(((), (ODD,))):
+        topic = f"both-{list(MPUBS).index(name)}-{number}"
+        app.post(f"/topic/create?topic={topic}")
+        stream = post(target.format(topic), body, *headers) + publish(topic, b"end", "Connection: close")
+        answers.append(re.sub(rb"[0-9a-f]{16}", b"ID", DATE.sub(b"", app.exchange(stream))))
+        kept.append([record.body for record in decode(app.get(f"/topic/log?topic={topic}").body)])
+    assert answers[0] == answers[1]
+    assert kept[0] == kept[1]
+    assert kept[0][-1] == b"end"
+
+
+def test_the_answer_to_many_messages_names_the_first(app: HttpApp) -> None:
+    app.post("/topic/create?topic=first")
+    answer = app.exchange(post("/mpub?topic=first", b"a\nb\nc") + publish("first", b"end", "Connection: close"))
+    first, last = (from_hex(found) for found in re.findall(rb"X-NSQ-Message-Id: ([0-9a-f]{16})", answer))
+    assert re.findall(rb"X-NSQ-Message-Count: (\d+)", answer) == [b"3"]
+    assert last > stepped(first, 2)
 
 
 def test_plain_and_other_requests_of_one_connection_are_answered_in_order(app: HttpApp) -> None:

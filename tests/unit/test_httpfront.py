@@ -38,7 +38,7 @@ def front_of(served: socket.socket, publisher: PlainPublisher | None) -> HttpFro
     return HttpFront(served.fileno(), gevent.get_hub(), publisher)
 
 
-@pytest.mark.parametrize("publisher", [None, PlainPublisher(100, missing)])
+@pytest.mark.parametrize("publisher", [None, PlainPublisher(100, 100, 10, missing)])
 def test_what_is_not_answered_on_the_loop_is_handed_over(
     pair: tuple[socket.socket, socket.socket], publisher: PlainPublisher | None
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_bug_found_on_the_loop_is_raised_in_the_greenlet_of_its_connection(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, served = pair
-    front = front_of(served, PlainPublisher(100, broken))
+    front = front_of(served, PlainPublisher(100, 100, 10, broken))
     client.sendall(PLAIN)
     with pytest.raises(AssertionError, match="no place for t"):
         front.next_bytes(True)
@@ -73,7 +73,7 @@ def test_a_bug_found_on_the_loop_is_raised_in_the_greenlet_of_its_connection(
 
 def test_a_connection_that_breaks_is_an_error_of_its_greenlet(pair: tuple[socket.socket, socket.socket]) -> None:
     client, served = pair
-    front = front_of(served, PlainPublisher(100, missing))
+    front = front_of(served, PlainPublisher(100, 100, 10, missing))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     with pytest.raises(ConnectionResetError):
