@@ -9,6 +9,7 @@ from bench.goals import Goal, goals_of
 from bench.series import Run, Series
 from bench.workloads import Workload
 
+SIZED = ("idle", "memory", "start")
 # What counts for a workload without goals: the first of these that was measured.
 COUNTING = (("rate_per_s",), ("message_anonymous_bytes",), ("private_bytes", "cpu_percent"), ("start_s",))
 
@@ -56,7 +57,12 @@ class Row:
     within: bool | None = None
 
     def verdict(self) -> str:
-        """Return yes, no, or against which targets the goal is reached; "" without a goal."""
+        """Return yes, no, or against which targets the goal is reached; "" without a goal.
+
+        Where the goal speaks of a size, other sizes say nothing about it.
+        """
+        if self.workload.scale != 1 and self.workload.kind in SIZED:
+            return "not at full size"
         reached = {name: found.reached for name, found in self.versus.items() if found.reached is not None}
         if self.within is not None:
             reached["the limit"] = self.within

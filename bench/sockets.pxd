@@ -45,6 +45,34 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_ctl(int epoll_fd, int operation, int fd, epoll_event* event)
     int epoll_wait(int epoll_fd, epoll_event* events, int event_count_max, int timeout_ms)
 
+# As epoll_wait with nanoseconds, which the kernel has since 5.11 and the C library since 2.35.
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <stdint.h>
+    #include <sys/epoll.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+    #ifndef SYS_epoll_pwait2
+    #define SYS_epoll_pwait2 441
+    #endif
+    static inline int bench_epoll_wait_ns(int epoll_fd, struct epoll_event* events, int count_max, int64_t timeout_ns) {
+        struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+        long count = syscall(SYS_epoll_pwait2, epoll_fd, events, count_max, &timeout, NULL, (size_t) 0);
+        if (count < 0 && errno == ENOSYS)
+            return epoll_wait(epoll_fd, events, count_max, (int) (timeout_ns / 1000000));
+        return (int) count;
+    }
+    """
+    int epoll_wait_ns "bench_epoll_wait_ns" (
+        int epoll_fd, epoll_event* events, int event_count_max, int64_t timeout_ns) nogil
+
+cdef extern from "<sys/prctl.h>" nogil:
+    enum:
+        PR_SET_TIMERSLACK
+    int prctl(int option, unsigned long argument)
+
 cdef extern from "<time.h>" nogil:
     struct timespec:
         long tv_sec

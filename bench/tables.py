@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.report import Row, all_counting_rows, all_rows, problems
+from bench.report import Row, Spread, all_counting_rows, all_rows, problems
 from bench.series import Series
 from bench.workloads import Workload
 
@@ -14,6 +14,17 @@ def ratio_digits(value: float) -> str:
     if value < 0.1:
         return f"{value:.2g}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def show_ratios(spread: Spread) -> str:
+    if spread.count == 1:
+        return ratio_digits(spread.median)
+    return f"{ratio_digits(spread.median)} ({ratio_digits(spread.least)} .. {ratio_digits(spread.most)})"
+
+
+def describe(workload: Workload) -> str:
+    """Return what a workload does, and its size where it is not the full one."""
+    return workload.what if workload.scale == 1 else f"{workload.what}; at {workload.scale:g} of its full size"
 
 
 def show_aim(row: Row) -> str:
@@ -32,7 +43,7 @@ def workload_cells(series: Series, workload: Workload) -> Cells:
     rows = [["median (min .. max)", first, *others, *(f"{first} / {name}" for name in others)]]
     for row in all_rows(series, workload):
         spreads = [row.spreads[name].show(row.figure) if name in row.spreads else "-" for name in (first, *others)]
-        ratios = [ratio_digits(row.versus[name].ratios.median) if name in row.versus else "" for name in others]
+        ratios = [show_ratios(row.versus[name].ratios) if name in row.versus else "" for name in others]
         rows.append([row.figure.label, *spreads, *ratios])
     return rows
 
@@ -43,7 +54,7 @@ def failures(series: Series, workload: Workload) -> list[str]:
 
 def workload_table(series: Series, workload: Workload) -> str:
     """Return the lines of one workload."""
-    lines = [f"{workload.name}: {workload.what}", *format_columns(workload_cells(series, workload))]
+    lines = [f"{workload.name}: {describe(workload)}", *format_columns(workload_cells(series, workload))]
     lines += [f"  {line}" for line in failures(series, workload)]
     return "\n".join(lines)
 
@@ -55,7 +66,7 @@ def summary_cells(series: Series, rows: Sequence[Row]) -> Cells:
     for row in rows:
         line = [row.workload.name, row.figure.label]
         line += [row.spreads[name].show(row.figure) if name in row.spreads else "-" for name in (first, *others)]
-        line += [ratio_digits(row.versus[name].ratios.median) if name in row.versus else "-" for name in others]
+        line += [show_ratios(row.versus[name].ratios) if name in row.versus else "-" for name in others]
         cells.append([*line, show_aim(row), row.verdict()])
     return cells
 
@@ -131,6 +142,6 @@ def markdown(series: Series, plot_name: str = "") -> str:
         lines += ["", f"![ratios]({plot_name})"]
     lines += ["", "## All figures"]
     for workload in series.workloads.values():
-        lines += ["", f"### {workload.name}", "", f"{workload.what}.", ""]
+        lines += ["", f"### {workload.name}", "", f"{describe(workload)}.", ""]
         lines += markdown_table(workload_cells(series, workload))
     return "\n".join(lines) + "\n"

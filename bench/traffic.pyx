@@ -36,7 +36,7 @@ from libc.string cimport memcmp, memcpy, memmove, strerror
 
 from bench.sockets cimport (
     EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
-    epoll_event, epoll_wait, monotonic_ns, recv, send, ssize_t, watch,
+    epoll_event, epoll_wait_ns, monotonic_ns, recv, send, ssize_t, watch,
 )
 from bench.histogram cimport histogram_add
 from bench.httpwire cimport HTTP_BAD, HTTP_MORE, http_response_bytes
@@ -406,9 +406,9 @@ cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
         and (traffic.consumer_count == 0 or traffic.consumed_ns != 0))
 
 
-cdef int sleep_ms(Traffic* traffic, int64_t now_ns, int64_t end_ns) noexcept nogil:
+cdef int64_t sleep_ns(Traffic* traffic, int64_t now_ns, int64_t end_ns) noexcept nogil:
     """How long to wait for events: to end_ns, but with a rate no longer than to the next intended time."""
-    cdef int64_t until_ns = end_ns + 1_000_000
+    cdef int64_t until_ns = end_ns
     cdef int64_t next_ns
     if traffic.spinning:
         return 0
@@ -416,7 +416,7 @@ cdef int sleep_ms(Traffic* traffic, int64_t now_ns, int64_t end_ns) noexcept nog
         next_ns = intended_ns(traffic, traffic.next_counter)
         if next_ns < until_ns:
             until_ns = next_ns
-    return <int>((until_ns - now_ns) // 1_000_000) if until_ns > now_ns else 0
+    return max(until_ns - now_ns, <int64_t> 0)
 
 
 cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil:
@@ -426,7 +426,7 @@ cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil:
     cdef int64_t begin_ns
     cdef int count, position, state
     while now_ns < end_ns:
-        count = epoll_wait(traffic.epoll_fd, events, EVENT_COUNT_MAX, sleep_ms(traffic, now_ns, end_ns))
+        count = epoll_wait_ns(traffic.epoll_fd, events, EVENT_COUNT_MAX, sleep_ns(traffic, now_ns, end_ns))
         if count < 0:
             if errno == EINTR:
                 return 0

@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -200,6 +201,22 @@ def test_with_a_rate_messages_are_sent_whatever_is_unanswered_and_latency_begins
     assert (report.answers.count, report.behind.count) == (count, count)
     # No answer came before the last message was sent, so the first one waited for all intended times after its own.
     assert report.answers.max_ns >= (count - 1) / rate_per_s * 1e9
+
+
+def test_a_generator_that_does_not_spin_sleeps_between_intended_times() -> None:
+    count = 1000
+
+    def script(broker: socket.socket) -> None:
+        for counter in range(count):
+            expect(broker, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+        broker.sendall(OK * count)
+
+    load = Load(messages=count, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=1, outstanding=1, rate_per_s=5_000.0)
+        began_s, cpu_began_s = time.monotonic(), time.thread_time()
+        assert load.run(DEADLINE_S).confirmed == count
+        assert time.thread_time() - cpu_began_s < (time.monotonic() - began_s) / 2
 
 
 def test_with_a_rate_all_connections_are_used_in_turn() -> None:

@@ -230,9 +230,16 @@ def test_targets_run_in_turn() -> None:
     assert order == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
-def test_flags_of_nsqd_are_given_to_nsqd_alone() -> None:
-    workload = Workload(name="w", kind="memory", what="", flags=("-a",), nsqd_flags=("-b",), runs_max=2)
-    assert (workload.flags_of("pyqd"), workload.flags_of("nsqd")) == (("-a",), ("-a", "-b"))
+def test_an_nsqd_holds_in_memory_what_it_would_write_to_files_by_default() -> None:
+    assert find("mpub").flags_of("pyqd") == ()
+    assert find("mpub").flags_of("nsqd") == ("-mem-queue-size=8000000",)
+    assert find("mpub").scaled(0.001).flags_of("nsqd") == ()
+    assert find("disk-publish").flags_of("nsqd") == find("disk-publish").flags_of("pyqd") == ("-mem-queue-size=0",)
+    assert find("latency-50k").flags_of("nsqd") == find("start-10m").flags_of("nsqd") == ()
+
+
+def test_what_takes_long_has_fewer_runs_than_pairs() -> None:
+    workload = Workload(name="w", kind="memory", what="", runs_max=2)
     assert (workload.runs(1), workload.runs(5), find("mpub").runs(5)) == (1, 2, 5)
 
 
