@@ -111,6 +111,7 @@ class Daemon:
         self.shedder = Shedder(self.hub, options.max_buffer_bytes)
         self.shedder.sources = [lambda: self.tcp.connections, self.all_http_connections]
         self.syncer = Syncer(self.broker)
+        self.syncer.on_bug = self.commit.on_bug = self.on_bug
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
         self.metrics.tcp_connections = lambda: len(self.tcp.connections)
         self.metrics.http_connections = self.count_http_connections

@@ -397,7 +397,7 @@ class Broker:
 
         self.in_background(job, done)
 
-    def note_failed_sync(self, error: StorageError) -> None:
+    def note_failed_sync(self, error: BaseException) -> None:
         """Note that something could not be made durable against power loss; it is tried again."""
         self.sync_failure_count += 1
         self.failed_sync = str(error)

@@ -9,9 +9,12 @@ meanwhile be finished in the topics' logs. Ledgers can wait: what they lose is d
 A topic, channel or parked log that is new is written by name as well, and a new channel's ledgers: a topic whose state
 says that its messages were handed out must not come back without the channels that have them.
 
+Invariant: whoever waits is woken, and the next round begins, whatever goes wrong in this one.
+
 Source: docs/reliability.md; the idea is as old as group commit in databases (DeWitt et al., 1984).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,10 +26,12 @@ from pyqd.broker.channel import PARKED_LOG, Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
 from pyqd.hot.log import Log
 from pyqd.primitives.errors import StorageError
-from pyqd.services.syncer import Job, Range, not_timed
+from pyqd.services.syncer import Job, Range, no_bug_handler, not_timed
 
 # A topic's log, and its channels with their parked logs, that a start finds again by name.
 Names = tuple[Log | Channel, ...]
+
+logger = logging.getLogger(__name__)
 
 
 class Round:
@@ -34,14 +39,15 @@ class Round:
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
-        self.outcome: AsyncResult[StorageError | None] = AsyncResult()
+        self.outcome: AsyncResult[BaseException | None] = AsyncResult()
 
 
 class GroupCommit:
     """Makes topics durable for whoever waits, one sync at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
-    the end of the loop's pass. on_timed: is told how many seconds each sync took.
+    the end of the loop's pass. on_timed: is told how many seconds each sync took. on_bug: is called with what went
+    wrong where that is no StorageError.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class GroupCommit:
     ) -> None:
         self._broker = broker
         self.on_timed: Callable[[float], None] = not_timed
+        self.on_bug: Callable[[BaseException], None] = no_bug_handler
         self._in_background = in_background
         self._soon = soon
         self._gathering: Round | None = None
@@ -59,7 +66,10 @@ class GroupCommit:
         self._named: dict[Topic, Names] = {}
 
     def wait(self, topics: Iterable[Topic]) -> None:
-        """Return when all that the topics have accepted is on stable storage. Raises: StorageError. Switches: yes."""
+        """Return when all that the topics have accepted is on stable storage. Switches: yes.
+
+        Raises: StorageError; and what else ended the round, which is a bug.
+        """
         if self._gathering is None:
             self._gathering = Round()
             if not self._running:
@@ -74,31 +84,42 @@ class GroupCommit:
         gathered = self._gathering
         assert gathered is not None, "a round without anyone in it"
         self._gathering = None
-        topics = list(gathered.topics)
-        job, named = self._job(topics)
+        try:
+            job, named = self._job(list(gathered.topics))
 
-        def done(_result: Any, error: BaseException | None) -> None:
-            if error is None:
-                job.note()
-                self.on_timed(job.took_s)
-                self._named.update(named)
-                self._broker.note_synced()
+            def done(_result: Any, error: BaseException | None) -> None:
+                self._finish(gathered, error or self._note(job, named))
+
+            self._in_background(lambda: job.run(self._broker.files), done)
+        except Exception as error:
             self._finish(gathered, error)
 
-        self._in_background(lambda: job.run(self._broker.files), done)
+    def _note(self, job: Job, named: dict[Topic, Names]) -> Exception | None:
+        """Note that a job is done. Returns: what went wrong in that."""
+        try:
+            job.note()
+            self.on_timed(job.took_s)
+            self._named.update(named)
+            self._broker.note_synced()
+        except Exception as error:
+            return error
+        return None
 
     def _finish(self, finished: Round, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, StorageError):
-            self._running = False
-            finished.outcome.set_exception(error)
-            raise error
-        if isinstance(error, StorageError):
-            self._broker.note_failed_sync(error)
+        """Wake those who wait for a round, and begin the next."""
+        if finished.outcome.ready():
+            return
         finished.outcome.set(error)
         if self._gathering is None:
             self._running = False
         else:
             self._soon(self._start)
+        if error is None:
+            return
+        self._broker.note_failed_sync(error)
+        if not isinstance(error, StorageError):
+            logger.critical("a group commit went wrong", exc_info=error)
+            self.on_bug(error)
 
     def _job(self, topics: list[Topic]) -> tuple[Job, dict[Topic, Names]]:
         """Gather what is dirty of the topics. Returns: that, and the names that are durable when it is done."""

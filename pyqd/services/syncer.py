@@ -17,6 +17,7 @@ Source: docs/storage.md, "Durability on power loss"; msync(2).
 """
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +49,8 @@ COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
 
 Mark = tuple[Any, ...]
+
+logger = logging.getLogger(__name__)
 
 
 class Range(NamedTuple):
@@ -182,6 +185,10 @@ def not_timed(_took_s: float) -> None:
     """Do nothing with the time that a sync took."""
 
 
+def no_bug_handler(_error: BaseException) -> None:
+    """Leave it at the log and the health: nobody is there to end."""
+
+
 def mark_of(topic: Topic) -> Mark:
     """Return numbers that are others whenever something of the topic's files has changed."""
     mark: list[Any] = [topic.mapping, topic.log.end, topic.end, topic.paused]
@@ -200,13 +207,15 @@ class Syncer:
     """Makes the broker's data durable while it runs.
 
     in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
-    on_timed: is told how many seconds each job took.
+    on_timed: is told how many seconds each job took. on_bug: is called with what went wrong where that is no
+    StorageError; health is bad from then on, and the next sync is tried as ever.
     """
 
     def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._broker = broker
         broker.parks_durably = True
         self.on_timed: Callable[[float], None] = not_timed
+        self.on_bug: Callable[[BaseException], None] = no_bug_handler
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
         self._wanted = Event()
@@ -281,8 +290,14 @@ class Syncer:
 
     def _do_all(self, jobs: Iterable[Job], in_thread: Callable[[Callable[[], None]], None]) -> bool:
         failed_count = 0
-        for job in jobs:
-            failed_count += not self._do(job, in_thread)
+        try:
+            for job in jobs:
+                failed_count += not self._do(job, in_thread)
+        except Exception as error:
+            self._broker.note_failed_sync(error)
+            logger.critical("a sync went wrong", exc_info=error)
+            self.on_bug(error)
+            return False
         if failed_count == 0:
             self._broker.note_synced()
         return failed_count == 0

@@ -39,7 +39,7 @@ class Held:
             self.come.clear()
         try:
             job()
-        except StorageError as error:
+        except Exception as error:
             done(None, error)
         else:
             done(None, None)
@@ -232,3 +232,56 @@ def test_the_syncer_beside_it_finds_nothing_more_to_write_of_the_log(
     files.taken()
     assert Syncer(broker, run_here).sync_dirty()
     assert "t.topic/log/*.seg" not in files.taken()
+
+
+class BrokenError(Exception):
+    """What no disk raises."""
+
+
+def raise_bug(*_args: object) -> None:
+    raise BrokenError("not what was thought of")
+
+
+def test_a_bug_in_a_job_wakes_all_that_wait_and_the_next_round_begins(
+    broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
+) -> None:
+    bugs: list[BaseException] = []
+    commit.on_bug = bugs.append
+    topic = broker.topic("t")
+    files.on_sync = lambda: raise_bug()
+    first = publish(commit, topic)
+    assert held.come.wait(WAIT_S)
+    late = publish(commit, topic)
+    held.finish_one()
+    with pytest.raises(BrokenError):
+        first.get(timeout=WAIT_S)
+    assert [type(bug) for bug in bugs] == [BrokenError]
+    assert broker.health().startswith("NOK - not what was thought of")
+    files.on_sync = lambda: None
+    held.finish_one()
+    late.get(timeout=WAIT_S)
+    assert topic.log.synced_end == 2
+    after = publish(commit, topic)
+    held.finish_one()
+    after.get(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("where", ["_job", "on_timed", "_in_background"])
+def test_a_bug_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
+    broker: Broker, held: Held, commit: GroupCommit, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs: list[BaseException] = []
+    commit.on_bug = bugs.append
+    topic = broker.topic("t")
+    with monkeypatch.context() as broken:
+        broken.setattr(commit, where, raise_bug)
+        first = publish(commit, topic)
+        if where == "on_timed":
+            held.finish_one()
+        with pytest.raises(BrokenError):
+            first.get(timeout=WAIT_S)
+    assert [type(bug) for bug in bugs] == [BrokenError]
+    after = publish(commit, topic)
+    held.finish_one()
+    after.get(timeout=WAIT_S)
+    assert topic.log.synced_end == 2

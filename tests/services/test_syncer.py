@@ -325,3 +325,58 @@ def test_a_sync_runs_in_a_thread_after_the_timeout(tmp_path: Path, files: Record
     gevent.sleep(0)
     assert any(path.endswith("t.topic/state") for path in files.taken())
     broker.close()
+
+
+def test_a_bug_in_a_sync_is_told_of_and_the_next_sync_is_tried(broker: Broker, files: RecordingFiles) -> None:
+    class BrokenError(Exception):
+        """What no disk raises."""
+
+    def fail() -> None:
+        raise BrokenError("not what was thought of")
+
+    told: list[BaseException] = []
+    come = Event()
+    syncer = Syncer(broker, run_here)
+
+    def on_bug(error: BaseException) -> None:
+        told.append(error)
+        come.set()
+
+    syncer.on_bug = on_bug
+    files.on_sync = fail
+    syncer.start()
+    gevent.sleep(0)
+    for _ in range(3):
+        publish(broker, "t")
+    syncer.note()
+    assert come.wait(10)
+    assert [type(error) for error in told] == [BrokenError]
+    assert broker.health() == "NOK - not what was thought of"
+    log = broker.topic("t").log
+    assert log.synced_end < log.end
+    files.on_sync = lambda: None
+    for _ in range(3):
+        publish(broker, "t")
+    syncer.note()
+    with gevent.Timeout(10):
+        while log.synced_end != log.end:
+            gevent.sleep(0.01)
+    assert broker.health() == "OK"
+    syncer.stop()
+    gevent.sleep(0)
+
+
+def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[BaseException] = []
+    syncer.on_bug = told.append
+    publish(broker, "t")
+
+    def fail() -> None:
+        raise AssertionError("a broken invariant")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(broker.topic("t"), "settle_burials", fail)
+        assert not syncer.sync_dirty()
+    assert [str(error) for error in told] == ["a broken invariant"]
+    assert broker.health().startswith("NOK")
+    assert syncer.sync_dirty()
