@@ -1,34 +1,38 @@
 """What a message costs the daemon: CPU time, of user and system apart, and instructions. `python -m bench.cost`.
 
-CPU time is that of `/proc/PID/stat` over the load, see bench/README.md. Instructions are those of a whole run, start
-and stop included, at two sizes of the load; what the larger one has more, by the messages that it has more, is the cost
-of one. They are counted by the processor where `perf stat` may, else by valgrind's callgrind, under which the daemon is
-some fifty times as slow: more arrives in a pass, and the figure is that of a busy daemon. Those of the kernel are not
-counted.
+Both are those of a whole run, start and stop included, at two sizes of the load; what the larger one has more, by the
+messages that it has more, is the cost of one. Where a channel is filled first, what filling it costs is taken off.
 
-Sources: perf-stat(1); the manual of callgrind.
+CPU time is what getrusage tells of the daemon when it has ended, in microseconds. Instructions are counted by the
+processor where `perf stat` may, else by valgrind's callgrind, under which the daemon is some fifty times as slow: more
+arrives in a pass, and the figure is that of a busy daemon. Those of the kernel are not counted.
+
+Sources: getrusage(2), RUSAGE_CHILDREN; perf-stat(1); the manual of callgrind.
 """
 
 import argparse
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from bench import runner
 from bench.cli import choose_cores
+from bench.procfs import CpuTime
 from bench.server import Target
 from bench.setting import Setting
 from bench.workloads import Workload, find
 
-# Each with the messages that the smaller of two counted loads has; the larger has ADDED times as many more.
+# Each with the messages that the smaller of two loads has whose instructions are counted.
 COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}
+# The larger of two loads has so many times as many messages more.
 ADDED = 4
 EVENT = "instructions:u"
 DAEMON = (sys.executable, "-m", "pyqd.apps.daemon")
@@ -98,44 +102,89 @@ def find_counter() -> Counter:
     )
 
 
+def run_whole(workload: Workload, target: Target, setting: Setting) -> None:
+    """Run it on a fresh daemon, which has ended and was waited for when this returns. Raises: CostError."""
+    result = runner.run_once(workload, target, setting)
+    if result.problem:
+        raise CostError(result.problem)
+
+
+def cpu_of_run(workload: Workload, setting: Setting) -> CpuTime:
+    """Return the CPU time of the daemon from fork to end. Raises: CostError."""
+    # Of all children that ended, but no other ends meanwhile.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_whole(workload, Target.parse("pyqd"), setting)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return CpuTime(user_s=after.ru_utime - before.ru_utime, system_s=after.ru_stime - before.ru_stime)
+
+
 def count_run(workload: Workload, counter: Counter, setting: Setting) -> int:
     """Return the instructions of one run. Raises: CostError."""
     with tempfile.TemporaryDirectory(prefix="bench-cost-") as directory:
         counted = Path(directory) / "counted"
-        result = runner.run_once(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.target(counted), setting)
-        if result.problem:
-            raise CostError(f"{workload.name} under {counter.name}: {result.problem}")
+        try:
+            run_whole(replace(workload, deadline_s=COUNT_DEADLINE_S), counter.target(counted), setting)
+        except CostError as error:
+            raise CostError(f"under {counter.name}: {error}") from None
         return counter.read(counted)
+
+
+def of_one_more(workload: Workload, fewer: float, measure: Callable[[Workload], Sequence[float]]) -> list[float]:
+    """Return what one more message takes, for each figure that measure returns of a whole run. Raises: CostError.
+
+    fewer: messages of the smaller load, rounded to a multiple of the batch.
+    """
+    few_messages = workload.batch * max(1, round(fewer / workload.batch))
+    added_messages = few_messages * ADDED
+    few = measure(replace(workload, messages=few_messages))
+    many = measure(replace(workload, messages=few_messages + added_messages))
+    figures = [(more - less) / added_messages for less, more in zip(few, many, strict=True)]
+    if workload.kind != "consume":
+        return figures
+    filling = of_one_more(replace(workload, kind="publish", existing=True), fewer, measure)
+    return [both - fill for both, fill in zip(figures, filling, strict=True)]
 
 
 def instructions_per_message(workload: Workload, counter: Counter, setting: Setting, scale: float = 1.0) -> float:
     """Return what one more message takes. scale: of the two loads. Raises: CostError."""
-    fewer = workload.batch * max(1, round(COUNTED_MESSAGES[workload.name] * scale / workload.batch))
-    more = fewer * (1 + ADDED)
-    few = count_run(replace(workload, messages=fewer), counter, setting)
-    many = count_run(replace(workload, messages=more), counter, setting)
-    return (many - few) / (more - fewer)
+    fewer = COUNTED_MESSAGES[workload.name] * scale
+    return of_one_more(workload, fewer, lambda load: (count_run(load, counter, setting),))[0]
 
 
-def cpu_row(workload: Workload, repeat: int, setting: Setting) -> tuple[float, float, float]:
-    """Return the medians of CPU, user and system time, ns per message. Raises: CostError."""
-    results = [runner.run_once(workload, Target.parse("pyqd"), setting) for _ in range(repeat)]
-    for result in results:
-        if result.problem:
-            raise CostError(f"{workload.name}: {result.problem}")
-    total, user, system = (
-        median(result.figures[key] for result in results) for key in ("cpu_ns", "user_ns", "system_ns")
-    )
-    return total, user, system
+def cpu_per_message(
+    workload: Workload, setting: Setting, repeat: int, scale: float = 1.0
+) -> tuple[float, float, float]:
+    """Return the medians of what one more message takes: CPU, user and system time, ns. Raises: CostError."""
+
+    def measure(load: Workload) -> tuple[float, float, float]:
+        spent = cpu_of_run(load, setting)
+        return spent.total_s * 1e9, spent.user_s * 1e9, spent.system_s * 1e9
+
+    fewer = workload.messages * scale / (1 + ADDED)
+    totals, users, systems = zip(*(of_one_more(workload, fewer, measure) for _ in range(repeat)), strict=True)
+    return median(totals), median(users), median(systems)
+
+
+def at_least_one(text: str) -> int:
+    """Raises: ValueError, argparse.ArgumentTypeError."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} runs: at least one is needed")
+    return count
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=(__doc__ or "").partition("\n")[0])
     names = list(COUNTED_MESSAGES)
     parser.add_argument("-w", "--workload", action="append", choices=names, help="this one only; may be repeated")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of which the medians are taken (3)")
+    parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of which the medians are taken (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the messages")
-    parser.add_argument("--count", choices=("auto", "only", "no"), default="auto", help="instructions (auto: both)")
+    parser.add_argument(
+        "--count",
+        choices=("auto", "only", "no"),
+        default="auto",
+        help="instructions: beside CPU time, where something counts them (auto); alone; or not",
+    )
     parser.add_argument("--server-core", type=int, help="core of the daemon (default: the first this process may use)")
     parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
     parser.add_argument("--unpinned", action="store_true", help="leave both to the kernel; figures are then rough")
@@ -143,35 +192,48 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row for each workload. Returns: 1 when a run failed or there is nothing to count with, else 0."""
+    """Print a row for each workload.
+
+    Returns: 1 when a run failed, or when instructions alone were asked for and nothing counts them, else 0.
+    """
     arguments = make_parser().parse_args(argv)
     setting = Setting(cores=choose_cores(arguments))
     runner.pin_generator(setting.cores)
     counter: Counter | None = None
-    failed = False
+    uncounted = ""
     if arguments.count != "no":
         try:
             counter = find_counter()
         except CostError as error:
-            print(f"no instructions: {error}", file=sys.stderr)
-            failed = True
-    by = f"instructions by {counter.name}" if counter else ""
-    print(f"{'per message':12} {'CPU, ns':>9} {'user, ns':>9} {'system, ns':>11} {by}", flush=True)
-    for name in arguments.workload or COUNTED_MESSAGES:
-        workload = find(name)
-        try:
-            times = "" if arguments.count == "only" else cpu_cells(workload, arguments, setting)
-            count = counter and f"{instructions_per_message(workload, counter, setting, arguments.scale):,.0f}"
-            print(f"{name:12} {times:31} {count or '':>{len(by)}}", flush=True)
-        except CostError as error:
-            print(f"{name:12} failed: {error}", flush=True)
-            failed = True
+            uncounted = f"no instructions: {error}"
+    failed = print_table(arguments, counter, setting) if counter or arguments.count != "only" else True
+    if uncounted:
+        print(uncounted, file=sys.stderr)
     return int(failed)
 
 
-def cpu_cells(workload: Workload, arguments: argparse.Namespace, setting: Setting) -> str:
-    total, user, system = cpu_row(workload.scaled(arguments.scale), arguments.repeat, setting)
-    return f"{total:9,.0f} {user:9,.0f} {system:11,.0f}"
+def print_table(arguments: argparse.Namespace, counter: Counter | None, setting: Setting) -> bool:
+    """Print the rows; return whether a run failed."""
+    by = f"instructions by {counter.name}" if counter else ""
+    print(f"{'per message':12} {'CPU, ns':>9} {'user, ns':>9} {'system, ns':>11} {by}".rstrip(), flush=True)
+    failed = False
+    for name in arguments.workload or COUNTED_MESSAGES:
+        workload = find(name)
+        times = count = problem = ""
+        try:
+            if arguments.count != "only":
+                cpu, user, system = cpu_per_message(workload, setting, arguments.repeat, arguments.scale)
+                times = f"{cpu:9,.0f} {user:9,.0f} {system:11,.0f}"
+            if counter:
+                count = f"{instructions_per_message(workload, counter, setting, arguments.scale):,.0f}"
+        except CostError as error:
+            problem = f"{name:12} failed: {error}"
+            failed = True
+        if times or count:
+            print(f"{name:12} {times:31} {count:>{len(by)}}".rstrip(), flush=True)
+        if problem:
+            print(problem, flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ STIME_FIELD = 12
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU time of a whole process, all threads, in seconds; the kernel rounds each part to one tick (10 ms)."""
+    """CPU time of a whole process, all threads, in seconds."""
 
     user_s: float
     system_s: float
@@ -39,6 +39,7 @@ class Memory:
 
 
 def read_cpu_time(pid: int) -> CpuTime:
+    """Return what a process that runs has used so far; the kernel rounds each part to one tick (10 ms)."""
     # The name may contain blanks and parentheses; the last ")" ends it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return CpuTime(
