@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from bench import stock, upgraded
+from bench import accounts, stock, upgraded
+from bench.accounts import Account
 from bench.connections import Connections, Handshake, HandshakeError, create_channel
 from bench.deliveries import Deliveries
 from bench.loadgen import Load, LoadError
@@ -59,24 +60,36 @@ def channel_problems(report: LoadReport) -> list[str]:
     ]
 
 
-def consumption_result(workload: Workload, target: Target, report: LoadReport, figures: dict[str, float]) -> Result:
+def consumption_account(target: Target, server: Server, report: LoadReport) -> Account:
+    """Ask the server what it has left. A sink cannot tell, and what was not delivered is known to be left."""
+    if target.program == "sink" or report.timed_out:
+        return Account()
+    return accounts.of_consumption(server, TOPIC, report.messages)
+
+
+def consumption_result(
+    workload: Workload, target: Target, report: LoadReport, account: Account, figures: dict[str, float]
+) -> Result:
     losses = report.messages * len(report.channels) - report.unique
+    duplicates = report.duplicates + account.duplicates
     wrong = []
     if report.timed_out:
         wrong.append(f"not complete after {report.elapsed_s:.1f} s")
-    if losses or report.duplicates or report.foreign:
-        wrong.append(f"{losses} lost, {report.duplicates} twice, {report.foreign} never published")
+    if losses or duplicates or report.foreign:
+        wrong.append(f"{losses} lost, {duplicates} twice, {report.foreign} never published")
     if len(report.channels) > 1:
         wrong += channel_problems(report)
+    if account.problem:
+        wrong.append(account.problem)
     return Result(
         workload=workload.name,
         target=target.name,
         messages=report.messages,
         losses=losses,
-        duplicates=report.duplicates,
+        duplicates=duplicates,
         foreign=report.foreign,
         problem="; ".join(wrong),
-        figures=figures,
+        figures={**figures, "lost_count": float(losses), "twice_count": float(duplicates)},
     )
 
 
@@ -104,16 +117,29 @@ def open_subscribers(workload: Workload, server: Server, count: int, channel: st
     return Connections.open(server.tcp_address, count, handshake, timeout_s=OPEN_TIMEOUT_S)
 
 
-def run_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Publish into a topic without channels, or with one that nobody consumes."""
-    if workload.existing:
-        create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
+def publish(workload: Workload, server: Server, setting: Setting) -> tuple[LoadReport, Meter]:
     load = new_load(workload)
     with open_publishers(workload, server) as connections:
         add_publishers(load, workload, connections)
         with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
-    return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
+    return report, meter
+
+
+def run_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
+    """Publish into a topic without channels, or with one that nobody consumes."""
+    if workload.existing:
+        create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
+    report, meter = publish(workload, server, setting)
+    return publication_result(workload, target, server, report, meter)
+
+
+def fill(workload: Workload, target: Target, server: Server, setting: Setting) -> tuple[Result, float]:
+    """Publish into a channel that exists already and let the server come to rest; return the seconds of that too."""
+    create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
+    report, meter = publish(workload, server, setting)
+    settled_s = settle(server)
+    return publication_result(workload, target, server, report, meter), settled_s
 
 
 def run_http_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
@@ -130,44 +156,57 @@ def run_http_publish(workload: Workload, target: Target, server: Server, setting
         )
         with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
-    return publication_result(workload, target, report, load_figures(report, meter, report.published_s))
+    return publication_result(workload, target, server, report, meter)
 
 
-def publication_result(workload: Workload, target: Target, report: LoadReport, figures: dict[str, float]) -> Result:
-    losses = report.messages - report.confirmed
+def publication_account(workload: Workload, target: Target, server: Server, report: LoadReport) -> Account:
+    """Ask the server what became of a load once all of it was answered; a sink cannot tell more than its answers."""
+    unconfirmed = report.messages - report.confirmed
+    if unconfirmed:
+        return Account(losses=unconfirmed, problem=f"{unconfirmed} not confirmed after {report.elapsed_s:.1f} s")
+    if target.program == "sink":
+        return Account()
+    return accounts.of_publication(server, TOPIC, report.messages, deferred=workload.defer_ms > 0)
+
+
+def publication_result(workload: Workload, target: Target, server: Server, report: LoadReport, meter: Meter) -> Result:
+    account = publication_account(workload, target, server, report)
+    figures = load_figures(report, meter, report.published_s)
+    figures["lost_count"] = float(account.losses)
+    # Nobody knows what a sink took in twice.
+    if target.program != "sink":
+        figures["twice_count"] = float(account.duplicates)
     return Result(
         workload=workload.name,
         target=target.name,
         messages=report.messages,
-        losses=losses,
-        problem=f"{losses} not confirmed after {report.elapsed_s:.1f} s" if losses else "",
+        losses=account.losses,
+        duplicates=account.duplicates,
+        problem=account.problem,
         figures=figures,
     )
 
 
 def run_consume(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
     """Fill a channel that exists already, let the server come to rest, and consume it."""
-    create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
-    filled = run_publish(workload, target, server, setting)
+    filled, settled_s = fill(workload, target, server, setting)
     if filled.problem:
         return filled
-    settled_s = settle(server)
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
     with open_subscribers(workload, server, workload.consumers) as connections:
         load.add_consumers(connections.fds(), rdy=workload.rdy)
         with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(report, meter, report.consumed_s)
-    return consumption_result(workload, target, report, {**figures, "settled_s": settled_s})
+    account = consumption_account(target, server, report)
+    return consumption_result(workload, target, report, account, {**figures, "settled_s": settled_s})
 
 
 def run_consume_upgraded(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
     """As run_consume, on connections that are encrypted or compressed; the channel is filled by plain ones."""
-    create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
-    filled = run_publish(workload, target, server, setting)
+    filled, settled_s = fill(workload, target, server, setting)
     if filled.problem:
         return filled
-    settled_s = settle(server)
     deliveries = Deliveries(workload.messages)
     consumers = upgraded.subscribe(
         server.tcp_address, workload.upgrade, workload.consumers, TOPIC, CHANNEL, deliveries, OPEN_TIMEOUT_S
@@ -178,7 +217,8 @@ def run_consume_upgraded(workload: Workload, target: Target, server: Server, set
     finally:
         upgraded.close(consumers)
     figures = load_figures(report, meter, report.consumed_s)
-    return consumption_result(workload, target, report, {**figures, "settled_s": settled_s})
+    account = consumption_account(target, server, report)
+    return consumption_result(workload, target, report, account, {**figures, "settled_s": settled_s})
 
 
 def run_end_to_end(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
@@ -196,7 +236,8 @@ def run_end_to_end(workload: Workload, target: Target, server: Server, setting: 
         with metered(server) as meter:
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(report, meter, report.sent_s if workload.rate_per_s else report.consumed_s)
-    return consumption_result(workload, target, report, {**figures, "published_s": report.published_s})
+    account = consumption_account(target, server, report)
+    return consumption_result(workload, target, report, account, {**figures, "published_s": report.published_s})
 
 
 def run_fan_out(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
@@ -214,7 +255,8 @@ def run_fan_out(workload: Workload, target: Target, server: Server, setting: Set
     if report.published_s and report.consumed_s:
         figures["published_per_s"] = report.messages / report.published_s
         figures["delivered_per_s"] = report.unique / report.consumed_s
-    return consumption_result(workload, target, report, {**figures, "published_s": report.published_s})
+    account = consumption_account(target, server, report)
+    return consumption_result(workload, target, report, account, {**figures, "published_s": report.published_s})
 
 
 def run_deferred(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
@@ -233,7 +275,10 @@ def run_deferred(workload: Workload, target: Target, server: Server, setting: Se
             report = load.run(workload.deadline_s, spin=setting.cores.generator is not None)
     figures = load_figures(replace(report, deliveries=Latency()), meter, report.sent_s)
     lateness = latency_values("lateness", report.deliveries)
-    return consumption_result(workload, target, report, {**figures, **lateness, "early_count": float(report.early)})
+    account = consumption_account(target, server, report)
+    return consumption_result(
+        workload, target, report, account, {**figures, **lateness, "early_count": float(report.early)}
+    )
 
 
 def idle_figures(before: Memory, after: Memory, count: int) -> dict[str, float]:

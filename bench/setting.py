@@ -56,7 +56,8 @@ class Setting:
 class Result:
     """One run.
 
-    losses: messages not confirmed (publish), or published but never delivered (the others).
+    losses: messages not confirmed, or confirmed but not kept by the server (publish), or published but never delivered
+    (the others).    duplicates: kept or delivered once more than published
     problem: why the run counts as failed; "" when it does not.
     figures: by the names in bench.figures.FIGURES.
     """

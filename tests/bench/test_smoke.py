@@ -1,6 +1,5 @@
 """Every workload in a tiny size through a real server: what is measured here is whether measuring works."""
 
-import importlib.util
 import json
 import math
 import urllib.request
@@ -12,28 +11,18 @@ import pytest
 pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cli, figures, runner, stock
+from bench.accounts import Account
 from bench.connections import Connections, Handshake, HandshakeError
 from bench.outcome import ChannelCount, LoadReport
 from bench.server import Server, ServerError, Target, running
 from bench.setting import Cores, Result, Setting
 from bench.workloads import WORKLOADS, Workload, find
+from tests.bench.brokers import broker
 
 # Some thousand messages, a dozen idle connections.
 SCALE = 0.0025
 # Nothing is pinned: tests share their cores with others.
 SETTING = Setting(cores=Cores())
-
-
-def broker(request: pytest.FixtureRequest, name: str) -> Target:
-    """Return the target of that name; skip the test when it is not there."""
-    if name == "nsqd":
-        path = request.config.getoption("--nsqd")
-        if path is None:
-            pytest.skip("no nsqd was given")
-        return Target.parse(path)
-    if name == "pyqd" and importlib.util.find_spec("pyqd.apps.daemon") is None:
-        pytest.skip("this tree has no daemon")
-    return Target.parse(name)
 
 
 @pytest.fixture(params=["pyqd", "sink", "sink-store", "nsqd"])
@@ -89,7 +78,7 @@ def test_a_loss_in_one_channel_and_a_duplicate_in_another_do_not_cancel_out() ->
         timed_out=False,
         channels=counts,
     )
-    result = runner.consumption_result(find("fanout-16"), Target.parse("sink"), load_report, {})
+    result = runner.consumption_result(find("fanout-16"), Target.parse("sink"), load_report, Account(), {})
     assert (result.losses, result.duplicates) == (1, 1)
     assert "channel 1: 1 lost, 0 twice, 0 foreign; channel 2: 0 lost, 1 twice, 0 foreign" in result.problem
 
