@@ -15,7 +15,9 @@ Invariants:
    would then never be delivered.
 
 The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
-old one by rename(2). Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be
+old one by rename(2), once it is on stable storage: else a power failure could leave the name with nothing but zeros
+behind it. The loop waits for that sync, of 12 KiB at first, later of up to a quarter of a byte for each message of the window. It is
+rare, as the ring doubles; going on meanwhile would need two files of which a start had to choose. Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be
 stored by one instruction); one bit array per segment (a FIN would have to find the segment first).
 """
 
@@ -36,7 +38,7 @@ from pyqd.hot.crc32c cimport crc32c
 from pyqd.hot.mapping cimport Mapping, store_barrier
 
 from pyqd.diskqueue.damage import set_aside
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
@@ -269,7 +271,7 @@ cdef class Ledger:
         return 0
 
     cdef int grow(self, uint64_t ordinal) except -1:
-        """Replace the ring by one that reaches the ordinal. Raises: StorageError (nothing changed)."""
+        """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
         cdef uint64_t capacity = self.capacity_bits
         cdef uint64_t floor = self.header.floor
         cdef Mapping mapping
@@ -283,6 +285,14 @@ cdef class Ledger:
         ring_copy(
             self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
             floor, floor + self.capacity_bits)
+        # So it is, once the file has the name.
+        header.trusted_below = floor + capacity
+        if self.path is not None:
+            try:
+                self.files.sync(mapping, 0, mapping.size_bytes)
+            except StorageError:
+                self.files.remove(self.path + GROWING)
+                raise
         self.replace_file(mapping)
         return 0
 

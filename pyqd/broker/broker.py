@@ -14,6 +14,7 @@ from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount, set_aside
 from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.syncs import Syncs
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
@@ -102,6 +103,7 @@ class Broker:
         self.sync_failure_count = 0
         self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
+        self.syncs = Syncs(self.files, self.root)
         self.room = Room(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
         self.epoch = 0
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
@@ -245,7 +247,7 @@ class Broker:
 
         def retire() -> None:
             try:
-                self.files.sync(segment.mapping, 0, PAGE_BYTES)
+                self.syncs.sync(segment.mapping, 0, PAGE_BYTES)
             except StorageError:
                 self.files.remove(path)
                 raise

@@ -280,13 +280,13 @@ class Space:
         except StorageError as error:
             logger.warning("TOPIC(%s): a drained segment stays - %s", self.topic.name, error)
             return
-        mapping, files = log.active.mapping, self.topic.files
+        mapping, syncs = log.active.mapping, self.topic.broker.syncs
 
         def sync() -> StorageError | None:
             try:
-                files.sync(mapping, 0, SEGMENT_BYTES_MIN)
+                syncs.sync(mapping, 0, SEGMENT_BYTES_MIN)
                 if mapping.path is not None:
-                    files.sync_directory(os.path.dirname(mapping.path))
+                    syncs.files.sync_directory(os.path.dirname(mapping.path))
             except StorageError as error:
                 return error
             return None

@@ -161,6 +161,11 @@ class Files:
             error = _ffi.errno
             raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
 
+    def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Have the next sync write a page-aligned range, whatever the kernel takes for written; blocks likewise."""
+        if mapping.path is not None and length_bytes > 0:
+            mapping.dirty_again(start_bytes, length_bytes)
+
     def sync_file_system(self, path: str) -> bool:
         """Write all of the file system that a path lies in to stable storage; blocks, with the lock released.
 

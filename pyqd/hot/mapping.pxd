@@ -9,11 +9,28 @@ cdef extern from *:
     # stored into a shared mapping is in the page cache; so program order is what recovery finds.
     void store_barrier "pyqd_barrier" () noexcept nogil
 
+cdef extern from *:
+    """
+    /* Not __atomic_fetch_or: a compiler may make a mere load of an "or 0". */
+    static inline void pyqd_store_again(char *at) {
+    #if defined(__x86_64__)
+        __asm__ volatile("lock; orb $0, %0" : "+m"(*at) : : "memory");
+    #else
+        char is = __atomic_load_n(at, __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n((volatile char *) at, &is, is, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    #endif
+    }
+    """
+    # Stores the byte that is there, without losing what another thread stores meanwhile.
+    void store_again "pyqd_store_again" (char* at) noexcept nogil
+
 cdef class Mapping:
     cdef char* base                      # owned; page aligned
     cdef readonly uint64_t size_bytes
     cdef readonly str path               # None for anonymous memory
     cdef int fd                          # owned, open for writing; -1: none
     cdef bint fd_refused                 # it could not be opened
+    cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
+    cdef public uint64_t healed_syncs    # how many of these a sync has made good
 
     cdef void close(self) noexcept

@@ -24,9 +24,10 @@ from gevent.event import AsyncResult
 from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
 from pyqd.broker.channel import PARKED_LOG, Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.diskqueue.syncs import dirty_range
 from pyqd.hot.log import Log
 from pyqd.primitives.errors import StorageError
-from pyqd.services.syncer import Job, Range, no_bug_handler, not_timed
+from pyqd.services.syncer import Job, no_bug_handler, not_timed
 
 # A topic's log, and its channels with their parked logs, that a start finds again by name.
 Names = tuple[Log | Channel, ...]
@@ -90,7 +91,7 @@ class GroupCommit:
             def done(_result: Any, error: BaseException | None) -> None:
                 self._finish(gathered, error or self._note(job, named))
 
-            self._in_background(lambda: job.run(self._broker.files), done)
+            self._in_background(lambda: job.run(self._broker.syncs), done)
         except Exception as error:
             self._finish(gathered, error)
 
@@ -123,14 +124,14 @@ class GroupCommit:
 
     def _job(self, topics: list[Topic]) -> tuple[Job, dict[Topic, Names]]:
         """Gather what is dirty of the topics. Returns: that, and the names that are durable when it is done."""
-        job = Job(self._broker.root)
+        job = Job()
         named = {}
         for gone in [topic for topic in self._named if topic.exiting]:
             del self._named[gone]
         for topic in topics:
             if topic.exiting or topic.directory is None:
                 continue
-            job.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
+            job.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
             job.add_log(topic.log)
             job.topics.append(topic)
             known = self._named.get(topic, ())

@@ -116,7 +116,7 @@ class AdminRoutes:
 
         def sync() -> None:
             for mapping, length_bytes in ranges:
-                self.broker.files.sync(mapping, 0, length_bytes)
+                self.broker.syncs.sync(mapping, 0, length_bytes)
 
         self.wait_for(sync)
 

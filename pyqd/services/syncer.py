@@ -13,7 +13,7 @@ finish the records it was parked from, and they are on stable storage after the 
 
 Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
 
-Source: docs/storage.md, "Durability on power loss"; msync(2).
+Source: docs/storage.md, "Syncs"; msync(2).
 """
 
 import errno
@@ -29,10 +29,9 @@ from gevent.event import Event
 from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import LOG_DIRECTORY, Topic
-from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
-from pyqd.hot.mapping import Mapping
 from pyqd.hot.parked import Parked
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import StorageError
@@ -51,14 +50,6 @@ SECOND_NS = 1_000_000_000
 Mark = tuple[Any, ...]
 
 logger = logging.getLogger(__name__)
-
-
-class Range(NamedTuple):
-    """Bytes of a mapping, from a page's start."""
-
-    mapping: Mapping
-    start_bytes: int
-    length_bytes: int
 
 
 class SyncedLedger(NamedTuple):
@@ -90,10 +81,9 @@ class SyncedLog(NamedTuple):
 
 
 class Job:
-    """Some topics' dirty bytes, gathered on the loop and written in a thread. root: of the data directory."""
+    """Some topics' dirty bytes, gathered on the loop and written in a thread."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self) -> None:
         self.marks: list[tuple[str, Mark]] = []
         self.directories: list[str] = []
         self.ranges: list[Range] = []
@@ -106,7 +96,7 @@ class Job:
     def add(self, topic: Topic, mark: Mark, fresh: bool) -> None:
         """Gather what of a topic is dirty. fresh: its names may not be durable yet either."""
         self.marks.append((topic.name, mark))
-        self.ranges.append(Range(topic.mapping, 0, topic.mapping.size_bytes))
+        self.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
         if fresh:
             assert topic.directory is not None
             self.directories += [topic.directory, os.path.join(topic.directory, LOG_DIRECTORY)]
@@ -132,32 +122,32 @@ class Job:
     def add_ledger(self, ledger: Ledger) -> None:
         """Gather a ledger, all of it."""
         mapping, length_bytes = ledger.sync_target()
-        self.ranges.append(Range(mapping, 0, length_bytes))
+        self.ranges.append(dirty_range(mapping, 0, length_bytes))
         self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count))
 
     def add_log(self, log: Log) -> None:
         """Gather what of a log is dirty."""
         ranges, end = log.dirty_ranges()
-        self.ranges += [Range(segment.mapping, start, length) for segment, start, length in ranges]
+        self.ranges += [dirty_range(segment.mapping, start, length) for segment, start, length in ranges]
         self.logs.append(SyncedLog(log, ranges, end))
         # A segment that was never synced may be a new file.
         if log.directory is not None and any(start == 0 for _, start, _ in ranges):
             self.directories.append(log.directory)
 
-    def run(self, files: Files) -> None:
+    def run(self, syncs: Syncs) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
         started_s = time.perf_counter()
-        if len(self.ranges) < RANGES_MANY or not files.sync_file_system(self.root):
-            self.run_singly(files)
+        if len(self.ranges) < RANGES_MANY or not syncs.sync_file_system(self.ranges):
+            self.run_singly(syncs)
         self.took_s = time.perf_counter() - started_s
 
-    def run_singly(self, files: Files) -> None:
+    def run_singly(self, syncs: Syncs) -> None:
         """Write each range and directory by itself."""
-        for mapping, start_bytes, length_bytes in self.ranges:
-            files.sync(mapping, start_bytes, length_bytes)
+        for each in self.ranges:
+            syncs.sync(*each)
         for directory in dict.fromkeys(self.directories):
             try:
-                files.sync_directory(directory)
+                syncs.files.sync_directory(directory)
             except StorageError as error:
                 # Its topic or channel was deleted meanwhile.
                 if error.errno != errno.ENOENT:
@@ -191,7 +181,8 @@ def no_bug_handler(_error: BaseException) -> None:
 
 def mark_of(topic: Topic) -> Mark:
     """Return numbers that are others whenever something of the topic's files has changed."""
-    mark: list[Any] = [topic.mapping, topic.log.end, topic.end, topic.paused]
+    capacities = tuple(ledger.capacity_bits for ledger in topic.ledgers())
+    mark: list[Any] = [topic.mapping, capacities, topic.log.end, topic.end, topic.paused]
     for channel in topic.channel_of.values():
         if channel.directory is None:
             continue
@@ -270,19 +261,20 @@ class Syncer:
         topic_of = self._broker.topic_of
         for name in self._synced.keys() - topic_of.keys():
             del self._synced[name]
-        job = Job(self._broker.root)
+        job = Job()
         for index, topic in enumerate(list(topic_of.values()), 1):
             if topic.directory is not None and topic_of.get(topic.name) is topic:
                 mark = mark_of(topic)
                 known = self._synced.get(topic.name)
                 if mark != known:
-                    fresh = known is None or known[0] is not mark[0] or len(known) != len(mark)
+                    # A ledger that has grown is another file by the name.
+                    fresh = known is None or known[:2] != mark[:2] or len(known) != len(mark)
                     if known is None:
                         job.directories.append(os.path.join(self._broker.root, TOPICS_DIRECTORY))
                     job.add(topic, mark, fresh)
             if len(job.marks) == DIRTY_TOPICS_PER_JOB:
                 yield job
-                job = Job(self._broker.root)
+                job = Job()
             if index % TOPICS_PER_TURN == 0:
                 pause()
         if job.marks:
@@ -305,7 +297,7 @@ class Syncer:
     def _do(self, job: Job, in_thread: Callable[[Callable[[], None]], None]) -> bool:
         """Run a job and note its outcome; what failed is tried again with the next."""
         try:
-            in_thread(lambda: job.run(self._broker.files))
+            in_thread(lambda: job.run(self._broker.syncs))
         except StorageError as error:
             self._broker.note_failed_sync(error)
             return False

@@ -21,6 +21,7 @@ from tests.support.storage import broker_on, consumer_on, options_for
 HOUR_NS = 3600 * 10**9
 CHANNELS = ("a", "b")
 OPERATIONS = 250
+RING_BITS_MIN = 8 * 4096
 FLAGS: dict[str, Any] = {"sync_every": 1, "sync_timeout": 3600 * 10**9, "max_req_timeout": 2 * HOUR_NS}
 
 
@@ -219,3 +220,45 @@ def test_a_power_cut_before_the_first_sync_leaves_nothing_that_stops_a_start(tmp
     again.topic("t").channel("c")
     again.scheduler.run_timers(mono())
     again.close()
+
+
+@pytest.mark.parametrize("after", ["the rename was journalled", "the next sync"])
+def test_a_ledger_that_has_grown_is_whole_after_a_power_cut(tmp_path: Path, after: str) -> None:
+    root = tmp_path / "before"
+    root.mkdir()
+    files = PowerFiles(root, "before", chance=0.0)
+    broker = broker_on(root, files, **FLAGS)
+    syncer = Syncer(broker, run_here)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    count = RING_BITS_MIN + 10
+    topic.publish_bodies([b"%08d" % number for number in range(count)], time.time_ns())
+    taken = [channel.take_message(consumer) for _ in range(count)]
+    channel.pause(True)
+    for message in taken[1:RING_BITS_MIN]:
+        assert channel.finish_message(consumer, message[0]) == 0
+    assert syncer.sync_dirty()
+    assert channel.ledger.capacity_bits == RING_BITS_MIN
+    for message in taken[RING_BITS_MIN:]:
+        assert channel.finish_message(consumer, message[0]) == 0
+    assert channel.ledger.capacity_bits == 2 * RING_BITS_MIN
+    left = {b"%08d" % number for number in (0, *range(RING_BITS_MIN, count))}
+    if after == "the next sync":
+        channel.pause(False)
+        assert syncer.sync_dirty()
+        left = {b"00000000"}
+    else:
+        files.sync_directory(channel.directory)
+    files.cut(tmp_path / "after")
+    files.close()
+    files = PowerFiles(tmp_path / "after", "after")
+    broker = broker_on(tmp_path / "after", files, **FLAGS)
+    channel = broker.topic_of["t"].channel_of["c"]
+    assert channel.paused == (after != "the next sync")
+    channel.pause(False)
+    now, _ = unfinished(channel)
+    assert b"00000000" in now
+    assert set(now) <= left
+    broker.close()
+    files.close()

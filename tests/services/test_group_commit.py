@@ -15,7 +15,8 @@ from pyqd.primitives.errors import StorageError
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.syncer import Syncer, run_here
 from tests.services.test_syncer import RecordingFiles, files_of
-from tests.support.storage import options_for
+from tests.support.forgetful import ForgetfulFiles
+from tests.support.storage import broker_on, options_for
 
 WAIT_S = 10
 
@@ -285,3 +286,24 @@ def test_a_bug_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
     held.finish_one()
     after.get(timeout=WAIT_S)
     assert topic.log.synced_end == 2
+
+
+@pytest.mark.parametrize("failing", [".seg", "/state"])
+def test_an_ok_is_not_given_for_what_the_syncer_lost_beside_the_round(tmp_path: Path, held: Held, failing: str) -> None:
+    files = ForgetfulFiles()
+    broker = broker_on(tmp_path, files, sync_every=1)
+    commit = GroupCommit(broker, held.run, gevent.get_hub().loop.run_callback)
+    topic = broker.topic("t")
+    waiting = publish(commit, topic)
+    assert held.come.wait(WAIT_S)
+    files.failing = [failing]
+    assert not Syncer(broker, run_here).sync_dirty()
+    held.finish_one()
+    waiting.get(timeout=WAIT_S)
+    assert topic.log.synced_end == 1
+    assert files.missing == set()
+    waiting = publish(commit, topic)
+    held.finish_one()
+    waiting.get(timeout=WAIT_S)
+    assert files.missing == set()
+    broker.close()

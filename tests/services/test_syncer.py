@@ -16,6 +16,8 @@ from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.options import parse_args
 from pyqd.services.syncer import Syncer, run_here
+from tests.support.forgetful import ForgetfulFiles
+from tests.support.storage import broker_on
 
 
 class RecordingFiles(Files):
@@ -380,3 +382,39 @@ def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, mo
     assert [str(error) for error in told] == ["a broken invariant"]
     assert broker.health().startswith("NOK")
     assert syncer.sync_dirty()
+
+
+@pytest.mark.parametrize("failing", [".seg", "/state", "/ledger"])
+def test_what_a_failed_sync_has_lost_is_written_by_the_next(tmp_path: Path, failing: str) -> None:
+    files = ForgetfulFiles()
+    broker = broker_on(tmp_path, files)
+    syncer = Syncer(broker, run_here)
+    topic = broker.topic("t")
+    topic.channel("c")
+    publish(broker, "t", 20_000 * b"x")
+    files.failing = [failing]
+    assert not syncer.sync_dirty()
+    assert files.failing == []
+    publish(broker, "t")
+    assert syncer.sync_dirty()
+    assert files.missing == set()
+    assert broker.health() == "OK"
+    assert topic.log.synced_end == topic.log.end
+    broker.close()
+
+
+def test_many_topics_are_synced_one_by_one_after_the_file_system_has_failed(tmp_path: Path) -> None:
+    files = ForgetfulFiles()
+    broker = broker_on(tmp_path, files)
+    syncer = Syncer(broker, run_here)
+    for number in range(150):
+        publish(broker, f"t{number}")
+    files.file_system_fails = True
+    assert not syncer.sync_dirty()
+    for number in range(150):
+        publish(broker, f"t{number}")
+    syncer.sync_dirty()
+    assert syncer.sync_dirty()
+    assert files.file_system_count == 1
+    assert all(topic.log.synced_end == 2 for topic in broker.topic_of.values())
+    broker.close()

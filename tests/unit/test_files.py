@@ -149,3 +149,23 @@ def test_a_file_whose_directory_is_moved_away_meanwhile_is_an_error_like_any_oth
     with pytest.raises(StorageError) as caught:
         Moving().new_mapped(str(tmp_path / "topic" / "new"), 4096, True)
     assert caught.value.errno == errno.ENOENT
+
+
+def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_changes(files):
+    mapping = files.new_mapped(None, 8 * 4096, False)
+    mapping.dirty_again(2 * 4096, 3 * 4096)
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        words = os.pread(pagemap.fileno(), 8 * 8, mapping.address // 4096 * 8)
+    # A page that nobody has stored to is neither present nor swapped out.
+    there = [int.from_bytes(words[at : at + 8], "little") >> 62 != 0 for at in range(0, 64, 8)]
+    assert there == [False, False, True, True, True, False, False, False]
+    mapping.view()[:] = body = os.urandom(8 * 4096)
+    mapping.dirty_again(0, 8 * 4096)
+    assert bytes(mapping.view()) == body
+    mapping.dirty_again(8 * 4096, 0)
+
+
+@pytest.mark.parametrize("wrong", [(1, 4096), (0, 4097), (8192, 1)])
+def test_only_pages_of_the_mapping_are_made_dirty_again(files, wrong):
+    with pytest.raises(ValueError, match="no range of pages"):
+        files.new_mapped(None, 4096, True).dirty_again(*wrong)

@@ -1,12 +1,13 @@
 """Tests of pyqd.hot.ledger."""
 
+import os
 import struct
 
 import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.ledger import Ledger
-from pyqd.primitives.errors import DiskFull, LaterFormatError
+from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 from tests.support.storage import FullFiles
 
 RING_BITS_MIN = 8 * 4096
@@ -136,6 +137,40 @@ def test_a_full_disk_refuses_to_grow_and_changes_nothing(tmp_path):
     files.room = None
     ledger.note_finished(RING_BITS_MIN)
     assert state(ledger) == (0, 3, 3, 2)
+
+
+def test_a_larger_ring_gets_the_name_when_it_is_on_stable_storage(tmp_path):
+    class Disk(Files):
+        failing = True
+
+        def __init__(self):
+            self.done = []
+
+        def sync(self, mapping, start_bytes, length_bytes):
+            if self.failing:
+                raise StorageError("sync", mapping.path, 5, "Input/output error")
+            assert (start_bytes, length_bytes) == (0, mapping.size_bytes)
+            self.done.append("sync")
+
+        def rename(self, source, target):
+            self.done.append(os.path.basename(source))
+            super().rename(source, target)
+
+    files = Disk()
+    ledger = handed_out(Ledger(files, str(tmp_path / "ledger")), 2)
+    ledger.note_finished(1)
+    files.done.clear()
+    before = (tmp_path / "ledger").read_bytes()
+    with pytest.raises(StorageError):
+        ledger.note_finished(RING_BITS_MIN)
+    assert os.listdir(tmp_path) == ["ledger"]
+    assert (tmp_path / "ledger").read_bytes() == before
+    assert (ledger.capacity_bits, state(ledger)) == (RING_BITS_MIN, (0, 2, 1, 0))
+    files.done.clear()
+    files.failing = False
+    ledger.note_finished(RING_BITS_MIN)
+    assert files.done == ["ledger.growing.making", "sync", "ledger.growing"]
+    assert state(ledger) == (0, 2, 2, 1)
 
 
 def test_clamping_forgets_what_lies_outside_the_log(tmp_path):
