@@ -107,8 +107,8 @@ cdef char* put_answer(char* at, uint64_t last_id, int64_t count) noexcept:
 cdef class PlainPublisher:
     """What the connections of a server need to take the short way.
 
-    msg_bytes_max: of one message; body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as bytes,
-    makes the topic if it is missing, and returns it, or None where a publish to it needs more than storing it.
+    msg_bytes_max: of one message; body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as
+    bytes, makes the topic if it is missing, and returns it, or None where a publish to it needs more than storing it.
     enabled: may be turned off at any time.
     """
 

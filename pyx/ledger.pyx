@@ -16,9 +16,10 @@ Invariants:
 
 The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
 old one by rename(2), once it is on stable storage: else a power failure could leave the name with nothing but zeros
-behind it. The loop waits for that sync, of 12 KiB at first, later of up to a quarter of a byte for each message of the window. It is
-rare, as the ring doubles; going on meanwhile would need two files of which a start had to choose. Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be
-stored by one instruction); one bit array per segment (a FIN would have to find the segment first).
+behind it. The loop waits for that sync, of 12 KiB at first, later of up to a quarter of a byte for each message of the
+window. It is rare, as the ring doubles; going on meanwhile would need two files of which a start had to choose.
+Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
+instruction); one bit array per segment (a FIN would have to find the segment first).
 """
 
 cimport cython

@@ -138,16 +138,16 @@ cdef class Log:
                 self.files.remove(os.path.join(self.directory, name))
             if not name.endswith(SUFFIX):
                 continue
-            segment = self.load_segment(os.path.join(self.directory, name))
+            path = os.path.join(self.directory, name)
+            segment = self.load_segment(path)
             if segment is None:
                 continue
-            if segment.number == 0:
-                self.spares.append(segment)
-            else:
+            if segment.number != 0:
                 segments.append(segment)
-        for segment in self.spares[1:]:
-            self.files.remove(segment.mapping.path)
-        del self.spares[1:]
+            elif self.spares or not self.is_spare_for_good(segment):
+                self.files.remove(path)
+            else:
+                self.spares.append(segment)
         segments.sort(key=segment_number)
         return self.chain(segments)
 
@@ -200,6 +200,14 @@ cdef class Log:
             self.renumber = True
         return 0
 
+    cdef bint is_spare_for_good(self, Segment segment) except -1:
+        """Have a spare found at the start be one on stable storage too, as in `trim`. Returns: whether it is now."""
+        try:
+            self.files.sync(segment.mapping, 0, PAGE_BYTES)
+        except StorageError:
+            return False
+        return True
+
     cdef int chain(self, list segments) except -1:
         cdef Segment segment
         cdef Segment previous = None
@@ -250,6 +258,7 @@ cdef class Log:
 
     cdef int reserve(self, uint64_t span_bytes) except -1:
         """Make room so that appends of `span_bytes` in total cannot fail. Raises: StorageError (nothing changed)."""
+        assert not self.in_batch, "a batch is under way"
         if self.active.room_bytes() < span_bytes:
             self.roll(span_bytes)
         return 0
@@ -290,7 +299,7 @@ cdef class Log:
         segment.tail += span
         segment.count += 1
         self.end += 1
-        if segment.tail >= self.mark:
+        if segment.tail >= self.mark and not self.in_batch:
             self.pass_mark()
         return at
 
@@ -298,18 +307,17 @@ cdef class Log:
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes,
     ) except NULL:
-        """Do as `append` for a record of a staged batch; what it returns may be read once the batch is committed."""
+        """Do as `append` for a record of a staged batch; what it returns may be read once the batch is committed.
+
+        Raises: StorageError (the batch is the caller's to abort).
+        """
         cdef uint64_t span = record_span(body_bytes)
         cdef Segment segment = self.active
         cdef char* at = segment.base + segment.tail
         cdef char* staged
         cdef uint64_t word
         assert segment.capacity_bytes - segment.tail >= span, "a batch's room is reserved before"
-        try:
-            staged = staging.take(span)
-        except StorageError:
-            self.abort_batch()
-            raise
+        staged = staging.take(span)
         word = record_fill(
             staged, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         if self.batch_at == NULL:
@@ -324,24 +332,25 @@ cdef class Log:
         return at
 
     cdef int make_way(self, uint64_t span_bytes) except -1:
-        """Let a large record of a staged batch be stored through the mapping. Raises: StorageError (batch given up)."""
-        try:
-            staging.flush()
-        except StorageError:
-            self.abort_batch()
-            raise
+        """Let a large record of a staged batch be stored through the mapping. Raises: as `append_staged`."""
+        staging.flush()
         return staging.skip(span_bytes)
 
     cdef int begin_batch(self, uint64_t span_bytes) except -1:
-        """Reserve room for a batch; until `commit_batch` a kill leaves nothing of it. Raises: StorageError."""
-        assert not self.in_batch and not self.staged
+        """Reserve room for a batch; until `commit_batch` a kill leaves nothing of it. Raises: StorageError.
+
+        Whoever begins one commits it or, whatever goes wrong before, calls `abort_batch`. Nothing switches between.
+        """
+        assert not self.staged
         self.reserve(span_bytes)
+        # Where pages are there already, stores are cheaper.
+        self.staged = (
+            span_bytes >= STAGED_BATCH_BYTES_MIN and whole_pages(self.active.tail) >= self.active.prepared
+            and self.stage())
         self.in_batch = True
         self.batch_at = NULL
         self.batch_tail, self.batch_count, self.batch_end = self.active.tail, self.active.count, self.end
-        # Where pages are there already, stores are cheaper.
-        self.staged = (
-            span_bytes >= STAGED_BATCH_BYTES_MIN and self.active.tail >= self.active.prepared and self.stage())
+        self.batch_staged_bytes = self.staged_bytes
         return 0
 
     cdef bint stage(self) except -1:
@@ -367,12 +376,14 @@ cdef class Log:
             store_word(self.batch_at, self.batch_word)
         self.in_batch = False
         self.batch_at = NULL
+        # Its pages are used now, and were not there too late: nobody waits for those of a batch.
+        self.active.prepared = max(self.active.prepared, whole_pages(self.active.tail))
         if self.active.tail >= self.mark:
             self.pass_mark()
         return 0
 
     cdef int flush_batch(self) except -1:
-        """Write the rest of a staged batch, and then what makes it valid. Raises: StorageError (batch given up)."""
+        """Write the rest of a staged batch, and then what makes it valid. Raises: anything (batch given up)."""
         cdef Segment segment = self.active
         try:
             if segment.capacity_bytes - segment.tail >= RECORD_ALIGN_BYTES:
@@ -381,7 +392,7 @@ cdef class Log:
             staging.flush()
             if self.batch_at != NULL:
                 staging.store_word(<uint64_t> (self.batch_at - segment.base), self.batch_word)
-        except StorageError:
+        except BaseException:
             self.abort_batch()
             raise
         self.staged = False
@@ -392,6 +403,7 @@ cdef class Log:
         """Forget the records since `begin_batch`: the word that would make them valid has not been written."""
         assert self.in_batch
         self.active.tail, self.active.count, self.end = self.batch_tail, self.batch_count, self.batch_end
+        self.staged_bytes = self.batch_staged_bytes
         if self.staged:
             self.staged = False
             staging.finish()
@@ -695,6 +707,7 @@ cdef class Log:
         """Append one record from Python (cold paths, tests). Returns: its ordinal. Raises: ValueError, StorageError."""
         if not body:
             raise ValueError("a message has at least one byte")
+        assert not self.in_batch, "a batch is under way"
         self.append(guid, timestamp_ns, due_ns, attempts, body, <uint32_t> len(body))
         return self.end - 1
 
@@ -706,8 +719,12 @@ cdef class Log:
                 raise ValueError("a message has at least one byte")
             span += record_span(len(body))
         self.begin_batch(span)
-        for guid, body in messages:
-            self.append(guid, 0, 0, 0, body, <uint32_t> len(body))
+        try:
+            for guid, body in messages:
+                self.append(guid, 0, 0, 0, body, <uint32_t> len(body))
+        except BaseException:
+            self.abort_batch()
+            raise
         self.commit_batch()
 
     def trim_below(self, uint64_t floor):

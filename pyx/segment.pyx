@@ -32,6 +32,7 @@ from pyqd.hot.record cimport (
 
 from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
+cdef uint64_t PAGE_BYTES = 4096
 cdef uint64_t MAGIC = 0x474553_44515950          # "PYQDSEG\0", little-endian
 
 assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
@@ -110,7 +111,7 @@ cdef class Segment:
         self.number = 0
         self.count = 0
         self.unverified = False
-        self.prepared = max(self.prepared, self.tail)
+        self.prepared = max(self.prepared, (self.tail + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
         return 0

@@ -118,12 +118,16 @@ cdef class TopicCore(Feed):
                 at += 4 + size
             return 0
         self.log.begin_batch(8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES)
-        for _ in range(count):
-            size = <uint32_t> read_be32(at)
-            guid = self.guids.next_id(now_ns)
-            self.log.append(guid, now_ns, 0, 0, at + 4, size)
-            bytes_total += size
-            at += 4 + size
+        try:
+            for _ in range(count):
+                size = <uint32_t> read_be32(at)
+                guid = self.guids.next_id(now_ns)
+                self.log.append(guid, now_ns, 0, 0, at + 4, size)
+                bytes_total += size
+                at += 4 + size
+        except BaseException:
+            self.log.abort_batch()
+            raise
         self.state.last_guid = self.guids.last_id
         store_barrier()
         self.log.commit_batch()
@@ -154,20 +158,25 @@ cdef class TopicCore(Feed):
                 for channel in self.channels:
                     channel.prepare_park_batch(span, count, self.log.end + count - 1)
             self.log.begin_batch(span)
-        for index in range(count):
-            if dues != NULL:
-                due_ns = dues[index]
-                at += sizeof(int64_t)
-            size = <uint32_t> read_be32(at)
-            if by_one:
-                self.publish(at + 4, size, now_ns, due_ns)
-            else:
-                record = self.log.append(self.guids.next_id(now_ns), now_ns, due_ns, 0, at + 4, size)
-                first = record if index == 0 else first
-                if due_ns != 0:
-                    self.state.deferred_below = self.log.end
-                bytes_total += size
-            at += 4 + size
+        try:
+            for index in range(count):
+                if dues != NULL:
+                    due_ns = dues[index]
+                    at += sizeof(int64_t)
+                size = <uint32_t> read_be32(at)
+                if by_one:
+                    self.publish(at + 4, size, now_ns, due_ns)
+                else:
+                    record = self.log.append(self.guids.next_id(now_ns), now_ns, due_ns, 0, at + 4, size)
+                    first = record if index == 0 else first
+                    if due_ns != 0:
+                        self.state.deferred_below = self.log.end
+                    bytes_total += size
+                at += 4 + size
+        except BaseException:
+            if not by_one:
+                self.log.abort_batch()
+            raise
         if by_one:
             return 0
         self.state.last_guid = self.guids.last_id

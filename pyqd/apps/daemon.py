@@ -73,11 +73,12 @@ class Daemon:
         self.tls = TlsServer(options)
         self.auth = AuthServers(options)
         self.login = login_of(options, self.auth)
-        self.broker = Broker(options, files, in_background=Background(self.hub, THREADS).run)
+        self.background = Background(self.hub, THREADS)
+        self.commit_background = Background(self.hub, COMMIT_THREADS)
+        self.broker = Broker(options, files, in_background=self.background.run)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
-        background = Background(self.hub, COMMIT_THREADS).run
-        self.commit = GroupCommit(self.broker, background, self.hub.loop.run_callback)
+        self.commit = GroupCommit(self.broker, self.commit_background.run, self.hub.loop.run_callback)
         self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit.wait)
         self.identity.producers = self.tcp.producers
         self.metrics = Metrics(self.broker)
@@ -199,6 +200,9 @@ class Daemon:
                 self.broker.mark_clean()
         logger.info("NSQ: stopping subsystems")
         self.turns.stop_timer()
+        # Before another daemon may have the directory.
+        self.background.stop()
+        self.commit_background.stop()
         self.lock.release()
         logger.info("NSQ: bye")
 

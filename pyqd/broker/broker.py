@@ -28,6 +28,7 @@ NODE_FILE = "node.json"
 PROBE_FILE = "probe"
 NODE_FORMAT = 1
 EPOCH_MAX = 1 << 16
+PAGES_FIRST_BYTES = 256 << 10
 PAGES_AT_ONCE_BYTES = 64 << 10
 PAGES_REST_S = 0.001
 # Each log goes on above the highest epoch that it has.
@@ -214,7 +215,8 @@ class Broker:
         with self.room.claim(SEGMENT_BYTES_MIN, max(size_bytes, SEGMENT_BYTES_MIN)) as claimed_bytes:
             segment = log.new_segment(claimed_bytes)
         if log.populates:
-            segment.prepared = min(log.pages_ahead, claimed_bytes)
+            # The log asks for more when it comes to it; in one call it would keep the loop from this core for long.
+            segment.prepared = min(PAGES_FIRST_BYTES, segment.mapping.size_bytes)
             self.files.populate(segment.mapping, 0, segment.prepared)
         return segment
 
@@ -240,7 +242,9 @@ class Broker:
 
         self.in_background(job, done)
 
-    def retire_segment(self, log: Log, segment: Segment) -> None:
+    def retire_segment(
+        self, log: Log, segment: Segment, offer: Callable[[Log, Segment | None], None] = Log.offer_spare
+    ) -> None:
         """Make it durable in a thread that a segment holds no record any more, then keep it as the next spare."""
         path = segment.mapping.path
         assert path is not None, "memory needs no sync"
@@ -253,7 +257,7 @@ class Broker:
                 raise
 
         def done(_result: None, error: BaseException | None) -> None:
-            log.offer_spare(segment if error is None else None)
+            offer(log, segment if error is None else None)
             self.log_failure(None, error)
 
         self.in_background(retire, done)

@@ -65,6 +65,8 @@ class Space:
         self.topic = topic
         self.refusal: str | None = None
         self._making_room = False
+        # Drained segments that are to be spares once that is on stable storage: in no log's chain nor among its spares.
+        self._retiring_bytes = 0
         self._quiet_end = -1
         self._quiet_since_ns = 0
         self.apply()
@@ -77,6 +79,9 @@ class Space:
         self.topic.retention_time_ns = options.retention_time_ns if retention_time_ns is None else retention_time_ns
         bytes_max = options.max_topic_bytes if bytes_max is None else bytes_max
         self.bytes_max = max(bytes_max, SEGMENTS_PER_QUOTA * SEGMENT_BYTES_MIN) if bytes_max else 0
+        if self.bytes_max and self.bytes_used() > self.bytes_max:
+            for log in self.topic.logs():
+                log.drop_spares()
 
     def set_own(self, **limits: int | None) -> None:
         """Change the topic's own limits, at once and over restarts; None: the daemon's flag counts.
@@ -96,10 +101,11 @@ class Space:
         log.on_growing = self.check_quota
         log.on_segment_wanted = self.new_segment
         log.on_spare_wanted = self.prepare_spare
+        log.on_retired = self.retire_segment
 
     def bytes_used(self) -> int:
-        """Return the bytes of all segments, spare ones too. Cost: O(segments)."""
-        return sum(log.size_bytes() for log in self.topic.logs())
+        """Return the bytes of all segments, also of those that are spare or about to be. Cost: O(segments)."""
+        return self._retiring_bytes + sum(log.size_bytes() for log in self.topic.logs())
 
     def new_segment(self, log: Log, need_bytes: int, want_bytes: int) -> Segment:
         """Make a segment, of `want_bytes` if there is room. Raises: DiskFull where even `need_bytes` is too much."""
@@ -124,10 +130,17 @@ class Space:
                 self.refuse(errno.ENOSPC, self.topic.broker.room.reason())
             yield want_bytes
 
-    def check_quota(self, _log: Log) -> None:
+    def check_quota(self, log: Log) -> None:
         """See whether the topic may go on in another segment. Raises: DiskFull."""
-        if not self._making_room:
-            self.within_quota(0, 0)
+        if self._making_room or not self.bytes_max:
+            return
+        if log.spares:
+            # What is over the quota may be other spares, or copies of stragglers: they are no reason to refuse.
+            spare_bytes = [spare.capacity_bytes for each in self.topic.logs() for spare in each.spares]
+            unspared_bytes = self.bytes_used() - self._retiring_bytes - sum(spare_bytes)
+            if unspared_bytes + max(spare.capacity_bytes for spare in log.spares) <= self.bytes_max:
+                return
+        self.within_quota(0, 0)
 
     def within_quota(self, need_bytes: int, want_bytes: int) -> int:
         """Return how large a new segment may be, from `need_bytes` (0: one is there already) to `want_bytes`.
@@ -180,6 +193,22 @@ class Space:
             log.drop(segment)
             segment = None
         log.offer_spare(segment)
+
+    def retire_segment(self, log: Log, segment: Segment) -> None:
+        """Have a drained segment kept as a spare; let it go where the quota would leave no room for one meanwhile."""
+        size_bytes = segment.capacity_bytes
+        wanted_bytes = 0 if log.spares else size_bytes
+        if self.bytes_max and self.bytes_used() + size_bytes + wanted_bytes > self.bytes_max:
+            log.offer_spare(None)
+            log.drop(segment)
+            return
+        self._retiring_bytes += size_bytes
+
+        def offer(log: Log, kept: Segment | None) -> None:
+            self._retiring_bytes -= size_bytes
+            self.take_spare(log, kept)
+
+        self.topic.broker.retire_segment(log, segment, offer)
 
     def tend(self, now_ns: int) -> None:
         """Give room back where there is some to be had; bounded, called every few seconds. now_ns: monotonic."""

@@ -19,6 +19,7 @@ from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096
+STAT_BLOCK_BYTES = 512
 MAKING = ".making"
 RESERVING = "reserving"
 PROT_READ_WRITE = 0x1 | 0x2
@@ -53,7 +54,7 @@ def _map(fd: int, size_bytes: int, flags: int, path: str | None) -> Mapping:
 
 
 def _reserve(fd: int, size_bytes: int, path: str) -> None:
-    """Reserve the blocks of an empty file.
+    """Reserve the blocks of a file; those that it has stay as they are.
 
     Not posix_fallocate(3): where the file system cannot, it writes a byte to each block, and one that compresses or
     copies on writing may lack the room for the stores later on.
@@ -66,6 +67,29 @@ def _reserve(fd: int, size_bytes: int, path: str) -> None:
         if failed in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             reason += " (the file system cannot reserve blocks: fallocate(2); use another data-path)"
         raise storage_error("reserve", path, OSError(failed, reason))
+
+
+def _reserve_missing(fd: int, path: str) -> int:
+    """Reserve what blocks a file lacks, as one does that was restored with holes. Returns: its bytes."""
+    found = os.fstat(fd)
+    try:
+        _reserve(fd, found.st_size, path)
+    except DiskFull:
+        # Some file systems want to have room for the whole range, though nothing of it is missing.
+        if found.st_blocks * STAT_BLOCK_BYTES < found.st_size:
+            raise
+    return found.st_size
+
+
+def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
+    """Have the first page of a reserved file in the cache.
+
+    The first store to a page that is not there makes the kernel read ahead, up to a MiB of what was never written.
+    """
+    try:
+        os.pwrite(fd, bytes(min(PAGE_BYTES, size_bytes)), 0)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
 
 
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
@@ -96,6 +120,7 @@ class Files:
             raise storage_error("create", path, error) from error
         try:
             _reserve(fd, size_bytes, path)
+            _write_first_page(fd, size_bytes, path)
             mapping = _map(fd, size_bytes, MAP_SHARED, path)
             self.rename(making, path)
         except StorageError:
@@ -132,15 +157,18 @@ class Files:
             self.remove(path)
 
     def open_mapped(self, path: str) -> Mapping:
-        """Map an existing file, shared, whole. Raises: CorruptionError for an empty one."""
+        """Map an existing file, shared, whole, to be written: no store into it can lack room.
+
+        Raises: CorruptionError for an empty one, DiskFull where it has holes and there is no room for them.
+        """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise storage_error("open", path, error) from error
         try:
-            size_bytes = os.fstat(fd).st_size
-            if size_bytes == 0:
+            if os.fstat(fd).st_size == 0:
                 raise CorruptionError(path, 0, "the file is empty")
+            size_bytes = _reserve_missing(fd, path)
             return _map(fd, size_bytes, MAP_SHARED, path)
         finally:
             os.close(fd)

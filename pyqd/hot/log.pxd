@@ -41,9 +41,10 @@ cdef class Log:
     cdef char* batch_at
     cdef bint in_batch
     cdef bint staged                     # the batch is written by way of `staging`
-    cdef uint64_t batch_tail             # the active segment's tail and count, and the end, before the batch
+    cdef uint64_t batch_tail             # the active segment's tail and count, the end, staged_bytes, before the batch
     cdef uint64_t batch_count
     cdef uint64_t batch_end
+    cdef uint64_t batch_staged_bytes
     cdef uint64_t staged_bytes           # of the active segment, written and not stored
     cdef readonly bint populates         # most of what is appended is stored, so pages are to be there before
     cdef readonly uint64_t synced_end    # records below are on stable storage
@@ -76,4 +77,5 @@ cdef class Log:
     cdef int load_segments(self) except -1
     cdef int open_segment(self, Segment segment, bint last) except -1
     cdef int mend(self, Segment segment) except -1
+    cdef bint is_spare_for_good(self, Segment segment) except -1
     cdef int chain(self, list segments) except -1

@@ -2,11 +2,13 @@
 
 import json
 import os
+from typing import Any, ClassVar
 
 import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import wall
+from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import DiskFull, StartupError
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
@@ -186,3 +188,29 @@ def test_a_job_that_fails_is_no_more_than_a_warning(tmp_path, caplog):
 def test_a_directory_that_does_not_exist_cannot_be_served(tmp_path):
     with pytest.raises(StartupError, match="failed to load topics"):
         broker_on(tmp_path / "none", Files())
+
+
+def test_of_a_new_segment_a_first_piece_is_made_present_however_much_is_asked_for_ahead(tmp_path):
+    class Noting(Files):
+        ranges: ClassVar[list[tuple[int, int]]] = []
+
+        def populate(self, mapping, start_bytes, length_bytes):
+            self.ranges.append((start_bytes, length_bytes))
+            super().populate(mapping, start_bytes, length_bytes)
+
+    class Outrun:
+        """A log whose pages came too late before."""
+
+        directory = str(tmp_path)
+        populates = True
+        pages_ahead = 8 << 20
+
+        def new_segment(self, size_bytes):
+            return Segment(Files().new_mapped(None, -(-size_bytes // 4096) * 4096, False))
+
+    broker = broker_on(tmp_path, Noting())
+    Noting.ranges.clear()
+    log: Any = Outrun()
+    assert broker.new_spare(log, 16 << 20).prepared == 256 << 10
+    assert broker.new_spare(log, 151_552).prepared == 151_552
+    assert Noting.ranges == [(0, 256 << 10), (0, 151_552)]

@@ -2,12 +2,19 @@
 
 import errno
 import os
+from typing import Any
 
 import pytest
+from cffi import FFI
 
+from pyqd.diskqueue import files as files_module
 from pyqd.diskqueue.files import Files
 from pyqd.hot.mapping import Mapping
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
+
+ffi = FFI()
+ffi.cdef("int mincore(void *address, size_t length, unsigned char *present);")
+mincore: Any = ffi.dlopen(None)
 
 
 @pytest.fixture
@@ -149,6 +156,59 @@ def test_a_file_whose_directory_is_moved_away_meanwhile_is_an_error_like_any_oth
     with pytest.raises(StorageError) as caught:
         Moving().new_mapped(str(tmp_path / "topic" / "new"), 4096, True)
     assert caught.value.errno == errno.ENOENT
+
+
+def test_a_file_that_was_restored_with_holes_has_all_its_blocks_when_it_is_mapped(files, tmp_path):
+    path = tmp_path / "sparse"
+    path.write_bytes(b"head")
+    os.truncate(path, 100 * 4096)
+    assert os.stat(path).st_blocks * 512 < 100 * 4096
+    mapping = files.open_mapped(str(path))
+    assert os.stat(path).st_blocks * 512 >= 100 * 4096
+    assert bytes(mapping.view()) == b"head" + bytes(100 * 4096 - 4)
+
+
+class NoRoom:
+    """A C library whose fallocate(2) says that the disk is full."""
+
+    def __init__(self, libc):
+        self.libc = libc
+
+    def __getattr__(self, name):
+        return getattr(self.libc, name)
+
+    def fallocate(self, fd, mode, start, length):
+        ffi.errno = errno.ENOSPC
+        return -1
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    monkeypatch.setattr("pyqd.diskqueue.files._libc", NoRoom(files_module._libc))
+
+
+@pytest.mark.usefixtures("no_room")
+def test_a_file_with_holes_is_not_mapped_on_a_full_disk(files, tmp_path):
+    path = tmp_path / "sparse"
+    path.write_bytes(b"head")
+    os.truncate(path, 100 * 4096)
+    with pytest.raises(DiskFull, match=r"failed to reserve .*sparse - No space left on device"):
+        files.open_mapped(str(path))
+
+
+@pytest.mark.usefixtures("no_room")
+def test_a_file_that_has_its_blocks_is_mapped_on_a_full_disk_though_the_file_system_asks_for_room(files, tmp_path):
+    path = tmp_path / "whole"
+    path.write_bytes(b"whole" * 4096)
+    assert bytes(files.open_mapped(str(path)).view()) == b"whole" * 4096
+
+
+def test_the_first_page_of_a_new_file_is_there_and_no_other(files, tmp_path):
+    mapping = files.new_mapped(str(tmp_path / "new"), 1 << 20, False)
+    mapping.view()[:8] = b"a header"
+    present = ffi.new("unsigned char[]", (1 << 20) // 4096)
+    assert mincore.mincore(ffi.cast("void *", mapping.address), 1 << 20, present) == 0
+    assert [number for number, here in enumerate(present) if here & 1] == [0]
 
 
 def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_changes(files):

@@ -6,6 +6,7 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.log import Log
+from pyqd.primitives.errors import DiskFull
 
 PIECE = 256 << 10
 
@@ -116,3 +117,67 @@ def test_what_is_stored_while_pages_are_made_present_stays(tmp_path):
     files.populate(mapping, 4096, 1 << 19)
     assert bytes(mapping.view()[5000:5010]) == b"0123456789"
     assert bytes(mapping.view()[8192:16384]) == bytes(8192)
+
+
+def test_nothing_is_asked_for_in_the_middle_of_a_batch(log):
+    asked = Asked(log)
+    fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
+    ends = []
+
+    def notice(log, *wanted):
+        ends.append(log.end)
+        asked(log, *wanted)
+
+    log.on_pages_wanted = notice
+    before = log.end
+    # Less than is written by pwrite(2), across the place where the next pieces are asked for.
+    for _ in range(100):
+        log.append_batch([(1, bytes(952))] * 7)
+    assert len(ends) >= 2
+    assert [end for end in ends if (end - before) % 7] == []
+
+
+def test_a_batch_that_ends_beyond_the_pages_asked_for_does_not_count_as_too_late(log):
+    asked = Asked(log)
+
+    def ends_soon():
+        active = log.active
+        return active.prepared - active.tail < 200_000 and active.capacity_bytes - active.tail > 1 << 20
+
+    fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
+    for _ in range(4):
+        asked.late = False
+        fill_until(log, ends_soon)
+        asked.late = True
+        active = log.active
+        log.append_batch([(1, bytes(952))] * 600)
+        assert log.active is active
+        asked.arrive()
+        log.append_message(1, bytes(952))
+        assert log.pages_ahead == PIECE
+        fill_until(log, lambda: asked.waiting is not None)
+        asked.arrive()
+
+
+def test_pages_are_asked_for_whole_behind_a_segment_used_anew(tmp_path):
+    log = Log(Files(), str(tmp_path), 64 << 10)
+    for size in (30_000, 30_001, 30_002, 29_000, 28_500):
+        log.append_message(1, bytes(size))
+    log.trim_below(log.end - 1)
+    assert log.spares
+    for spare in log.spares:
+        assert spare.prepared >= 57_500
+        assert spare.prepared % 4096 == 0
+
+
+def test_what_a_batch_that_failed_had_staged_does_not_count_as_staged(log, monkeypatch):
+    fill_until(log, lambda: log.active.capacity_bytes == 1 << 20)
+    real = log.files.open_for_writing
+    monkeypatch.setattr(Files, "open_for_writing", lambda files, path: real("/dev/full"))
+    active = log.active
+    for _ in range(20):
+        with pytest.raises(DiskFull):
+            log.append_batch([(1, bytes(952))] * 600)
+    assert log.active is active
+    fill_until(log, lambda: log.active is not active)
+    assert log.populates

@@ -1,11 +1,13 @@
 """Tests of pyqd.hot.segment."""
 
+import os
+
 import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.log import Log
 from pyqd.hot.segment import Segment
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 
 def only_file(directory):
@@ -79,3 +81,46 @@ def test_a_spare_left_by_an_earlier_run_is_used_again(tmp_path):
     for guid in range(1, 4):
         log.append_message(guid, b"x" * 30_000)
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+class Noting(Files):
+    """Note which ranges are synced; fail where told to."""
+
+    def __init__(self):
+        self.synced = []
+        self.failing = False
+
+    def sync(self, mapping, start_bytes, length_bytes):
+        self.synced.append((mapping.path, start_bytes, length_bytes))
+        if self.failing:
+            raise StorageError("sync", mapping.path, 5, "Input/output error")
+        super().sync(mapping, start_bytes, length_bytes)
+
+
+def log_with_a_drained_segment(directory):
+    log = Log(Files(), str(directory), 1 << 16)
+    for guid in range(1, 4):
+        log.append_message(guid, b"x" * 30_000)
+    log.trim_below(log.end - 1)
+    (spare,) = log.spares
+    return spare.mapping.path
+
+
+def test_a_spare_found_at_a_start_is_one_on_stable_storage_before_it_is_used(tmp_path):
+    path = log_with_a_drained_segment(tmp_path)
+    files = Noting()
+    log = Log(files, str(tmp_path), 1 << 16)
+    assert [spare.mapping.path for spare in log.spares] == [path]
+    assert files.synced == [(path, 0, 4096)]
+
+
+def test_a_spare_found_at_a_start_that_cannot_be_synced_is_removed(tmp_path):
+    path = log_with_a_drained_segment(tmp_path)
+    files = Noting()
+    files.failing = True
+    log = Log(files, str(tmp_path), 1 << 16)
+    assert log.spares == []
+    assert not os.path.exists(path)
+    assert [record[1] for record in log.records()] == [3]
+    log.append_message(4, b"x" * 60_000)
+    assert [record[1] for record in Log(Files(), str(tmp_path), 1 << 16).records()] == [3, 4]

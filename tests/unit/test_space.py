@@ -3,11 +3,12 @@
 import pytest
 
 from pyqd.broker import space
+from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import body_of, broker_on, consumer_on, options_for
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -355,3 +356,103 @@ def test_a_spare_that_comes_when_the_quota_is_used_up_is_given_back(tmp_path):
     topic.space.take_spare(topic.log, spare)
     assert topic.space.bytes_used() == 256 * KIB
     assert topic.log.spares == []
+
+
+class Held:
+    """Jobs in the background that run when they are told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def run(self, job, done):
+        self.jobs.append((job, done))
+
+    def finish(self):
+        while self.jobs:
+            job, done = self.jobs.pop(0)
+            done(job(), None)
+
+
+@pytest.fixture
+def held():
+    return Held()
+
+
+@pytest.fixture
+def held_topic(tmp_path, held):
+    """Return a topic with a quota of five segments and no spares but drained ones, and its channel and consumer."""
+    broker = Broker(options_for(tmp_path, max_topic_bytes=320 * KIB), in_background=held.run)
+    broker.load()
+    topic = broker.topic("t")
+    topic.log.on_spare_wanted = None
+    channel = topic.channel("c")
+    return topic, channel, consumer_on(channel)
+
+
+def bytes_on_disk(tmp_path):
+    return sum(path.stat().st_size for path in (tmp_path / "topics").glob("**/*.seg"))
+
+
+def test_a_drained_segment_counts_for_the_quota_until_it_is_a_spare_and_is_used_then(tmp_path, held, held_topic):
+    topic, channel, consumer = held_topic
+    publish(topic, 2 * PER_SEGMENT)
+    consume(channel, consumer, PER_SEGMENT)
+    assert len(held.jobs) == 1
+    assert topic.space.bytes_used() == 128 * KIB
+    count, _ = publish_until_refused(topic)
+    assert count == 3 * PER_SEGMENT
+    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 320 * KIB
+    held.finish()
+    assert len(topic.log.spares) == 1
+    count, _ = publish_until_refused(topic)
+    assert count == PER_SEGMENT
+    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 320 * KIB
+
+
+def test_what_consuming_has_drained_of_a_full_topic_makes_room_at_once(tmp_path, held, held_topic):
+    topic, channel, consumer = held_topic
+    publish_until_refused(topic)
+    for _ in range(10):
+        consume(channel, consumer, PER_SEGMENT)
+        publish(topic, PER_SEGMENT)
+        assert topic.space.bytes_used() <= 320 * KIB
+    held.finish()
+    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() <= 320 * KIB
+    topic.check()
+
+
+def test_a_drained_segment_that_comes_back_over_the_quota_is_given_up(tmp_path, held, held_topic):
+    topic, channel, consumer = held_topic
+    topic.space.set_own(bytes_max=1 << 20)
+    publish(topic, 5 * PER_SEGMENT)
+    consume(channel, consumer, PER_SEGMENT)
+    topic.space.set_own(bytes_max=256 * KIB)
+    held.finish()
+    assert topic.log.spares == []
+    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 256 * KIB
+
+
+def test_spares_that_a_lowered_quota_leaves_no_room_for_are_no_reason_to_refuse(tmp_path, held, held_topic):
+    topic, channel, consumer = held_topic
+    topic.space.set_own(bytes_max=1 << 20)
+    publish(topic, 5 * PER_SEGMENT)
+    consume(channel, consumer, 2 * PER_SEGMENT)
+    held.finish()
+    assert len(topic.log.spares) == 2
+    topic.space.set_own(bytes_max=256 * KIB)
+    publish(topic, PER_SEGMENT)
+    held.finish()
+    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 256 * KIB
+
+
+def test_a_ready_spare_is_used_though_others_exceed_the_quota(held, held_topic):
+    topic, channel, consumer = held_topic
+    topic.space.set_own(bytes_max=1 << 20)
+    publish(topic, 5 * PER_SEGMENT)
+    consume(channel, consumer, 2 * PER_SEGMENT)
+    held.finish()
+    topic.space.bytes_max = 256 * KIB
+    publish(topic, PER_SEGMENT)
+    assert segment_count(topic.log) == 4
+    with pytest.raises(DiskFull):
+        publish(topic, 1)

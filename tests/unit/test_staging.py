@@ -6,9 +6,10 @@ import os
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.hot.clock import wall
 from pyqd.hot.log import Log
 from pyqd.primitives.errors import DiskFull, StorageError
-from tests.support.storage import body_of
+from tests.support.storage import body_of, broker_on
 
 # What a batch takes at least to be staged, the largest record that is, and the buffer.
 BATCH_MIN, RECORD_MAX, BUFFER = 8 << 10, 16 << 10, 128 << 10
@@ -127,3 +128,50 @@ def test_segments_used_anew_are_stored_into_as_their_pages_are_there(log, files)
         log.append_batch(batch([1000] * 60))
         log.trim_below(log.end)
     assert len(files.opened) == opened
+
+
+@pytest.mark.parametrize("sizes", [[100, 100], [1000] * 20, [1000] * 400])
+def test_whatever_goes_wrong_in_a_batch_leaves_nothing_of_it(log, files, sizes):
+    log.append_batch(batch([500] * 3))
+    with pytest.raises(OverflowError):
+        log.append_batch([*batch(sizes, 50), (-1, b"no id")])
+    assert found_in(log) == found_in(reopened(log)) == batch([500] * 3)
+    log.append_batch(batch(sizes, 7))
+    log.append_message(9, b"goes on")
+    assert found_in(log) == found_in(reopened(log)) == [*batch([500] * 3), *batch(sizes, 7), (9, b"goes on")]
+
+
+def test_a_batch_that_cannot_begin_is_over(log, files, monkeypatch):
+    def fail(_files, _path):
+        raise MemoryError
+
+    log.append_batch(batch([500] * 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Counting, "open_for_writing", fail)
+        with pytest.raises(MemoryError):
+            log.append_batch(batch([1000] * 20))
+    log.append_batch(batch([1000] * 20, 4))
+    assert found_in(log) == found_in(reopened(log)) == [*batch([500] * 3), *batch([1000] * 20, 4)]
+
+
+@pytest.mark.parametrize("due_ns", [0, 1 << 62])
+@pytest.mark.parametrize("count", [20, 400])
+def test_a_topic_undoes_a_batch_whatever_went_wrong(tmp_path, files, monkeypatch, due_ns, count):
+    topic = broker_on(tmp_path, files, max_bytes_per_file=1 << 20).topic("t")
+    # No page is there before it is written.
+    topic.log.on_spare_wanted = topic.log.on_pages_wanted = None
+    bodies = [body_of(number, 1000) for number in range(count)]
+    with monkeypatch.context() as patch:
+        files.instead = "/dev/full"
+        patch.setattr("pyqd.hot.staging.storage_error", lambda *_: MemoryError())
+        with pytest.raises(MemoryError):
+            topic.publish_bodies(bodies, wall(), due_ns)
+        # The next segment's file is opened anew.
+        files.instead = None
+    assert (topic.log.end, topic.message_count, topic.depth) == (0, 0, 0)
+    topic.log.shrink()
+    topic.publish_body(b"single", wall())
+    topic.publish_bodies(bodies, wall(), due_ns)
+    assert [body for _, body in found_in(topic.log)] == [b"single", *bodies]
+    assert topic.message_count == count + 1
+    topic.check()

@@ -1,0 +1,113 @@
+"""Tests of pyqd.protocol.background, on the hub of the test."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from pyqd.protocol.background import Background
+
+LONG_S = 30
+
+
+@pytest.fixture
+def hub() -> Any:
+    return gevent.get_hub()
+
+
+@pytest.fixture
+def background(hub: Any) -> Iterator[Background]:
+    background = Background(hub, 2)
+    yield background
+    background.stop()
+
+
+def held(background: Background, count: int) -> tuple[threading.Event, list[int]]:
+    """Run so many jobs that wait for the event; the list tells which are done."""
+    let_go = threading.Event()
+    ended: list[int] = []
+    for number in range(count):
+
+        def done(_result: Any, _error: BaseException | None, number: int = number) -> None:
+            ended.append(number)
+
+        background.run(lambda: let_go.wait(LONG_S), done)
+    return let_go, ended
+
+
+def until_done(background: Background) -> None:
+    """Let the loop run until all jobs given so far have told their ends."""
+    with gevent.Timeout(LONG_S):
+        while background.waiting or background.free_threads < background.thread_count:
+            gevent.sleep(0.001)
+
+
+def test_a_job_given_in_a_turn_of_the_loop_runs_though_others_hold_all_threads_of_the_hub(hub, background):
+    let_go = threading.Event()
+    taken = [hub.threadpool.spawn(let_go.wait, LONG_S) for _ in range(hub.threadpool.maxsize + 1)]
+    ended = Event()
+    try:
+        hub.loop.run_callback(background.run, lambda: 7, lambda result, error: ended.set())
+        assert ended.wait(LONG_S / 2)
+    finally:
+        let_go.set()
+        gevent.joinall(taken)
+
+
+def test_giving_more_jobs_than_there_are_threads_never_switches(hub, background):
+    let_go = threading.Event()
+    ended: list[Any] = []
+    given = Event()
+
+    def give() -> None:
+        # In the hub a switch would be an error.
+        for number in range(20):
+            background.run(lambda number=number: (let_go.wait(LONG_S), number)[1], lambda r, e: ended.append((r, e)))
+        given.set()
+
+    hub.loop.run_callback(give)
+    assert given.wait(LONG_S)
+    assert ended == []
+    let_go.set()
+    until_done(background)
+    assert sorted(ended) == [(number, None) for number in range(20)]
+
+
+def test_no_thread_is_made_before_there_is_a_job_nor_more_than_there_are_jobs(background):
+    assert background.pool.size == 0
+    let_go, _ended = held(background, 1)
+    assert background.pool.size == 1
+    let_go.set()
+    until_done(background)
+
+
+def test_an_end_may_give_the_next_job_and_an_error_is_told(background):
+    told: list[Any] = []
+
+    def fail() -> None:
+        raise OSError("no such thing")
+
+    def failed(_result: Any, error: BaseException | None) -> None:
+        told.append(str(error))
+        background.run(lambda: 5, lambda result, _error: told.append(result))
+
+    background.run(fail, failed)
+    until_done(background)
+    assert told == ["no such thing", 5]
+
+
+def test_a_stop_waits_for_what_runs_drops_what_waits_and_ends_the_threads(hub):
+    background = Background(hub, 2)
+    let_go, ended = held(background, 5)
+    gevent.spawn_later(0.01, let_go.set)
+    background.stop()
+    assert background.pool.size == 0
+    until_done(background)
+    assert sorted(ended) == [0, 1]
+    background.run(lambda: 1, lambda result, error: ended.append(9))
+    gevent.sleep(0)
+    assert background.pool.size == 0
+    assert 9 not in ended
