@@ -5,20 +5,39 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import runner, tables
+from bench import runner, steady, tables
+from bench.connections import Address, HandshakeError
+from bench.loadgen import LoadError
 from bench.progress import Progress
 from bench.series import Series, SeriesError, describe_session
 from bench.server import Target
 from bench.setting import Cores, Setting
-from bench.steady import keep_loaded
 from bench.workloads import WORKLOADS, Workload, find
 
+# Workloads that are there for the disk. In memory they measure something else.
+OF_THE_DISK = ("disk-", "pub-sync-")
+IN_MEMORY = ("tmpfs", "ramfs")
 RESULTS_DIRECTORY = Path(__file__).resolve().parent / "results"
 INTERRUPTED = 130
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"a number above 0 is needed: {text}")
+    return value
+
+
+def address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"HOST:PORT is needed, with a port of 1 to 65535: {text}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +50,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="run this one only; may be repeated (default: all of `list`)",
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on messages, idle connections and idle time")
+    parser.add_argument(
+        "--scale", type=positive, default=1.0, help="factor on messages, idle connections and idle time"
+    )
     parser.add_argument("--data-root", type=Path, help="where the data directories are made (default: TMPDIR)")
     parser.add_argument("--server-core", type=int, help="core of the server (default: the first this process may use)")
     parser.add_argument("--generator-core", type=int, help="core of the generator (default: the second)")
@@ -53,13 +74,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
-    run.add_argument("--target", default="pyqd", help="pyqd (default), sink, sink-store, or the path of an nsqd")
+    run.add_argument(
+        "--target", default="pyqd", help="pyqd (default), sink, sink-store, or an nsqd or a pyqd by its path"
+    )
     run.add_argument("--repeat", type=int, default=1, help="runs of each workload, each on a fresh server")
     compare = commands.add_parser("compare", help="measure pyqd, and an nsqd on one core and on two, in turn")
     compare.add_argument(
         "--nsqd",
         default=os.environ.get("NSQD") or None,
-        help="path of the nsqd (default: the environment variable NSQD); without it pyqd is measured alone",
+        help="path of the nsqd, or its name in PATH (default: the environment variable NSQD); or that of another pyqd",
+    )
+    compare.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="one more server in turn: sink, sink-store, or the path of an nsqd or a pyqd; may be repeated",
     )
     compare.add_argument("--pairs", type=int, default=5, help="runs of each server and workload (default: 5)")
     compare.add_argument("--one-core", action="store_true", help="leave out the nsqd on two cores")
@@ -68,20 +99,23 @@ def make_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="print the tables of a series again, write its page and its plot")
     report.add_argument("file", type=Path, metavar="FILE.json")
     load = commands.add_parser("load", help="keep a server that runs already under end-to-end load, measure nothing")
-    load.add_argument("--nsqd-tcp-address", required=True, metavar="HOST:PORT")
-    load.add_argument("--seconds", type=float, default=10.0)
+    load.add_argument("--nsqd-tcp-address", type=address, required=True, metavar="HOST:PORT")
+    load.add_argument("--seconds", type=positive, default=10.0)
     commands.add_parser("list", help="list the workloads")
     return parser
 
 
 def choose_cores(arguments: argparse.Namespace) -> Cores:
+    """Return the cores that are asked for. Raises: ValueError for one that this process may not use."""
     if arguments.unpinned:
         return Cores()
     chosen = Cores.choose()
-    return Cores(
+    cores = Cores(
         server=chosen.server if arguments.server_core is None else arguments.server_core,
         generator=chosen.generator if arguments.generator_core is None else arguments.generator_core,
     )
+    cores.require_allowed()
+    return cores
 
 
 def choose_workloads(arguments: argparse.Namespace) -> list[Workload]:
@@ -96,13 +130,43 @@ def choose_targets(arguments: argparse.Namespace) -> tuple[list[Target], int]:
         raise ValueError(f"{count} runs: at least one is needed")
     if arguments.command == "run":
         return [Target.parse(arguments.target)], count
-    if arguments.nsqd is None:
+    targets = [Target.parse("pyqd")]
+    if arguments.nsqd is not None:
+        targets.append(Target.parse(arguments.nsqd))
+        if not arguments.one_core and targets[-1].program == "nsqd" and len(os.sched_getaffinity(0)) > 1:
+            targets.append(Target.parse(arguments.nsqd, core_count=2))
+    targets += [Target.parse(text) for text in arguments.others]
+    names = [target.name for target in targets]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two servers are called {name}: their runs could not be told apart")
+    if len(targets) == 1:
         print("No nsqd was given (NSQD=PATH or --nsqd PATH): pyqd runs alone, there is nothing to compare it with.")
-        return [Target.parse("pyqd")], count
-    targets = [Target.parse("pyqd"), Target.parse(arguments.nsqd)]
-    if not arguments.one_core and len(os.sched_getaffinity(0)) > 1:
-        targets.append(Target.parse(arguments.nsqd, core_count=2))
     return targets, count
+
+
+def require_places(setting: Setting, results: Path) -> None:
+    """Raises: ValueError when no data directory or no file of results can be made."""
+    try:
+        tempfile.TemporaryDirectory(prefix="bench-", dir=setting.data_root).cleanup()
+    except OSError as error:
+        raise ValueError(f"no data directory can be made (--data-root): {error}") from error
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=results).close()
+    except OSError as error:
+        raise ValueError(f"no results can be written (--results, --into): {error}") from error
+
+
+def warn_of_memory(workloads: Sequence[Workload], data: Mapping[str, str]) -> None:
+    """Say on standard error which workloads do not do what they are there for where the data are in memory."""
+    names = [workload.name for workload in workloads if workload.name.startswith(OF_THE_DISK)]
+    if names and data["file_system"] in IN_MEMORY:
+        print(
+            f"warning: {data['path']} is {data['file_system']}, which is memory: {', '.join(names)} will not meet a"
+            " disk; --data-root names a directory on one",
+            file=sys.stderr,
+        )
 
 
 def list_workloads() -> None:
@@ -114,37 +178,51 @@ class Session:
     """One invocation: measures its workloads into a series that is written after each run."""
 
     def __init__(self, arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> None:
-        """Raises: SeriesError when what is there already does not go with it."""
+        """Raises: SeriesError when what is there already does not go with it; ValueError for what cannot be run."""
         self.arguments = arguments
         self.targets = targets
         self.setting = Setting(
             cores=choose_cores(arguments), data_root=arguments.data_root, flags=tuple(arguments.server_flag)
         )
         self.path: Path = arguments.into or arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
+        require_places(self.setting, self.path.parent)
         self.series = Series.read(self.path) if self.path.exists() else Series()
         workloads = choose_workloads(arguments)
         self.pairs = [(workload, self.pairs_of(workload, count)) for workload in workloads]
-        self.series.begin(describe_session(targets, self.setting, command), workloads)
+        if not any(map(self.targets_of, workloads)):
+            raise ValueError(f"{targets[0].name} can take none of these workloads")
+        described = describe_session(targets, self.setting, command)
+        self.series.begin(described, workloads)
+        self.data = described["data"]
+        warn_of_memory(workloads, self.data)
         self.failed = False
         self.end_s = time.monotonic() + 60 * arguments.minutes
 
+    def targets_of(self, workload: Workload) -> list[Target]:
+        return [target for target in self.targets if runner.measurable(workload, target)]
+
     def pairs_of(self, workload: Workload, count: int) -> int:
         """Return how many pairs of a workload to run, less those that are there already when resuming."""
+        targets = self.targets_of(workload)
+        if not targets:
+            print(f"{workload.name}: left out, {self.targets[0].name} cannot take it")
+            return 0
         wanted = workload.runs(count)
         if not self.arguments.resume:
             return wanted
-        return max(0, wanted - min(self.series.good(workload.name, target.name) for target in self.targets))
+        return max(0, wanted - min(self.series.good(workload.name, target.name) for target in targets))
 
-    def plan(self, pairs: int) -> Iterator[tuple[int, Target]]:
+    def plan(self, workload: Workload, pairs: int) -> Iterator[tuple[int, Target]]:
         """Yield that many pairs of runs until the time is over; a pair that has begun is made whole."""
-        for pair, target in runner.alternate(self.targets, pairs):
-            if target is self.targets[0] and time.monotonic() > self.end_s:
+        targets = self.targets_of(workload)
+        for pair, target in runner.alternate(targets, pairs):
+            if target is targets[0] and time.monotonic() > self.end_s:
                 return
             yield pair, target
 
     def run(self, progress: Progress) -> None:
         for workload, pairs in self.pairs:
-            for pair, target in self.plan(pairs):
+            for pair, target in self.plan(workload, pairs):
                 progress.begin(workload.name, target.name)
                 result = runner.run_once(workload, target, self.setting)
                 self.failed |= bool(result.problem)
@@ -156,11 +234,13 @@ class Session:
 
     def measure(self) -> int:
         """Run all, print the tables, write the files; return the exit status."""
-        if self.setting.cores.server is None or self.setting.cores.generator is None:
+        if not self.setting.cores.apart:
             print("Server and generator have no core of their own each: they disturb each other.")
+        print(f"data directories: in {self.data['path']}, {self.data['file_system'] or 'of an unknown file system'}")
         runner.pin_generator(self.setting.cores)
         interrupted = False
-        with Progress(sum(pairs for _, pairs in self.pairs) * len(self.targets)) as progress:
+        total = sum(pairs * len(self.targets_of(workload)) for workload, pairs in self.pairs)
+        with Progress(total) as progress:
             try:
                 self.run(progress)
             except KeyboardInterrupt:
@@ -193,6 +273,19 @@ def report(path: Path) -> None:
     write_page(series, path)
 
 
+def keep_loaded(address: Address, seconds: float) -> int:
+    """Keep a server loaded; return the exit status: 2 when it is not reached, 1 when a message was not carried once."""
+    try:
+        carried = steady.keep_loaded(address, seconds)
+    except (OSError, HandshakeError, LoadError) as error:
+        print(f"python -m bench load: {address[0]}:{address[1]}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, LoadError) else 2
+    print(f"{carried.messages:,} messages went through")
+    if carried.problem:
+        print(f"FAILED: {carried.problem}", file=sys.stderr)
+    return int(bool(carried.problem))
+
+
 def with_command(given: Sequence[str]) -> list[str]:
     """Return the command line with `compare` where no command is named."""
     named = bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
@@ -202,7 +295,8 @@ def with_command(given: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line argv; a command that is not named is `compare`.
 
-    Returns: 1 when a run failed, lost a message or delivered one twice, 130 when interrupted, else 0.
+    Returns: 1 when a run failed, lost a message or delivered one twice, 2 for what cannot be run (`load`: when the
+    server is not reached), 130 when interrupted, else 0.
     """
     given = with_command(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
@@ -211,9 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         list_workloads()
         return 0
     if arguments.command == "load":
-        host, _, port = arguments.nsqd_tcp_address.rpartition(":")
-        print(f"{keep_loaded((host, int(port)), arguments.seconds):,} messages went through")
-        return 0
+        return keep_loaded(arguments.nsqd_tcp_address, arguments.seconds)
     try:
         if arguments.command == "report":
             report(arguments.file)

@@ -13,7 +13,7 @@ from bench.report import Row, all_counting_rows
 from bench.series import Series
 from bench.tables import conditions
 
-COLORS = ("#1f6f8b", "#99c2cf", "#d9a05b")
+COLORS = ("#1f6f8b", "#99c2cf", "#d9a05b", "#8aa36f", "#7a6c9d")
 MISSED = "#c0392b"
 INK = "#22313a"
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)

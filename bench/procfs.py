@@ -1,6 +1,7 @@
 """Read what a process costs from /proc; source: proc(5)."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,24 @@ def read_memory(pid: int) -> Memory:
         # Kernels before 5.4 do not split Pss.
         anonymous_bytes=kib.get("Pss_Anon", kib["Anonymous"]) * 1024,
     )
+
+
+def read_file_system(path: Path) -> str:
+    """Return the type of the file system that path is on, "" when the kernel does not tell."""
+    place = str(path.resolve())
+    found, longest = "", -1
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in mounts:
+        mount, _, source = line.partition(" - ")
+        # Blanks in names are written as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), mount.split()[4]).rstrip("/")
+        # Of two mounts on one another the later one is seen.
+        if (place + "/").startswith(point + "/") and len(point) >= longest:
+            found, longest = source.split()[0], len(point)
+    return found
 
 
 def read_cpu_model() -> str:

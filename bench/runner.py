@@ -346,8 +346,13 @@ def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
                 # A dead server explains more than the connection that it took along.
                 server.require_alive()
                 return failure(workload, target, error)
-    except ServerError as error:
+    except (ServerError, OSError) as error:
         return failure(workload, target, error)
+
+
+def measurable(workload: Workload, target: Target) -> bool:
+    """Return whether target can take the workload at all: a sink upgrades nothing, keeps nothing, has no statistics."""
+    return target.program != "sink" or not (workload.upgrade or workload.kind in stock.KINDS)
 
 
 def failure(workload: Workload, target: Target, error: Exception) -> Result:

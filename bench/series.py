@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.procfs import read_cpu_model, read_memory_total
+from bench.procfs import read_cpu_model, read_file_system, read_memory_total
 from bench.server import REPOSITORY, Target
 from bench.setting import Result, Setting
 from bench.workloads import Workload
@@ -131,7 +131,7 @@ def read_commit() -> str:
 
 
 def describe_session(targets: Sequence[Target], setting: Setting, command: str) -> dict[str, Any]:
-    """Return when, where and on what a session runs."""
+    """Return when, where and on what a session runs. Raises: ValueError when a target is no server."""
     return {
         "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": command,
@@ -155,5 +155,6 @@ def describe_session(targets: Sequence[Target], setting: Setting, command: str) 
             }
             for target in targets
         ],
+        "data": {"path": str(setting.data_path()), "file_system": read_file_system(setting.data_path())},
         "server_flags": list(setting.flags),
     }

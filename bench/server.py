@@ -1,6 +1,7 @@
 """Start the server under test in a process of its own, and stop it."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,9 @@ START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 20.0
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
+VERSION_TAIL_CHARACTERS = 300
+# An executable of such a name is called by its path, or its runs would be mixed with those of this tree's.
+OWN_NAMES = ("pyqd", "sink", "sink-store")
 
 
 class ServerError(Exception):
@@ -30,7 +34,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A server that can be measured: `pyqd`, `sink`, `sink-store`, or an nsqd by the path of its executable.
+    """A server that can be measured: `pyqd`, `sink`, `sink-store`, or an nsqd or another pyqd by its executable.
 
     core_count: cores it may use; more than one includes the generator's.
     slowness: how many times as long as usual it may take to start and to stop.
@@ -45,34 +49,54 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, *, core_count: int = 1) -> "Target":
-        """Return the target that the command line names. Raises: ValueError when there is no such executable."""
+        """Return the target that the command line names: one of this tree's, a path, or a name to be found in PATH.
+
+        Raises: ValueError when there is no such executable, or none that says by -version that it is nsqd or pyqd.
+        """
         if text == "pyqd":
             return cls(name="pyqd", command=(sys.executable, "-m", "pyqd.apps.daemon"))
         if text in ("sink", "sink-store"):
             options = ("--store",) if text == "sink-store" else ()
             return cls(name=text, command=(sys.executable, "-m", "bench.sinkd", *options), program="sink")
-        path = Path(text).resolve()
-        if not os.access(path, os.X_OK) or not path.is_file():
+        found = shutil.which(text)
+        if found is None:
             raise ValueError(f"neither pyqd, sink, sink-store, nor an executable: {text}")
+        path = Path(found).absolute()
+        name = str(path) if path.name in OWN_NAMES else path.name
         return cls(
-            name=path.name if core_count == 1 else f"{path.name}, {core_count} cores",
+            name=name if core_count == 1 else f"{name}, {core_count} cores",
             command=(str(path),),
             # More running threads than cores would only add switches.
             environment=(("GOMAXPROCS", str(core_count)),),
-            program="nsqd",
+            program="nsqd" if ask_version((str(path),)).startswith("nsqd") else "pyqd",
             core_count=core_count,
         )
 
     def version(self) -> str:
-        """Return what the program says of its version; "" when it says nothing."""
-        if self.program == "sink":
-            return ""
-        command = [*self.command, "-version"]
-        try:
-            asked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=START_DEADLINE_S)
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return asked.stdout.strip()
+        """Return what the program says of its version, "" of a sink. Raises: ValueError when it is no server."""
+        return "" if self.program == "sink" else ask_version(self.command)
+
+
+def ask_version(command: Sequence[str]) -> str:
+    """Return what a program answers to -version. Raises: ValueError when that is not "nsqd v..." or "pyqd v..."."""
+    what = " ".join(command)
+    try:
+        asked = subprocess.run(
+            [*command, "-version"],
+            stdin=subprocess.DEVNULL,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=START_DEADLINE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"{what} cannot be asked for its -version: {error}") from error
+    said = asked.stdout.strip()
+    if not said.startswith(("nsqd v", "pyqd v")):
+        heard = repr((said or asked.stderr.strip())[-VERSION_TAIL_CHARACTERS:]) if said or asked.stderr else "nothing"
+        raise ValueError(f"{what} is neither nsqd nor pyqd: to -version it says {heard}")
+    return said
 
 
 @dataclass(frozen=True)
@@ -85,21 +109,27 @@ class Launch:
     log_path: Path
 
     def start(self) -> subprocess.Popen[bytes]:
+        """Start it; it does not answer yet. Raises: ServerError when it cannot be executed, or not on these cores."""
+
         def pin() -> None:
             # Before exec, so that every thread of the server inherits it.
             if self.cores:
                 os.sched_setaffinity(0, self.cores)
 
         with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=REPOSITORY,
-                env=self.environment,
-                preexec_fn=pin,
-            )
+            try:
+                return subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=REPOSITORY,
+                    env=self.environment,
+                    preexec_fn=pin,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                on = f" on cores {self.cores}" if self.cores else ""
+                raise ServerError(f"{self.command[0]} cannot be started{on}: {error}") from error
 
 
 @dataclass

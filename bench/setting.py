@@ -1,6 +1,7 @@
 """What a run needs besides its workload, what comes out of it, and the meters that read the server meanwhile."""
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,20 @@ class Cores:
         allowed = sorted(os.sched_getaffinity(0))
         return cls(server=allowed[0], generator=allowed[1]) if len(allowed) > 1 else cls()
 
+    def require_allowed(self) -> None:
+        """Raises: ValueError when this process may not use one of them."""
+        allowed = sorted(os.sched_getaffinity(0))
+        for whose, core in (("server", self.server), ("generator", self.generator)):
+            if core is not None and core not in allowed:
+                raise ValueError(
+                    f"core {core} for the {whose}: this process may use {', '.join(map(str, allowed))} only"
+                )
+
+    @property
+    def apart(self) -> bool:
+        """Whether server and generator have a core of their own each."""
+        return None not in (self.server, self.generator) and self.server != self.generator
+
     def of(self, target: Target) -> tuple[int, ...]:
         """Return the cores target is pinned to: the server's, and the generator's too where one is not enough."""
         given = (self.server, self.generator) if target.core_count > 1 else (self.server,)
@@ -42,6 +57,10 @@ class Setting:
     cores: Cores = field(default_factory=Cores)
     data_root: Path | None = None
     flags: tuple[str, ...] = ()
+
+    def data_path(self) -> Path:
+        """Return where the data directories are made. Raises: OSError when there is no place for temporary files."""
+        return (self.data_root or Path(tempfile.gettempdir())).absolute()
 
     def of(self, target: Target) -> "Setting":
         """Return the setting of a run of target.

@@ -1,9 +1,11 @@
 """Keep a server that runs already under load, for profilers that look at it from outside."""
 
 import time
+from dataclasses import dataclass, replace
 
 from bench.connections import Address, Connections, Handshake
 from bench.loadgen import Load
+from bench.outcome import LoadReport
 from bench.workloads import Workload, find
 
 TOPIC = "bench-load"
@@ -12,27 +14,46 @@ ROUND_MESSAGES = 400_000
 OPEN_TIMEOUT_S = 10.0
 
 
-def run_round(address: Address, workload: Workload) -> int:
-    """Send ROUND_MESSAGES through the server and return how many came back."""
+@dataclass(frozen=True)
+class Carried:
+    """What went through. problem: of the last round, "" when each message came once."""
+
+    messages: int = 0
+    problem: str = ""
+
+
+def run_round(address: Address, workload: Workload) -> LoadReport:
+    """Send the messages of a workload through the server."""
     subscribed = Handshake(topic=TOPIC, channel=TOPIC)
-    load = Load(messages=ROUND_MESSAGES, body_bytes=workload.body_bytes)
+    load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
     with (
         Connections.open(address, workload.consumers, subscribed, timeout_s=OPEN_TIMEOUT_S) as consumers,
         Connections.open(address, workload.publishers, Handshake(), timeout_s=OPEN_TIMEOUT_S) as publishers,
     ):
         load.add_consumers(consumers.fds(), rdy=workload.rdy)
         load.add_publishers(publishers.fds(), topic=TOPIC, batch=workload.batch, outstanding=workload.outstanding)
-        return load.run(workload.deadline_s).unique
+        return load.run(workload.deadline_s)
 
 
-def keep_loaded(address: Address, seconds: float) -> int:
-    """Repeat rounds of the workload e2e for about that long; return the number of messages that went through.
+def problem_of(report: LoadReport) -> str:
+    """Return what is wrong with a round, "" when each message came once."""
+    losses = report.messages - report.unique
+    if not (report.timed_out or losses or report.duplicates or report.foreign):
+        return ""
+    late = f"not complete after {report.elapsed_s:.1f} s: " if report.timed_out else ""
+    counts = f"{losses} lost, {report.duplicates} twice, {report.foreign} never published"
+    return f"{late}{counts}, where what an interrupted load has left in topic {TOPIC} counts as well"
+
+
+def keep_loaded(address: Address, seconds: float, workload: Workload | None = None) -> Carried:
+    """Repeat rounds of the workload (default: e2e) for about that long, at the latest until one has a problem.
 
     Raises: LoadError, HandshakeError, OSError when the server fails or goes away.
     """
-    workload = find("e2e")
+    chosen = workload or replace(find("e2e"), messages=ROUND_MESSAGES)
     end_s = time.monotonic() + seconds
-    count = 0
-    while time.monotonic() < end_s:
-        count += run_round(address, workload)
-    return count
+    carried = Carried()
+    while time.monotonic() < end_s and not carried.problem:
+        report = run_round(address, chosen)
+        carried = Carried(messages=carried.messages + report.unique, problem=problem_of(report))
+    return carried

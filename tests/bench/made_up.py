@@ -1,10 +1,14 @@
-"""Series of runs that nobody measured."""
+"""Runs that nobody measured, and series of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
+from bench import runner
 from bench.series import Run, Series
-from bench.setting import Result
+from bench.server import Target
+from bench.setting import Result, Setting
 from bench.workloads import Workload
 
 MACHINE = {
@@ -76,3 +80,18 @@ def rates(pyqd: float, nsqd: float, two: float) -> list[Made]:
 
 def runs_of(pairs: Sequence[Sequence[Made]]) -> list[Run]:
     return [Run(0, pair, result("w", *made)) for pair, runs in enumerate(pairs) for made in runs]
+
+
+def made_up_run(monkeypatch: pytest.MonkeyPatch, problem: str = "") -> None:
+    """Have runs return at once."""
+
+    def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
+        return Result(
+            workload=workload.name,
+            target=target.name,
+            messages=workload.messages,
+            problem=problem,
+            figures={"rate_per_s": 1000.0},
+        )
+
+    monkeypatch.setattr(runner, "run_once", run_once)

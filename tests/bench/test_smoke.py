@@ -18,6 +18,7 @@ from bench.server import Server, ServerError, Target, running
 from bench.setting import Cores, Result, Setting
 from bench.workloads import WORKLOADS, Workload, find
 from tests.bench.brokers import broker
+from tests.bench.made_up import made_up_run
 
 # Some thousand messages, a dozen idle connections.
 SCALE = 0.0025
@@ -95,21 +96,6 @@ def test_a_session_prints_tables_and_writes_every_run(tmp_path: Path, capsys: py
     assert workload["workload"]["name"] == "mpub"
     assert [run["losses"] for run in workload["runs"]] == [0, 0]
     assert path.with_suffix(".md").exists()
-
-
-def made_up_run(monkeypatch: pytest.MonkeyPatch, problem: str = "") -> None:
-    """Have runs return at once."""
-
-    def run_once(workload: Workload, target: Target, setting: Setting) -> Result:
-        return Result(
-            workload=workload.name,
-            target=target.name,
-            messages=workload.messages,
-            problem=problem,
-            figures={"rate_per_s": 1000.0},
-        )
-
-    monkeypatch.setattr(runner, "run_once", run_once)
 
 
 def test_sessions_go_into_one_file_and_resume_makes_what_is_missing(
