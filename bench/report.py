@@ -113,13 +113,15 @@ def compare(runs: Sequence[Run], first: str, second: str, figure: Figure, goal: 
 
 def make_row(series: Series, workload: Workload, figure: Figure, goal: Goal | None = None) -> Row:
     runs = series.runs[workload.name]
-    cores = series.core_counts()
+    cores, programs = series.core_counts(), series.programs()
     first, *others = cores
     spreads = {name: spread_of(runs, name, figure.key) for name in cores}
     versus = {}
     if figure.better:
         for name in others:
-            versus[name] = compare(runs, first, name, figure, goal.ratio(cores[name]) if goal else None)
+            # Goals are ratios to nsqd; a sink, or another pyqd, is there to be looked at beside it.
+            wanted = goal.ratio(cores[name]) if goal and programs[name] == "nsqd" else None
+            versus[name] = compare(runs, first, name, figure, wanted)
     limit = goal.limit if goal else None
     own = spreads[first]
     return Row(

@@ -64,6 +64,10 @@ class Series:
         """Return the targets in the order in which they first came, each with the cores it could use."""
         return {target["name"]: target["core_count"] for session in self.sessions for target in session["targets"]}
 
+    def programs(self) -> dict[str, str]:
+        """Return the targets, each with the program that it is: pyqd, nsqd or sink."""
+        return {target["name"]: target["program"] for session in self.sessions for target in session["targets"]}
+
     def as_document(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

@@ -89,6 +89,9 @@ def conditions(series: Series) -> list[str]:
     lines: list[str] = []
     for session in series.sessions:
         lines += [describe_machine(session["machine"]), *map(describe_target, session["targets"])]
+        # Series of earlier versions do not say it.
+        if "data" in session:
+            lines.append(f"data directories on {session['data']['file_system'] or 'an unknown file system'}")
     flags = " ".join(series.sessions[-1]["server_flags"])
     lines += [f"flags of every server: {flags}"] if flags else []
     dates = [session["made_at"] for session in series.sessions]

@@ -20,8 +20,8 @@ MACHINE = {
     "server_core": 0,
     "generator_core": 1,
 }
-CORES = {"pyqd": [0], "nsqd": [0], "nsqd, 2 cores": [0, 1]}
-TARGETS = tuple(CORES)
+CORES = {"pyqd": [0], "nsqd": [0], "nsqd, 2 cores": [0, 1], "sink": [0]}
+TARGETS = ("pyqd", "nsqd", "nsqd, 2 cores")
 # A run: its target, and its figures or its problem.
 Made = tuple[str, Mapping[str, float] | str]
 

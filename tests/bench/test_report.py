@@ -47,6 +47,21 @@ def test_a_goal_is_judged_by_the_median_of_the_ratios_against_its_own_target() -
     assert row.verdict() == "only nsqd"
 
 
+def test_a_goal_is_a_ratio_to_an_nsqd_and_not_to_a_sink() -> None:
+    pair: list[Made] = [*rates(80.0, 10.0, 10.0), ("sink", {"rate_per_s": 100.0})]
+    series = series_of("mpub", [pair], [*TARGETS, "sink"])
+    row = only_row(series, "mpub")
+    assert (row.versus["sink"].ratios.median, row.versus["sink"].goal, row.versus["sink"].reached) == (0.8, None, None)
+    assert (tables.show_aim(row), row.verdict()) == ("at least 7 / 5 / -", "yes")
+
+
+def test_the_file_system_of_the_data_is_among_the_conditions_where_it_is_known() -> None:
+    series = series_of("mpub", [rates(80.0, 10.0, 10.0)])
+    assert not any("data directories" in line for line in tables.conditions(series))
+    series.sessions[0]["data"] = {"path": "/tmp", "file_system": "tmpfs"}
+    assert "data directories on tmpfs" in tables.conditions(series)
+
+
 @pytest.mark.parametrize(("pyqd", "reached"), [(10.0, True), (11.0, False)])
 def test_where_less_is_better_a_goal_is_the_most_a_ratio_may_be(pyqd: float, reached: bool) -> None:
     pair = [("pyqd", {"latency_p50_us": pyqd}), ("nsqd", {"latency_p50_us": 100.0})]
