@@ -64,6 +64,7 @@ class GroupCommit:
         self._soon = soon
         self._gathering: Round | None = None
         self._running = False
+        self._failure: str | None = None
         self._named: dict[Topic, Names] = {}
 
     def wait(self, topics: Iterable[Topic]) -> None:
@@ -101,7 +102,9 @@ class GroupCommit:
             job.note()
             self.on_timed(job.took_s)
             self._named.update(named)
-            self._broker.note_synced()
+            # What the syncer failed at is not good yet for what is written here.
+            if self._broker.failed_sync is self._failure:
+                self._broker.note_synced()
         except Exception as error:
             return error
         return None
@@ -118,6 +121,7 @@ class GroupCommit:
         if error is None:
             return
         self._broker.note_failed_sync(error)
+        self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
             logger.critical("a group commit went wrong", exc_info=error)
             self.on_bug(error)

@@ -307,3 +307,20 @@ def test_an_ok_is_not_given_for_what_the_syncer_lost_beside_the_round(tmp_path: 
     waiting.get(timeout=WAIT_S)
     assert files.missing == set()
     broker.close()
+
+
+def test_a_round_that_succeeds_says_nothing_of_what_the_syncer_failed_at(tmp_path: Path, held: Held) -> None:
+    files = ForgetfulFiles()
+    broker = broker_on(tmp_path, files, sync_every=1)
+    commit = GroupCommit(broker, held.run, gevent.get_hub().loop.run_callback)
+    syncer = Syncer(broker, run_here)
+    broker.topic("other").publish_body(b"x", time.time_ns())
+    files.failing = ["other.topic/state"]
+    assert not syncer.sync_dirty()
+    waiting = publish(commit, broker.topic("t"))
+    held.finish_one()
+    waiting.get(timeout=WAIT_S)
+    assert broker.health().startswith("NOK - failed to sync ")
+    assert syncer.sync_dirty()
+    assert broker.health() == "OK"
+    broker.close()

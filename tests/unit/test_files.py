@@ -211,8 +211,8 @@ def test_the_first_page_of_a_new_file_is_there_and_no_other(files, tmp_path):
     assert [number for number, here in enumerate(present) if here & 1] == [0]
 
 
-def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_changes(files):
-    mapping = files.new_mapped(None, 8 * 4096, False)
+def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_changes(files, tmp_path):
+    mapping = files.new_mapped(str(tmp_path / "new"), 8 * 4096, False)
     mapping.dirty_again(2 * 4096, 3 * 4096)
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         words = os.pread(pagemap.fileno(), 8 * 8, mapping.address // 4096 * 8)
