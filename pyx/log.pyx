@@ -36,7 +36,7 @@ import os
 cimport cython
 
 from pyqd.hot.clock cimport wall_ns
-from pyqd.hot.mapping cimport Mapping, store_barrier
+from pyqd.hot.mapping cimport Mapping
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
     RECORD_ALIGN_BYTES,
@@ -584,9 +584,7 @@ cdef class Log:
                     self.spares_underway += 1
                     self.on_retired(self, segment)
             else:
-                segment.header().number = 0
-                store_barrier()
-                segment.header().checksum = 0
+                segment.vacate()
                 self.drop(segment)
         return 0
 

@@ -63,17 +63,20 @@ cdef class Segment:
         """Make a spare the log's last segment."""
         cdef SegmentHeader* header = self.header()
         assert number > 0 and self.number == 0
+        header.magic = MAGIC
+        store_barrier()
         header.number = 0
         store_barrier()
-        header.magic = MAGIC
+        # The walk of recovery starts here: what a former life left must not look like this life's first record. And it
+        # says that the segment is about to begin, while its header changes.
+        store_word(self.base + SEGMENT_HEADER_BYTES, 0)
+        store_barrier()
         header.version = SEGMENT_VERSION
         header.first_seq = first_seq
         header.created_ns = created_ns
         header.sealed_count = 0
         header.sealed_bytes = 0
         header.synced_bytes = 0
-        # The walk of recovery starts here: what a former life left must not look like this life's first record.
-        (<uint64_t*> (self.base + SEGMENT_HEADER_BYTES))[0] = 0
         header.checksum = header_checksum(header, number)
         store_barrier()
         header.number = number
@@ -103,11 +106,17 @@ cdef class Segment:
             at += 8
         return True
 
+    cdef int vacate(self) noexcept:
+        """Note in the file that it holds no record any more: its checksum is that of a spare, in one store."""
+        cdef SegmentHeader* header = self.header()
+        header.checksum = header_checksum(header, 0)
+        store_barrier()
+        header.number = 0
+        return 0
+
     cdef int retire(self) except -1:
         """Make a drained segment a spare; its old records are unreachable from here on."""
-        self.header().number = 0
-        store_barrier()
-        self.header().checksum = 0
+        self.vacate()
         self.number = 0
         self.count = 0
         self.unverified = False
@@ -125,7 +134,8 @@ cdef class Segment:
         path = self.mapping.path or "memory"
         if header.magic == 0 and not self.is_blank():
             raise CorruptionError(path, 0, "the segment's header is missing")
-        # A zero checksum says that it was retired, a zero word that it was about to begin; else the number is damaged.
+        # A zero word says that it was about to begin; earlier versions retired it with a zero checksum. Else the number
+        # is damaged.
         if header.magic == 0 or (header.magic == MAGIC and header.number == 0 and (
                 header.checksum == 0 or load_word(self.base + SEGMENT_HEADER_BYTES) == 0)):
             self.number = 0
@@ -135,6 +145,10 @@ cdef class Segment:
         if header.version > SEGMENT_VERSION:
             raise LaterFormatError(
                 path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
+        if header.checksum == header_checksum(header, 0):
+            # It was retired.
+            self.number = 0
+            return 0
         if header.checksum != header_checksum(header, header.number):
             raise CorruptionError(path, 12, "the segment header's checksum is wrong")
         self.number = header.number

@@ -88,6 +88,8 @@ def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
         raise CorruptionError(path, 0, "not a pyqd segment")
     if version != SEGMENT_VERSION:
         raise CorruptionError(path, 8, f"segment format version {version}; this pyqd reads {SEGMENT_VERSION}")
+    if checksum == crc32c.value(_SEGMENT_CHECKED.pack(0, first_seq, created_ns), version):
+        return None
     if checksum != crc32c.value(_SEGMENT_CHECKED.pack(number, first_seq, created_ns), version):
         raise CorruptionError(path, 12, "the segment header's checksum is wrong")
     return SegmentHeader(number, first_seq, created_ns, count, end, synced)

@@ -10,7 +10,7 @@ cdef enum:
 cdef struct SegmentHeader:
     uint64_t magic
     uint32_t version
-    uint32_t checksum                    # crc32c over number, first_seq, created_ns
+    uint32_t checksum                    # crc32c over number, first_seq, created_ns; of a spare, with 0 for the number
     uint64_t number                      # place in the log, from 1; 0: a spare, holds no record
     uint64_t first_seq                   # of its first record
     int64_t created_ns                   # Unix, when it became the log's last
@@ -42,6 +42,7 @@ cdef class Segment:
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
     cdef int seal(self) except -1
+    cdef int vacate(self) noexcept
     cdef int retire(self) except -1
     cdef int load(self) except -1
     cdef bint is_blank(self) noexcept

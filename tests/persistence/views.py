@@ -48,7 +48,7 @@ def view_of(channel: Any) -> View:
 def views_in(directory: Path) -> dict[str, Any]:
     """Start on a directory. Returns: channel names with their View, and what the topic itself holds."""
     broker = broker_on(directory)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"places damaged": broker.damage.found_count}
     for topic in broker.topic_of.values():
         topic.check()
         broker.scheduler.run_wakes()

@@ -1,10 +1,12 @@
 """Tests of pyqd.hot.segment."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.layout import parse_segment_header
 from pyqd.hot.log import Log
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
@@ -124,3 +126,47 @@ def test_a_spare_found_at_a_start_that_cannot_be_synced_is_removed(tmp_path):
     assert [record[1] for record in log.records()] == [3]
     log.append_message(4, b"x" * 60_000)
     assert [record[1] for record in Log(Files(), str(tmp_path), 1 << 16).records()] == [3, 4]
+
+
+NUMBER, CHECKSUM = slice(16, 24), slice(12, 16)
+
+
+@pytest.mark.parametrize("state", ["half retired", "retired", "retired by an earlier version", "about to begin"])
+def test_a_segment_that_was_retired_or_was_to_begin_when_the_process_was_killed_is_a_spare(tmp_path, state):
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    for guid in range(1, 4):
+        log.append_message(guid, b"x" * 30_000)
+    path = Path(str(log.first.mapping.path))
+    content = bytearray(path.read_bytes())
+    log.trim_below(log.end - 1)
+    retired = path.read_bytes()
+    if state == "half retired":
+        content[CHECKSUM] = retired[CHECKSUM]
+    elif state == "retired":
+        content[:] = retired
+    elif state == "retired by an earlier version":
+        content[NUMBER], content[CHECKSUM] = bytes(8), bytes(4)
+    else:
+        content[NUMBER], content[128:136] = bytes(8), bytes(8)
+    path.write_bytes(content)
+    assert parse_segment_header(bytes(content), "f") is None
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    assert (log.epoch, log.damage.found_count) == (0, 0)
+    assert [spare.mapping.path for spare in log.spares] == [str(path)]
+    assert [record[1] for record in log.records()] == [3]
+    log.append_message(4, b"y" * 60_000)
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    assert [record[1] for record in log.records()] == [3, 4]
+    assert log.spares == []
+
+
+@pytest.mark.parametrize("part", [NUMBER, CHECKSUM])
+def test_a_segment_whose_number_or_checksum_is_zeroed_is_damaged_and_no_spare(tmp_path, part):
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    log.append_message(1, b"body")
+    path = only_file(tmp_path / "log")
+    content = bytearray(path.read_bytes())
+    content[part] = bytes(part.stop - part.start)
+    path.write_bytes(content)
+    log = Log(Files(), str(tmp_path / "log"), 1 << 16)
+    assert (log.end, log.epoch, log.damage.found_count) == (0, 1, 1)
