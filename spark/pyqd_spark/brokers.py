@@ -232,6 +232,8 @@ class HttpClient:
         if code == "TLS_REQUIRED":
             port = self.parsed(path, reply).get("https_port")
             return TlsError(f"{asked}: it takes HTTPS only, at port {port}: give that port, and tls=true")
+        if reply.status == 400 and b"HTTP request to an HTTPS server" in reply.body:
+            return TlsError(f"{asked}: a port that speaks TLS; is it tls=true?")
         if reply.status in (401, 403):
             return BrokerError(f"{asked}; is the option token right, and has it the right to do this?")
         if code == "POSITION_GONE":

@@ -15,7 +15,6 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from pyqd_spark.brokers import TlsError
 from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
-from pyqd_spark.discovery import DataLossError
 from pyqd_spark.nsq_client import RefusedError
 from pyqd_spark.offsets import parse_settings
 from pyqd_spark.options import Connection, OptionError
@@ -214,7 +213,7 @@ def test_the_wrong_port_is_told_from_the_right_one(
     plain = "{}:{}".format(*optional.http_address)
     with pytest.raises(TlsError, match=r"the port speaks no TLS.*write http://"):
         read(trusting(certificates, nsqd=plain))
-    with pytest.raises(DataLossError, match=r"a port that speaks TLS; is it tls=true\?"):
+    with pytest.raises(TlsError, match=r"a port that speaks TLS; is it tls=true\?"):
         read({"nsqd": https_address(optional), "retryTimeoutMs": "0"})
     port = https_address(strict).rpartition(":")[2]
     with pytest.raises(TlsError, match=rf"403 TLS_REQUIRED: it takes HTTPS only, at port {port}"):
