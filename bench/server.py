@@ -21,6 +21,8 @@ Program = Literal["pyqd", "sink", "nsqd"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 20.0
+# On SIGTERM an nsqd writes what it holds in memory to files, for half a minute after some loads; they are removed anyway.
+NSQD_STOP_S = 0.5
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
 VERSION_TAIL_CHARACTERS = 300
@@ -232,4 +234,4 @@ def running(
             wait_until_listening(server, START_DEADLINE_S * target.slowness)
             yield server
         finally:
-            stop(server.process, STOP_DEADLINE_S * target.slowness)
+            stop(server.process, (NSQD_STOP_S if target.program == "nsqd" else STOP_DEADLINE_S) * target.slowness)
