@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import runner, steady, tables
+from bench import runner, shape, steady, tables
 from bench.connections import Address, HandshakeError
 from bench.loadgen import LoadError
 from bench.progress import Progress
@@ -96,6 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("--one-core", action="store_true", help="leave out the nsqd on two cores")
     for command in (run, compare):
         add_common(command)
+        shape.add_options(command)
     report = commands.add_parser("report", help="print the tables of a series again, write its page and its plot")
     report.add_argument("file", type=Path, metavar="FILE.json")
     load = commands.add_parser("load", help="keep a server that runs already under end-to-end load, measure nothing")
@@ -119,7 +120,13 @@ def choose_cores(arguments: argparse.Namespace) -> Cores:
 
 
 def choose_workloads(arguments: argparse.Namespace) -> list[Workload]:
+    """Return the workloads that are asked for, of the sizes asked for. Raises: ValueError."""
     chosen = [find(name) for name in arguments.workload] if arguments.workload else list(WORKLOADS)
+    fields = shape.wanted(arguments)
+    if fields and len(chosen) != 1:
+        raise ValueError("another shape is that of one workload: name it by -w")
+    if fields:
+        chosen = [shape.reshaped(chosen[0], fields)]
     return [workload.scaled(arguments.scale) for workload in chosen]
 
 

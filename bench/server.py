@@ -21,7 +21,7 @@ Program = Literal["pyqd", "sink", "nsqd"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 20.0
-# On SIGTERM an nsqd writes what it holds in memory to files, for half a minute after some loads; they are removed anyway.
+# On SIGTERM an nsqd writes what it holds in memory to files, for up to half a minute; these are removed anyway.
 NSQD_STOP_S = 0.5
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000

@@ -50,6 +50,13 @@ def speaking(path: Path, version: str) -> Path:
         (["run", "--target", "sink", "-w", "memory-1m"], "sink can take none of these workloads"),
         (["compare", "--with", "sink", "--with", "sink"], "two servers are called sink"),
         (["compare", "--with", "no-such-server"], "neither pyqd, sink, sink-store, nor an executable: no-such-server"),
+        (["run", "--target", "sink", "--batch=5"], "another shape is that of one workload: name it by -w"),
+        (["run", "--target", "sink", "-w", "mpub", "--batch=0"], "a whole number from 1 on is needed: 0"),
+        (["run", "--target", "sink", "-w", "mpub", "--rdy=5"], "mpub has no --rdy"),
+        (["run", "--target", "sink", "-w", "mpub", "--rate=5"], "mpub has no --rate"),
+        (["run", "--target", "sink", "-w", "mpub", "--size=7"], "--size: a message has at least 8 bytes"),
+        (["run", "--target", "sink", "-w", "e2e", "--channels=2"], "e2e has no --channels"),
+        (["run", "--target", "sink", "-w", "e2e", "--rate=5"], "are sent one by one: --batch=1"),
         (["load", "--nsqd-tcp-address=127.0.0.1"], "HOST:PORT is needed, with a port of 1 to 65535: 127.0.0.1"),
         (["load", "--nsqd-tcp-address=127.0.0.1:x"], "HOST:PORT is needed"),
         (["load", "--nsqd-tcp-address=127.0.0.1:65536"], "HOST:PORT is needed"),
@@ -186,3 +193,18 @@ def test_sinks_are_measured_in_turn_and_left_out_where_they_cannot_be_measured(
     assert "alone" not in printed.out
     assert cli.main([*arguments, "--resume", "-w", "mpub", "-w", "memory-1m"]) == 0
     assert "run 1 of" not in capsys.readouterr().err
+
+
+def test_a_workload_of_another_shape_is_run_as_it_is_asked_for_and_no_goal_is_held_against_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shaped = ["--messages=99", "--batch=10", "--size=64", "--connections=2", "--outstanding=3", "--consumers=1"]
+    shaped += ["--rdy=7"]
+    arguments = ["run", "--target", "sink", "-w", "e2e", *shaped, "--results", str(tmp_path), "--unpinned"]
+    assert cli.main(arguments) == 0
+    assert "at least" not in capsys.readouterr().out
+    [path] = tmp_path.glob("*.json")
+    (workload,) = series.Series.read(path).workloads.values()
+    assert (workload.messages, workload.batch, workload.body_bytes) == (100, 10, 64)
+    assert (workload.publishers, workload.outstanding, workload.consumers, workload.rdy) == (2, 3, 1, 7)
+    assert workload.name.startswith("e2e, messages 99, batch 10,")
