@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bench.workloads import Workload
 
@@ -54,13 +55,13 @@ def reshaped(workload: Workload, fields: Mapping[str, int]) -> Workload:
     if fields.get("body_bytes", BODY_BYTES_MIN) < BODY_BYTES_MIN:
         raise ValueError(f"--size: a message has at least {BODY_BYTES_MIN} bytes, its counter")
     batch = fields.get("batch", workload.batch)
-    if batch > 1 and (fields.get("rate_per_s", workload.rate_per_s) or workload.defer_ms):
+    has_rate = "rate_per_s" in fields or workload.rate_per_s > 0
+    if batch > 1 and (has_rate or workload.defer_ms > 0):
         raise ValueError("messages that have a rate or are deferred are sent one by one: --batch=1")
     messages = -(-fields.get("messages", workload.messages) // batch) * batch
     said = ", ".join(f"{option_of[field]} {value:,}" for field, value in fields.items())
-    return replace(
-        workload, **{**fields, "messages": messages}, name=f"{workload.name}, {said}", what=f"{workload.what}; {said}"
-    )
+    changed: dict[str, Any] = {**fields, "messages": messages}
+    return replace(workload, **changed, name=f"{workload.name}, {said}", what=f"{workload.what}; {said}")
 
 
 def has(workload: Workload, field: str) -> bool:
