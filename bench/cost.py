@@ -28,6 +28,7 @@ from bench.cli import choose_cores
 from bench.procfs import CpuTime
 from bench.server import Target
 from bench.setting import Setting
+from bench.shape import at_least_one
 from bench.workloads import Workload, find
 
 # Each with the messages that the smaller of two loads has whose instructions are counted.
@@ -163,14 +164,6 @@ def cpu_per_message(
     fewer = workload.messages * scale / (1 + ADDED)
     totals, users, systems = zip(*(of_one_more(workload, fewer, measure) for _ in range(repeat)), strict=True)
     return median(totals), median(users), median(systems)
-
-
-def at_least_one(text: str) -> int:
-    """Raises: ValueError, argparse.ArgumentTypeError."""
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} runs: at least one is needed")
-    return count
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -142,7 +142,7 @@ def test_cpu_time_is_shown_although_counting_failed(
 def test_no_run_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cost.main(["--repeat", "0"])
-    assert "at least one is needed" in capsys.readouterr().err
+    assert "a whole number from 1 on is needed: " in capsys.readouterr().err
 
 
 def test_a_load_that_fails_is_named_and_the_others_go_on(
