@@ -389,7 +389,7 @@ cdef class Log:
             if segment.capacity_bytes - segment.tail >= RECORD_ALIGN_BYTES:
                 # As `append` does behind each record.
                 store_word(staging.take(RECORD_ALIGN_BYTES), 0)
-            staging.flush()
+            staging.flush_last(segment.capacity_bytes)
             if self.batch_at != NULL:
                 staging.store_word(<uint64_t> (self.batch_at - segment.base), self.batch_word)
         except BaseException:

@@ -7,18 +7,24 @@ what the records themselves cost. A write of many pages at once clears nothing, 
 A mapping of the same file shows what was written at once, as both are the page cache: so readers go on as they are, and
 single messages are stored through the mapping as ever, which is cheaper for a few hundred bytes than a call.
 
+How the writes lie in the file matters as much: a page of which a part is written is zeroed and looked up again for the
+rest, and what is asked for piecemeal comes in small folios. So a batch is followed by zeros up to the end of a block of
+BLOCK_BYTES, and what does not fit the buffer is written in whole blocks. Larger blocks cost more again: the kernel has
+free folios of up to 32 KiB at hand for each core, and looks for larger ones elsewhere.
+
 The first word of the batch's first record is written by itself and last, when all the others are in the page cache: a
 kill in the middle of a write leaves nothing of the batch. Unlike a store through a mapping, a write that fails is an
 error and no signal.
 
 Invariants: 1. `start <= end <= BUFFER_BYTES`; both are 0 and `fd` is -1 while nothing is staged. 2. The bytes of the
-buffer belong at `offset` of the file, and all before them have been written.
+buffer belong at `offset` of the file, as far into a block there as here, and all before them have been written.
 
 Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
 """
 
 from libc.errno cimport EINTR, errno
 from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
 
 cimport cython
 
@@ -35,8 +41,9 @@ cdef extern from "<stdlib.h>" nogil:
 cdef enum:
     BUFFER_BYTES = 128 << 10             # fits into a second-level cache together with what it is made from
     PAGE_BYTES = 4096
+    BLOCK_BYTES = 16 << 10
 
-assert STAGED_RECORD_MAX <= BUFFER_BYTES - PAGE_BYTES
+assert STAGED_RECORD_MAX <= BUFFER_BYTES - 2 * BLOCK_BYTES
 
 
 @cython.final
@@ -60,7 +67,7 @@ cdef class Staging:
         self.fd = fd
         self.path = path
         self.offset = offset
-        self.start = self.end = offset % PAGE_BYTES
+        self.start = self.end = offset % BLOCK_BYTES
         return True
 
     cdef char* take(self, uint64_t span_bytes) except NULL:
@@ -68,7 +75,7 @@ cdef class Staging:
         cdef char* at
         assert self.fd >= 0 and span_bytes <= STAGED_RECORD_MAX
         if BUFFER_BYTES - self.end < span_bytes:
-            self.flush()
+            self.flush_blocks()
         at = self.buffer + self.end
         self.end += span_bytes
         return at
@@ -79,10 +86,33 @@ cdef class Staging:
             self.write(self.buffer + self.start, self.end - self.start, self.offset)
         return self.skip(0)
 
+    cdef int flush_blocks(self) except -1:
+        """Write the whole blocks that are in the buffer, and go on with the rest. Raises: StorageError."""
+        cdef uint64_t whole = self.end - self.end % BLOCK_BYTES
+        cdef uint64_t rest_bytes = self.end - whole
+        assert whole > self.start and rest_bytes <= whole
+        self.write(self.buffer + self.start, whole - self.start, self.offset)
+        memcpy(self.buffer, self.buffer + whole, rest_bytes)
+        self.offset += whole - self.start
+        self.start = 0
+        self.end = rest_bytes
+        return 0
+
+    cdef int flush_last(self, uint64_t file_bytes) except -1:
+        """Write what is in the buffer and zeros up to the end of a block; the file ends there. Raises: StorageError."""
+        cdef uint64_t end = self.offset + self.end - self.start
+        cdef uint64_t padding = min(file_bytes, (end + BLOCK_BYTES - 1) & ~<uint64_t> (BLOCK_BYTES - 1)) - end
+        assert end <= file_bytes
+        if padding > BUFFER_BYTES - self.end:
+            self.flush_blocks()
+        memset(self.buffer + self.end, 0, padding)
+        self.end += padding
+        return self.flush()
+
     cdef int skip(self, uint64_t span_bytes) except -1:
         """Leave out bytes of the file that come next, which are stored otherwise; the buffer is flushed."""
         self.offset += self.end - self.start + span_bytes
-        self.start = self.end = self.offset % PAGE_BYTES
+        self.start = self.end = self.offset % BLOCK_BYTES
         return 0
 
     cdef int store_word(self, uint64_t offset, uint64_t word) except -1:

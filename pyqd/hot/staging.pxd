@@ -8,13 +8,15 @@ cdef class Staging:
     cdef char* buffer                    # owned; page aligned
     cdef int fd                          # of the file written to; -1: nothing is staged
     cdef str path
-    cdef uint64_t start                  # where in the buffer the bytes begin: as far into a page as in the file
+    cdef uint64_t start                  # where in the buffer the bytes begin: as far into a block as in the file
     cdef uint64_t end
     cdef uint64_t offset                 # in the file, of the byte at `start`
 
     cdef bint begin(self, int fd, str path, uint64_t offset) noexcept
     cdef char* take(self, uint64_t span_bytes) except NULL
     cdef int flush(self) except -1
+    cdef int flush_blocks(self) except -1
+    cdef int flush_last(self, uint64_t file_bytes) except -1
     cdef int skip(self, uint64_t span_bytes) except -1
     cdef int write(self, const char* data, uint64_t size_bytes, uint64_t offset) except -1
     cdef int store_word(self, uint64_t offset, uint64_t word) except -1

@@ -13,6 +13,8 @@ from tests.support.storage import body_of, broker_on
 
 # What a batch takes at least to be staged, the largest record that is, and the buffer.
 BATCH_MIN, RECORD_MAX, BUFFER = 8 << 10, 16 << 10, 128 << 10
+# What a write ends at, the first segment, and its header.
+BLOCK, FIRST_SEGMENT, HEADER = 16 << 10, 64 << 10, 128
 
 
 class Counting(Files):
@@ -78,6 +80,36 @@ def test_a_large_batch_is_read_as_it_was_given_now_and_by_the_next_start(log, fi
     assert found_in(log) == [*first, *messages, (9, b"behind it")]
     log.check()
     assert found_in(reopened(log)) == [*first, *messages, (9, b"behind it")]
+
+
+@pytest.mark.parametrize(
+    "end", [*range(2 * BLOCK - 16, 2 * BLOCK + 24, 8), *range(FIRST_SEGMENT - 32, FIRST_SEGMENT + 8, 8)]
+)
+@pytest.mark.parametrize("record", [200, 2000, RECORD_MAX])
+def test_a_batch_may_end_wherever_blocks_and_segments_do(log, files, end, record):
+    sizes = [record - 48] * ((end - HEADER) // record - 1)
+    sizes.append(end - HEADER - record * len(sizes) - 48)
+    log.append_batch(batch(sizes))
+    assert len(files.opened) == 1
+    assert log.end_position().offset == end
+    log.check()
+    log.append_batch(batch([300], 9))
+    assert found_in(log) == found_in(reopened(log)) == [*batch(sizes), *batch([300], 9)]
+
+
+def test_a_batch_is_followed_by_zeros_up_to_the_end_of_a_block_and_no_further(log, files):
+    (name,) = os.listdir(log.directory)
+    path = os.path.join(log.directory, name)
+    rest = b"x" * (FIRST_SEGMENT - HEADER)
+    with open(path, "r+b") as file:
+        file.seek(HEADER)
+        file.write(rest)
+    log.append_batch(batch([1000] * 20))
+    tail = log.end_position().offset
+    with open(path, "rb") as file:
+        found = file.read()
+    assert BLOCK < tail < 2 * BLOCK
+    assert found[tail:] == bytes(2 * BLOCK - tail) + rest[: FIRST_SEGMENT - 2 * BLOCK]
 
 
 def test_a_small_batch_is_stored_through_the_mapping(log, files):
