@@ -20,10 +20,14 @@ cdef class IoLoop(Publisher):
     cdef bint magic_seen
     cdef public bint tls_needed          # until then IDENTIFY is the only command
     cdef object read_watcher
+    cdef bint is_served                  # the callback has run the pass that the greenlet is woken after
+    cdef object pass_error               # what that pass raised; the greenlet ends by it
     cdef readonly uint64_t command_count
 
+    cdef bint is_at_rest(self) noexcept
     cdef int serve_once(self) except -1
     cdef int wait_readable(self) except -1
+    cdef bint receive_and_run(self) except -1
     cdef int wait_until_drained(self) except -1
     cdef int wait_until_synced(self) except -1
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2
