@@ -50,20 +50,6 @@ cdef class GuidFactory:
         self.node_id = <uint32_t>node_id
         self.last_id = 0
 
-    cdef uint64_t next_id(self, int64_t wall_ns) noexcept nogil:
-        cdef uint64_t node = <uint64_t>self.node_id << SEQUENCE_BITS
-        # A time before the epoch wraps to a huge value, so one comparison finds both ends of the range.
-        cdef uint64_t ticks = <uint64_t>(wall_ns >> TICK_NS_SHIFT) - EPOCH_TICKS
-        cdef uint64_t candidate = 0
-        if ticks <= TICKS_MAX:
-            candidate = ticks << TICK_SHIFT | node
-        if candidate <= self.last_id:
-            candidate = self.last_id + 1
-            if (candidate ^ node) >> SEQUENCE_BITS & (NODE_ID_COUNT - 1):
-                candidate = ((self.last_id >> TICK_SHIFT) + 1) << TICK_SHIFT | node
-        self.last_id = candidate
-        return candidate
-
     cdef int resume_after(self, uint64_t last_id) except -1:
         if last_id >> 63:
             raise ValueError(f"an id is less than 2**63, got {last_id:#x}")

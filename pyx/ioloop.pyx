@@ -305,8 +305,13 @@ cdef class IoLoop(Publisher):
                 self.command_count += 1
                 if self.gone or self.slow_call is not None:
                     break
+            if self.open_topic is not None:
+                self.close_batches()
         except ClientError as error:
-            self.refuse(error)
+            self.refuse_behind_batches(error)
+        except BaseException:
+            self.drop_batches()
+            raise
         if self.command_count != commands:
             self.command_ns = mono_ns()
             if self.channel is not None and self.can_take() and self.channel.available():
@@ -359,6 +364,16 @@ cdef class IoLoop(Publisher):
         if error.fatal:
             self.refused = True
 
+    cdef int refuse_behind_batches(self, error) except -1:
+        """Answer what the MPUBs before have come to, and refuse the command behind them, or them."""
+        if self.open_topic is not None:
+            try:
+                self.close_batches()
+            except ClientError as failure:
+                error = failure
+        self.refuse(error)
+        return 0
+
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1:
         if size_bytes < MAGIC_BYTES:
             return 0
@@ -377,7 +392,8 @@ cdef class IoLoop(Publisher):
         # Most commands are of exactly this form; anything odd about it takes the long way round.
         if (
             size_bytes >= FIN_LINE_BYTES and memcmp(at, <const char*> b"FIN ", 4) == 0
-            and at[FIN_LINE_BYTES - 1] == c"\n" and self.state >= STATE_SUBSCRIBED and hex_to_id(at + 4, &guid) == 0
+            and at[FIN_LINE_BYTES - 1] == c"\n" and self.state >= STATE_SUBSCRIBED and self.open_topic is None
+            and hex_to_id(at + 4, &guid) == 0
         ):
             self.finish_message(at + 4)
             return FIN_LINE_BYTES
@@ -394,6 +410,8 @@ cdef class IoLoop(Publisher):
 
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1:
         """Execute a command. body: what follows its line. Returns: the bytes of the body, or -2 for more."""
+        if self.open_topic is not None and line.command != COMMAND_MPUB:
+            self.close_batches()
         if self.tls_needed and line.command != COMMAND_IDENTIFY:
             raise ClientError("E_INVALID", b"cannot " + text_of(&line.name) + b" in current state (TLS required)")
         if line.command == COMMAND_PUB:

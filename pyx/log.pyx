@@ -36,6 +36,7 @@ import os
 cimport cython
 
 from pyqd.hot.clock cimport wall_ns
+from pyqd.hot.guid cimport GuidFactory
 from pyqd.hot.mapping cimport Mapping
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
@@ -47,6 +48,7 @@ from pyqd.hot.record cimport (
     record_span,
     store_word,
 )
+from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging
 
 from pyqd.diskqueue.damage import DamageReport
@@ -331,6 +333,23 @@ cdef class Log:
         self.staged_bytes += span
         return at
 
+    cdef const char* append_frames(self, const char* at, uint32_t count, int64_t now_ns, GuidFactory guids) except NULL:
+        """Append the messages of a batch that has begun, each a big-endian int32 size and a body, checked before.
+
+        Here and not where it is called, so that what is done for each message is compiled into one loop.
+        Returns: what follows the last. Raises: StorageError (the batch is the caller's to abort).
+        """
+        cdef uint32_t size
+        assert self.in_batch
+        for _ in range(count):
+            size = <uint32_t> read_be32(at)
+            if self.staged and record_span(size) <= STAGED_RECORD_MAX:
+                self.append_staged(guids.next_id(now_ns), now_ns, 0, 0, at + sizeof(uint32_t), size)
+            else:
+                self.append(guids.next_id(now_ns), now_ns, 0, 0, at + sizeof(uint32_t), size)
+            at += sizeof(uint32_t) + size
+        return at
+
     cdef int make_way(self, uint64_t span_bytes) except -1:
         """Let a large record of a staged batch be stored through the mapping. Raises: as `append_staged`."""
         staging.flush()
@@ -352,6 +371,10 @@ cdef class Log:
         self.batch_tail, self.batch_count, self.batch_end = self.active.tail, self.active.count, self.end
         self.batch_staged_bytes = self.staged_bytes
         return 0
+
+    cdef bint joins(self, uint64_t span_bytes) noexcept:
+        """Say whether more can be appended to the batch under way, all of which then becomes valid at once."""
+        return self.in_batch and self.staged and self.active.room_bytes() >= span_bytes
 
     cdef bint stage(self) except -1:
         """Begin to stage a batch. Returns: whether it can be."""

@@ -7,6 +7,10 @@ Checks and their order, codes and texts follow the reference: spec of the TCP pr
 is ours: a batch whose inner sizes add up to more than twice --max-body-size is refused, or it could fill the memory.
 DMPUB and the ids in an OK are ours altogether: docs/protocol-extensions.md.
 
+MPUBs to one topic that lie one behind the other in a pass are one batch of the log, closed by whatever else comes and by
+the end of the pass, before their answers leave: a large write costs less than many. Where it cannot be written, the
+first of them is refused, which ends the connection, and none of them was stored.
+
 Where clients have to AUTH, the permission for the topic published to last is kept until it expires, so that what comes
 next costs a comparison. Where it has to be renewed, which waits for a server, the command is left in the buffer and
 looked at again afterwards.
@@ -158,13 +162,46 @@ cdef class Publisher(Pump):
         used = self.check_batch(line, at, size_bytes, 0)
         if used < 0:
             return used
+        if self.open_topic is not None and not (
+            topic is self.open_topic and topic.joins(self.batch.count, self.batch.body_words)
+        ):
+            self.close_batches()
         try:
-            topic.publish_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
+            topic.add_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
+        except StorageError as error:
+            # Of a batch that was open nothing is left either.
+            self.open_topic = None
+            self.refuse_write(b"MPUB", error)
+        if self.open_topic is None:
+            self.open_topic = topic
+            self.open_batches = self.open_messages = 0
+        self.open_batches += 1
+        self.open_messages += self.batch.count
+        memset(&self.batch, 0, sizeof(Batch))
+        if self.tells_ids:
+            self.close_batches()
+        return used
+
+    cdef int close_batches(self) except -1:
+        """Store the MPUBs that are open, and queue their answers. Raises: ClientError (none of them was stored)."""
+        cdef TopicCore topic = self.open_topic
+        self.open_topic = None
+        try:
+            topic.commit_batches()
         except StorageError as error:
             self.refuse_write(b"MPUB", error)
-        self.accepted(topic, self.batch.count, True)
-        memset(&self.batch, 0, sizeof(Batch))
-        return used
+        self.accepted(topic, self.open_messages, True)
+        for _ in range(self.open_batches - 1):
+            self.put_ok()
+        return 0
+
+    cdef int drop_batches(self) except -1:
+        """Give up the MPUBs that are open, if there are any."""
+        cdef TopicCore topic = self.open_topic
+        if topic is not None:
+            self.open_topic = None
+            topic.abort_batches()
+        return 0
 
     cdef int64_t publish_deferred_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
         """DMPUB. Source: docs/protocol-extensions.md, "DMPUB"."""

@@ -16,7 +16,7 @@ The first word of the batch's first record is written by itself and last, when a
 kill in the middle of a write leaves nothing of the batch. Unlike a store through a mapping, a write that fails is an
 error and no signal.
 
-Invariants: 1. `start <= end <= BUFFER_BYTES`; both are 0 and `fd` is -1 while nothing is staged. 2. The bytes of the
+Invariants: 1. `start <= end <= STAGING_BYTES`; both are 0 and `fd` is -1 while nothing is staged. 2. The bytes of the
 buffer belong at `offset` of the file, as far into a block there as here, and all before them have been written.
 
 Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
@@ -25,8 +25,6 @@ Source: pwrite(2), mmap(2); docs/storage.md, "Batch".
 from libc.errno cimport EINTR, errno
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
-
-cimport cython
 
 import os
 
@@ -39,20 +37,18 @@ cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void** at, size_t alignment, size_t size_bytes)
 
 cdef enum:
-    BUFFER_BYTES = 128 << 10             # fits into a second-level cache together with what it is made from
     PAGE_BYTES = 4096
     BLOCK_BYTES = 16 << 10
 
-assert STAGED_RECORD_MAX <= BUFFER_BYTES - 2 * BLOCK_BYTES
+assert STAGED_RECORD_MAX <= STAGING_BYTES - 2 * BLOCK_BYTES
 
 
-@cython.final
 cdef class Staging:
     """One batch at a time; all logs share one object."""
 
     def __cinit__(self):
         cdef void* at = NULL
-        if posix_memalign(&at, PAGE_BYTES, BUFFER_BYTES) != 0:
+        if posix_memalign(&at, PAGE_BYTES, STAGING_BYTES) != 0:
             raise MemoryError
         self.buffer = <char*> at
         self.fd = -1
@@ -69,16 +65,6 @@ cdef class Staging:
         self.offset = offset
         self.start = self.end = offset % BLOCK_BYTES
         return True
-
-    cdef char* take(self, uint64_t span_bytes) except NULL:
-        """Return room for the bytes that come next, at most STAGED_RECORD_MAX. Raises: StorageError."""
-        cdef char* at
-        assert self.fd >= 0 and span_bytes <= STAGED_RECORD_MAX
-        if BUFFER_BYTES - self.end < span_bytes:
-            self.flush_blocks()
-        at = self.buffer + self.end
-        self.end += span_bytes
-        return at
 
     cdef int flush(self) except -1:
         """Write what is in the buffer. Raises: StorageError."""
@@ -103,7 +89,7 @@ cdef class Staging:
         cdef uint64_t end = self.offset + self.end - self.start
         cdef uint64_t padding = min(file_bytes, (end + BLOCK_BYTES - 1) & ~<uint64_t> (BLOCK_BYTES - 1)) - end
         assert end <= file_bytes
-        if padding > BUFFER_BYTES - self.end:
+        if padding > STAGING_BYTES - self.end:
             self.flush_blocks()
         memset(self.buffer + self.end, 0, padding)
         self.end += padding

@@ -45,6 +45,11 @@ def check_state(Mapping mapping not None):
             path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
 
 
+cdef uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
+    """Return the bytes that a batch takes in a log."""
+    return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
+
+
 cdef class TopicCore(Feed):
     """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
 
@@ -108,26 +113,49 @@ cdef class TopicCore(Feed):
 
         body_words: 8-byte words of all bodies, each rounded up. Raises: StorageError (nothing was accepted).
         """
+        self.add_batch(at, count, body_words, now_ns)
+        return self.commit_batches()
+
+    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
+        """Take messages as `publish_batch` does, but leave it to `commit_batches` to accept them.
+
+        `abort_batches` gives them up. Between, nothing else is done with the topic, and nothing switches. What is added
+        to an open batch is accepted or not with all of it; `joins` says whether it can be. Raises: as publish_batch (all
+        that was open is given up).
+        """
         cdef uint32_t size
-        cdef uint64_t bytes_total = 0
-        cdef uint64_t guid
+        cdef uint64_t span = batch_span(count, body_words)
+        cdef const char* end
         if self.ephemeral and not self.shown():
             for _ in range(count):
                 size = <uint32_t> read_be32(at)
                 self.publish(at + 4, size, now_ns, 0)
                 at += 4 + size
             return 0
-        self.log.begin_batch(8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES)
+        if not self.log.in_batch:
+            assert self.open_count == 0
+            self.log.begin_batch(span)
         try:
-            for _ in range(count):
-                size = <uint32_t> read_be32(at)
-                guid = self.guids.next_id(now_ns)
-                self.log.append(guid, now_ns, 0, 0, at + 4, size)
-                bytes_total += size
-                at += 4 + size
+            assert self.open_count == 0 or self.log.joins(span), "a batch was opened that this one does not join"
+            end = self.log.append_frames(at, count, now_ns, self.guids)
         except BaseException:
-            self.log.abort_batch()
+            self.abort_batches()
             raise
+        self.open_count += count
+        self.open_bytes += end - at - count * sizeof(uint32_t)
+        return 0
+
+    cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
+        """Say whether messages can be added to the batch that is open."""
+        return self.log.joins(batch_span(count, body_words))
+
+    cdef int commit_batches(self) except -1:
+        """Accept what is open, all or none. Raises: StorageError (nothing was accepted)."""
+        cdef uint64_t count = self.open_count
+        cdef uint64_t bytes_total = self.open_bytes
+        if count == 0:
+            return 0
+        self.open_count = self.open_bytes = 0
         self.state.last_guid = self.guids.last_id
         store_barrier()
         self.log.commit_batch()
@@ -135,6 +163,13 @@ cdef class TopicCore(Feed):
         self.state.message_bytes += bytes_total
         if self.shown():
             self.show()
+        return 0
+
+    cdef int abort_batches(self) except -1:
+        """Give up what is open."""
+        self.open_count = self.open_bytes = 0
+        if self.log.in_batch:
+            self.log.abort_batch()
         return 0
 
     cdef int publish_deferred_batch(
@@ -145,7 +180,7 @@ cdef class TopicCore(Feed):
         dues NULL: `due_ns` is that of all, and the form is that of `publish_batch`. Else one for each, and 8 bytes, not
         looked at, stand before each size. body_words: as there. Raises: StorageError (nothing was accepted).
         """
-        cdef uint64_t span = 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
+        cdef uint64_t span = batch_span(count, body_words)
         cdef uint32_t index, size
         cdef uint64_t bytes_total = 0
         cdef const char* first = NULL

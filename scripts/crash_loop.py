@@ -25,6 +25,7 @@ import asyncio
 import collections
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -65,7 +66,8 @@ ACTIONS = {
 }
 ATTEMPTS_MAX = 6
 DELAY_MS_MAX = 1500
-BATCH_MAX = 16
+# Small ones are stored through the mapping, large ones written.
+BATCHES_MAX = (16, 16, 16, 150)
 BURST_COMMANDS = 60
 BURST_S = 0.002
 NEW_CHANNEL_EVERY_ROUNDS = 12
@@ -143,28 +145,34 @@ class Publisher(Connection):
         """Send a few commands. Returns: how many messages of `left` remain."""
         parts: list[bytes] = []
         while left > 0 and len(self.underway) < self.window and len(parts) < 3:
-            parts.append(self.command())
-            left -= len(self.underway[-1])
+            before = len(self.underway)
+            parts += self.commands()
+            left -= sum(len(numbers) for numbers in itertools.islice(self.underway, before, None))
         if parts:
             self.write(b"".join(parts))
         return left
 
-    def command(self) -> bytes:
+    def commands(self) -> list[bytes]:
+        """Make a PUB or DPUB, or some MPUBs to one topic, which the broker may store together."""
         world, rng = self.world, self.world.rng
         topic = rng.randrange(len(world.topics))
         name = world.topics[topic].name.encode()
         lot = rng.random()
         if lot < 0.2:
-            first, count = len(world.messages), rng.randint(1, BATCH_MAX)
-            bodies = [world.new_message(topic, self.publisher, batch=(first, count))[1] for _ in range(count)]
-            self.underway.append(range(first, first + count))
-            inner = struct.pack(">i", count) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
-            return b"MPUB " + name + b"\n" + struct.pack(">i", len(inner)) + inner
+            return [self.batch(topic, name) for _ in range(rng.choice((1, 1, 2, 4)))]
         defer_ms = rng.randint(1, DELAY_MS_MAX) if lot < 0.5 else 0
         number, body = world.new_message(topic, self.publisher, defer_ms)
         self.underway.append(range(number, number + 1))
         head = b"DPUB %s %d\n" % (name, defer_ms) if defer_ms else b"PUB %s\n" % name
-        return head + struct.pack(">i", len(body)) + body
+        return [head + struct.pack(">i", len(body)) + body]
+
+    def batch(self, topic: int, name: bytes) -> bytes:
+        world, rng = self.world, self.world.rng
+        first, count = len(world.messages), rng.randint(1, rng.choice(BATCHES_MAX))
+        bodies = [world.new_message(topic, self.publisher, batch=(first, count))[1] for _ in range(count)]
+        self.underway.append(range(first, first + count))
+        inner = struct.pack(">i", count) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+        return b"MPUB " + name + b"\n" + struct.pack(">i", len(inner)) + inner
 
     def on_frame(self, kind: int, data: bytes) -> None:
         if data == b"_heartbeat_":
@@ -465,7 +473,7 @@ class Harness:
             await asyncio.sleep(min(TICK_S, max(end_s - now_s, 0)))
         # Most kills come while the daemon works off a burst, and this program does not look.
         if self.rng.random() < 0.8:
-            bursts = [b"".join(each.command() for _ in range(BURST_COMMANDS)) for each in publishers]
+            bursts = [b"".join(part for _ in range(BURST_COMMANDS) for part in each.commands()) for each in publishers]
             for publisher, burst in zip(publishers, bursts, strict=True):
                 publisher.write(burst)
             time.sleep(self.rng.random() * BURST_S)

@@ -91,7 +91,21 @@ cdef inline uint64_t id_stepped(uint64_t guid, int64_t steps) noexcept nogil:
 cdef class GuidFactory:
     cdef readonly uint64_t last_id     # every id to come is greater; 0 before the first
     cdef readonly uint32_t node_id     # 0 to NODE_ID_COUNT - 1
+
     # Returns the next id, never 0. O(1), never blocks.
-    cdef uint64_t next_id(self, int64_t wall_ns) noexcept nogil
+    cdef inline uint64_t next_id(self, int64_t wall_ns) noexcept nogil:
+        cdef uint64_t node = <uint64_t>self.node_id << SEQUENCE_BITS
+        # A time before the epoch wraps to a huge value, so one comparison finds both ends of the range.
+        cdef uint64_t ticks = <uint64_t>(wall_ns >> TICK_NS_SHIFT) - EPOCH_TICKS
+        cdef uint64_t candidate = 0
+        if ticks <= TICKS_MAX:
+            candidate = ticks << TICK_SHIFT | node
+        if candidate <= self.last_id:
+            candidate = self.last_id + 1
+            if (candidate ^ node) >> SEQUENCE_BITS & (NODE_ID_COUNT - 1):
+                candidate = ((self.last_id >> TICK_SHIFT) + 1) << TICK_SHIFT | node
+        self.last_id = candidate
+        return candidate
+
     # Makes every id to come greater than last_id too. Raises ValueError when last_id is 2**63 or more.
     cdef int resume_after(self, uint64_t last_id) except -1

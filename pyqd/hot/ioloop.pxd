@@ -34,6 +34,7 @@ cdef class IoLoop(Publisher):
     cdef ssize_t receive_through(self, char* into, uint64_t capacity) except -3
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
+    cdef int refuse_behind_batches(self, error) except -1
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1
     cdef int hold(self, const char* at, uint64_t size_bytes) except -1

@@ -1,6 +1,7 @@
 # Ordered segments: append, read in place, roll, recycle, trim, recover. Design notes: pyx/log.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from pyqd.hot.guid cimport GuidFactory
 from pyqd.hot.record cimport Record
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment, SegmentHeader
 
@@ -54,6 +55,7 @@ cdef class Log:
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
     cdef int begin_batch(self, uint64_t span_bytes) except -1
+    cdef bint joins(self, uint64_t span_bytes) noexcept
     cdef int commit_batch(self) except -1
     cdef int abort_batch(self) except -1
     cdef bint stage(self) except -1
@@ -61,6 +63,7 @@ cdef class Log:
         self, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
         const char* body, uint32_t body_bytes) except NULL
     cdef int flush_batch(self) except -1
+    cdef const char* append_frames(self, const char* at, uint32_t count, int64_t now_ns, GuidFactory guids) except NULL
     cdef int make_way(self, uint64_t span_bytes) except -1
     cdef int pass_mark(self) except -1
     cdef bint wants_pages(self) noexcept

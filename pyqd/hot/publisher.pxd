@@ -26,6 +26,9 @@ cdef class Publisher(Pump):
     cdef char[NAME_BYTES_MAX] permitted_topic
     cdef uint32_t permitted_topic_bytes
     cdef int64_t permitted_until_ns      # monotonic: publishing to that topic is
+    cdef TopicCore open_topic            # of the MPUBs that are stored but not valid yet; None: there are none
+    cdef uint32_t open_batches           # how many these are
+    cdef uint32_t open_messages          # and theirs
     cdef list unsynced                   # topics published to in this pass whose OK waits for a sync
 
     cdef int accepted(self, TopicCore topic, uint32_t count, bint is_batch) except -1
@@ -34,6 +37,8 @@ cdef class Publisher(Pump):
     cdef bint is_permitted(self, CommandLine* line) except -1
     cdef int64_t publish(self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred) except -1
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
+    cdef int close_batches(self) except -1
+    cdef int drop_batches(self) except -1
     cdef int64_t publish_deferred_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
     cdef int64_t check_batch(
         self, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t lead_bytes) except -1

@@ -1,9 +1,13 @@
 # The records of a batch on their way into a segment's file. Design notes: pyx/staging.pyx.
 from libc.stdint cimport uint64_t
 
+cimport cython
+
 cdef enum:
     STAGED_RECORD_MAX = 16 << 10         # bytes; a larger one gains nothing from another copy
+    STAGING_BYTES = 128 << 10            # fits into a second-level cache together with what it is made from
 
+@cython.final
 cdef class Staging:
     cdef char* buffer                    # owned; page aligned
     cdef int fd                          # of the file written to; -1: nothing is staged
@@ -13,7 +17,17 @@ cdef class Staging:
     cdef uint64_t offset                 # in the file, of the byte at `start`
 
     cdef bint begin(self, int fd, str path, uint64_t offset) noexcept
-    cdef char* take(self, uint64_t span_bytes) except NULL
+
+    # Returns room for the bytes that come next, at most STAGED_RECORD_MAX. Raises: StorageError.
+    cdef inline char* take(self, uint64_t span_bytes) except NULL:
+        cdef char* at
+        assert self.fd >= 0 and span_bytes <= STAGED_RECORD_MAX
+        if STAGING_BYTES - self.end < span_bytes:
+            self.flush_blocks()
+        at = self.buffer + self.end
+        self.end += span_bytes
+        return at
+
     cdef int flush(self) except -1
     cdef int flush_blocks(self) except -1
     cdef int flush_last(self, uint64_t file_bytes) except -1

@@ -33,10 +33,16 @@ cdef class TopicCore(Feed):
     cdef readonly uint64_t memory_count_max
     cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
     cdef public int64_t retention_time_ns
+    cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
+    cdef uint64_t open_bytes             # of their bodies
 
     cdef uint64_t depth_here(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept
+    cdef int commit_batches(self) except -1
+    cdef int abort_batches(self) except -1
     cdef int publish_deferred_batch(
         self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
         const int64_t* dues) except -1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.protocol.conftest import Connect
-from tests.support.nsq import Client, int32, mpub, mpub_body, pub, sized
+from tests.support.nsq import MESSAGE, RESPONSE, Client, Message, int32, mpub, mpub_body, parse_message, pub, sized
 from tests.support.server import Daemon
 
 BODY_BYTES_MAX = 5242880
@@ -38,6 +40,78 @@ def test_ids_are_unique_within_one_command(client: Client, topic: str) -> None:
 def test_a_body_of_megabytes_is_taken(client: Client, server: Daemon, topic: str) -> None:
     client.mpub(topic, [b"x" * MESSAGE_BYTES_MAX] * 4)
     server.wait_for_topic(topic, message_count=4, message_bytes=4 * MESSAGE_BYTES_MAX)
+
+
+def numbered(first: int, count: int) -> list[bytes]:
+    return [b"%d " % number + b"x" * 400 for number in range(first, first + count)]
+
+
+def test_what_comes_in_one_piece_is_answered_one_by_one_and_stored_once(
+    client: Client, server: Daemon, topic: str
+) -> None:
+    other = f"{topic}_other"
+    client.send(
+        b"".join(
+            [
+                mpub(topic, numbered(0, 50)),
+                mpub(topic, numbered(50, 1)),
+                pub(topic, b"51"),
+                mpub(topic, numbered(52, 100)),
+                mpub(other, numbered(0, 50)),
+                mpub(topic, numbered(152, 50)),
+                b"NOP\n",
+                mpub(topic, numbered(202, 300)),
+                pub(other, b"50"),
+            ]
+        )
+    )
+    client.expect_ok(8)
+    server.wait_for_topic(topic, message_count=502)
+    server.wait_for_topic(other, message_count=51)
+    assert sorted(int(body.split()[0]) for body in consume(client, topic, 502)) == list(range(502))
+
+
+def test_a_client_that_consumes_what_it_publishes_may_mix_both(client: Client, server: Daemon, topic: str) -> None:
+    client.sub(topic, rdy_count=2500)
+    found: list[Message] = []
+    for turn in range(20):
+        finished = b"".join(b"FIN " + message.id + b"\n" for message in found[-100:])
+        batches = [mpub(topic, numbered(100 * turn + 50 * half, 50)) for half in range(2)]
+        client.send(batches[0] + finished + batches[1])
+        messages: list[Message] = []
+        answers = 0
+        while answers < 2 or len(messages) < 100:
+            frame = client.read_frame()
+            if frame.type == MESSAGE:
+                messages.append(parse_message(frame.data))
+            else:
+                assert frame == (RESPONSE, b"OK")
+                answers += 1
+        found += messages
+    assert sorted(int(message.body.split()[0]) for message in found) == list(range(2000))
+    server.wait_for_channel(topic, "c", depth=0, in_flight_count=100)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (lambda topic: mpub(topic, [b"one"], body_size=0), "E_BAD_BODY MPUB invalid body size 0"),
+        (lambda topic: mpub(topic, [b"one"], count=0), "E_BAD_BODY MPUB invalid message count 0"),
+        (lambda topic: mpub(topic, [b"one", b""]), "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        (lambda topic: b"MPUB bad$\n", 'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "bad$" is not valid'),
+        (lambda topic: b"WHAT\n", "E_INVALID invalid command WHAT"),
+        (lambda topic: b"FIN 0123456789abcdef\n", "E_INVALID cannot FIN in current state"),
+    ],
+    ids=["size", "count", "message", "topic", "command", "state"],
+)
+def test_what_stands_before_a_bad_command_is_accepted(
+    client: Client, server: Daemon, topic: str, bad: Callable[[str], bytes], error: str
+) -> None:
+    batches = [mpub(topic, numbered(50 * number, 50)) for number in range(3)]
+    client.send(b"".join(batches) + bad(topic) + mpub(topic, [b"behind"]))
+    client.expect_ok(3)
+    client.expect_fatal(*error.split(" ", 1))
+    server.wait_for_topic(topic, message_count=150)
 
 
 @pytest.mark.parametrize("body_size", [1, 4, 8, 17, 19, 20, 1000, BODY_BYTES_MAX])
