@@ -7,8 +7,8 @@ Checks and their order, codes and texts follow the reference: spec of the TCP pr
 is ours: a batch whose inner sizes add up to more than twice --max-body-size is refused, or it could fill the memory.
 DMPUB and the ids in an OK are ours altogether: docs/protocol-extensions.md.
 
-MPUBs to one topic that lie one behind the other in a pass are one batch of the log, closed by whatever else comes and by
-the end of the pass, before their answers leave: a large write costs less than many. Where it cannot be written, the
+MPUBs to one topic that lie one behind the other in a pass are one batch of the log, closed by whatever else comes and
+by the end of the pass, before their answers leave: a large write costs less than many. Where it cannot be written, the
 first of them is refused, which ends the connection, and none of them was stored.
 
 Where clients have to AUTH, the permission for the topic published to last is kept until it expires, so that what comes

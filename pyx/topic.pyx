@@ -120,8 +120,8 @@ cdef class TopicCore(Feed):
         """Take messages as `publish_batch` does, but leave it to `commit_batches` to accept them.
 
         `abort_batches` gives them up. Between, nothing else is done with the topic, and nothing switches. What is added
-        to an open batch is accepted or not with all of it; `joins` says whether it can be. Raises: as publish_batch (all
-        that was open is given up).
+        to an open batch is accepted or not with all of it; `joins` says whether it can be.
+        Raises: as publish_batch (all that was open is given up).
         """
         cdef uint32_t size
         cdef uint64_t span = batch_span(count, body_words)
