@@ -205,6 +205,8 @@ cdef class IoLoop(Publisher):
         self.withholding = False
         self.blocked = False
         self.flush_or_block()
+        if self.heartbeat_wanted:
+            self.wake_pump()
         if self.channel is not None and not self.gone:
             self.scheduler.request_wake(self.channel)
         return 0

@@ -79,14 +79,19 @@ cdef class Publisher(Pump):
         return 0
 
     cdef TopicCore topic_for(self, const Text* name):
-        """Return the topic, made if it is missing. The name is valid. Raises: StorageError."""
+        """Return the topic, made if it is missing. The name is valid. Raises: StorageError, ClientError."""
+        cdef TopicCore topic
         if (
             self.topic is not None and name.size_bytes == self.topic_name_bytes
             and memcmp(name.at, self.topic_name, name.size_bytes) == 0 and not self.topic.exiting
         ):
             return self.topic
+        topic = self.find_topic(text_of(name))
+        if self.open_topic is not None:
+            # What they published still counts under the former name.
+            self.close_batches()
         self.note_published()
-        self.topic = self.find_topic(text_of(name))
+        self.topic = topic
         memcpy(self.topic_name, name.at, name.size_bytes)
         self.topic_name_bytes = name.size_bytes
         return self.topic

@@ -120,7 +120,8 @@ cdef class Pump(Outbox):
         finally:
             if self.write_watcher is not None:
                 self.write_watcher.stop()
-        if not self.gone and self.flush():
+        # Meanwhile the IOLoop may have begun to wait for a sync: then it sends what there is when that is over.
+        if not self.gone and not self.withholding and self.flush():
             self.blocked = False
             if self.channel is not None:
                 self.scheduler.request_wake(self.channel)

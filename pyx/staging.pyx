@@ -88,9 +88,7 @@ cdef class Staging:
         """Write what is in the buffer and zeros up to the end of a block; the file ends there. Raises: StorageError."""
         cdef uint64_t end = self.offset + self.end - self.start
         cdef uint64_t padding = min(file_bytes, (end + BLOCK_BYTES - 1) & ~<uint64_t> (BLOCK_BYTES - 1)) - end
-        assert end <= file_bytes
-        if padding > STAGING_BYTES - self.end:
-            self.flush_blocks()
+        assert end <= file_bytes and padding <= STAGING_BYTES - self.end
         memset(self.buffer + self.end, 0, padding)
         self.end += padding
         return self.flush()

@@ -240,7 +240,7 @@ class Connection(IoLoop):
         if isinstance(error, gevent.GreenletExit):
             return
         logger.critical("[%s] bug", self.remote_address, exc_info=error)
-        self.mark_gone()
+        self.close_because("a bug")
         if isinstance(error, AssertionError):
             self.server.on_bug(error)
 

@@ -66,6 +66,9 @@ def test_what_comes_in_one_piece_is_answered_one_by_one_and_stored_once(
         )
     )
     client.expect_ok(8)
+    for name, count in ((topic, 502), (other, 51)):
+        producers = server.http("GET", "/stats", format="json", topic=name).json()["producers"]
+        assert [each["pub_counts"] for each in producers] == [[{"topic": name, "count": count}]]
     server.wait_for_topic(topic, message_count=502)
     server.wait_for_topic(other, message_count=51)
     assert sorted(int(body.split()[0]) for body in consume(client, topic, 502)) == list(range(502))

@@ -1,0 +1,66 @@
+"""A client that publishes and consumes over one connection, on a disk whose syncs take long."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nsq import MESSAGE, RESPONSE, Client, pub
+from tests.support.server import Daemon, Implementation, wait_until
+
+WITH_SLOW_SYNCS = """
+import os
+import sys
+import time
+from pyqd.diskqueue.files import Files
+
+sync = Files.sync
+
+def sync_slowly(self, *arguments):
+    if os.path.exists(sys.argv[0] + ".slow"):
+        time.sleep(0.5)
+    sync(self, *arguments)
+
+Files.sync = sync_slowly
+from pyqd.apps.daemon import main
+raise SystemExit(main())
+"""
+# Too many for the buffers of a socket.
+COUNT, BODY = 300, bytes(100_000)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    program = tmp_path / "slow.py"
+    program.write_text(WITH_SLOW_SYNCS)
+    implementation = Implementation("pyqd", (sys.executable, str(program)))
+    running = Daemon(implementation, tmp_path / "daemon", ["-sync-every=1", "-sync-timeout=1h"]).start()
+    try:
+        yield running
+        running.stop()
+    finally:
+        running.kill()
+
+
+def test_what_a_full_socket_takes_again_during_a_sync_leaves_after_it(daemon: Daemon, tmp_path: Path) -> None:
+    with Client(daemon.tcp_address) as publisher:
+        publisher.send(b"".join(pub("full", BODY) for _ in range(COUNT)))
+        publisher.expect_ok(COUNT)
+    with Client(daemon.tcp_address) as client:
+        client.sub("full", rdy_count=2500)
+        in_flight = 0
+
+        def settled() -> bool:
+            nonlocal in_flight
+            before, in_flight = in_flight, (daemon.channel("full", "c") or {})["in_flight_count"]
+            return 0 < in_flight == before
+
+        wait_until(settled, "the socket is full")
+        assert in_flight < COUNT
+        (tmp_path / "slow.py.slow").touch()
+        client.send(pub("other", b"x"))
+        frames = [client.read_frame() for _ in range(COUNT + 1)]
+    assert [frame.type for frame in frames].count(MESSAGE) == COUNT
+    assert (RESPONSE, b"OK") in frames
+    daemon.wait_for_topic("other", message_count=1)
