@@ -16,7 +16,7 @@ NO_PERMISSION = ("permission denied", "operation not permitted", "eperm")
 # Publishing and delivery, from the socket to the log and back.
 HOT = (
     "pyqd.hot.ioloop.IoLoop.run_pass",
-    "pyqd.hot.topic.TopicCore.publish_batch",
+    "pyqd.hot.topic.TopicCore.add_batch",
     "pyqd.hot.log.Log.append",
     "pyqd.hot.pump.Pump.deliver",
     "pyqd.hot.channel.ChannelCore.finish",

@@ -54,7 +54,7 @@ def test_what_a_full_socket_takes_again_during_a_sync_leaves_after_it(daemon: Da
         def settled() -> bool:
             nonlocal in_flight
             before, in_flight = in_flight, (daemon.channel("full", "c") or {})["in_flight_count"]
-            return 0 < in_flight == before
+            return bool(0 < in_flight == before)
 
         wait_until(settled, "the socket is full")
         assert in_flight < COUNT
