@@ -75,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
     run.add_argument(
-        "--target", default="pyqd", help="pyqd (default), sink, sink-store, or an nsqd or a pyqd by its path"
+        "--target", default="pyqd", help="pyqd (default), sink, sink-store, sink-sync, or an nsqd or a pyqd by its path"
     )
     run.add_argument("--repeat", type=int, default=1, help="runs of each workload, each on a fresh server")
     compare = commands.add_parser("compare", help="measure pyqd, and an nsqd on one core and on two, in turn")
@@ -90,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="TARGET",
-        help="one more server in turn: sink, sink-store, or the path of an nsqd or a pyqd; may be repeated",
+        help="one more server in turn: sink, sink-store, sink-sync, or the path of an nsqd or a pyqd; may be repeated",
     )
     compare.add_argument("--pairs", type=int, default=5, help="runs of each server and workload (default: 5)")
     compare.add_argument("--one-core", action="store_true", help="leave out the nsqd on two cores")

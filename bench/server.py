@@ -27,7 +27,12 @@ POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
 VERSION_TAIL_CHARACTERS = 300
 # An executable of such a name is called by its path, or its runs would be mixed with those of this tree's.
-OWN_NAMES = ("pyqd", "sink", "sink-store")
+OWN_NAMES = ("pyqd", "sink", "sink-store", "sink-sync")
+SINK_OPTIONS: dict[str, tuple[str, ...]] = {
+    "sink": (),
+    "sink-store": ("--store",),
+    "sink-sync": ("--store", "--sync"),
+}
 
 
 class ServerError(Exception):
@@ -36,7 +41,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A server that can be measured: `pyqd`, `sink`, `sink-store`, or an nsqd or another pyqd by its executable.
+    """A server that can be measured: `pyqd`, `sink`, `sink-store`, `sink-sync`, or an nsqd or a pyqd by its executable.
 
     core_count: cores it may use; more than one includes the generator's.
     slowness: how many times as long as usual it may take to start and to stop.
@@ -57,12 +62,12 @@ class Target:
         """
         if text == "pyqd":
             return cls(name="pyqd", command=(sys.executable, "-m", "pyqd.apps.daemon"))
-        if text in ("sink", "sink-store"):
-            options = ("--store",) if text == "sink-store" else ()
-            return cls(name=text, command=(sys.executable, "-m", "bench.sinkd", *options), program="sink")
+        if text in SINK_OPTIONS:
+            command = (sys.executable, "-m", "bench.sinkd", *SINK_OPTIONS[text])
+            return cls(name=text, command=command, program="sink")
         found = shutil.which(text)
         if found is None:
-            raise ValueError(f"neither pyqd, sink, sink-store, nor an executable: {text}")
+            raise ValueError(f"neither pyqd, sink, sink-store, sink-sync, nor an executable: {text}")
         path = Path(found).absolute()
         name = str(path) if path.name in OWN_NAMES else path.name
         return cls(

@@ -49,7 +49,10 @@ def speaking(path: Path, version: str) -> Path:
         (["run", "--target", "sink", "--scale=nan"], "a number above 0 is needed: nan"),
         (["run", "--target", "sink", "-w", "memory-1m"], "sink can take none of these workloads"),
         (["compare", "--with", "sink", "--with", "sink"], "two servers are called sink"),
-        (["compare", "--with", "no-such-server"], "neither pyqd, sink, sink-store, nor an executable: no-such-server"),
+        (
+            ["compare", "--with", "no-such-server"],
+            "neither pyqd, sink, sink-store, sink-sync, nor an executable: no-such-server",
+        ),
         (["run", "--target", "sink", "--batch=5"], "another shape is that of one workload: name it by -w"),
         (["run", "--target", "sink", "-w", "mpub", "--batch=0"], "a whole number from 1 on is needed: 0"),
         (["run", "--target", "sink", "-w", "mpub", "--rdy=5"], "mpub has no --rdy"),
