@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client, mpub, pub
-from tests.support.server import Daemon, DaemonError, Implementation, wait_until
+from tests.support.server import Daemon, Implementation, wait_until
 
 BROKEN = """
 import os
@@ -45,14 +45,6 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def batch(topic: str) -> bytes:
     """Return an MPUB that is written, not stored through the mapping."""
     return mpub(topic, [b"x" * 1000] * 20)
-
-
-def has_ended(daemon: Daemon) -> bool:
-    try:
-        daemon.assert_healthy()
-    except DaemonError as error:
-        return "the daemon died with exit code 1" in str(error)
-    return False
 
 
 def test_of_batches_that_cannot_be_written_none_is_stored_and_the_first_is_refused(
@@ -97,6 +89,6 @@ def test_a_broken_invariant_in_a_command_ends_the_daemon_and_the_next_start_reco
         client.expect_ok()
         client.send(batch("t") + batch("AssertionError"))
         client.expect_closed()
-    wait_until(lambda: has_ended(daemon), "the daemon ends")
+    wait_until(daemon.has_ended, "the daemon ends")
     daemon.start()
     daemon.wait_for_topic("t", depth=20)

@@ -24,21 +24,13 @@ def daemon_with(error: str, directory: Path) -> Daemon:
     return daemon.start()
 
 
-def has_ended(daemon: Daemon) -> bool:
-    try:
-        daemon.assert_healthy()
-    except DaemonError as error:
-        return "the daemon died with exit code 1" in str(error)
-    return False
-
-
 def test_a_broken_invariant_ends_the_daemon_and_the_next_start_recovers(tmp_path: Path) -> None:
     daemon = daemon_with("AssertionError", tmp_path)
     try:
         assert daemon.http("POST", "/pub", b"kept", topic="t").status == 200
         reply = daemon.http("GET", "/info")
         assert (reply.status, reply.json()) == (500, {"message": "INTERNAL_ERROR"})
-        wait_until(lambda: has_ended(daemon), "the daemon ends")
+        wait_until(daemon.has_ended, "the daemon ends")
         daemon.start()
         daemon.wait_for_topic("t", depth=1)
     finally:

@@ -187,6 +187,14 @@ class Daemon:
                 raise self._error(f"the daemon died with exit code {code}")
         self._check_log()
 
+    def has_ended(self) -> bool:
+        """Say whether the daemon has ended itself, as a broken invariant makes it."""
+        try:
+            self.assert_healthy()
+        except DaemonError as error:
+            return "the daemon died with exit code 1" in str(error)
+        return False
+
     def http(self, method: str, path: str, body: bytes | None = None, **query: str) -> Reply:
         """Send one HTTP request on its own connection and return the whole reply."""
         connection = http.client.HTTPConnection(*self.http_address, timeout=WAIT_S)
