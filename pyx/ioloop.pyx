@@ -18,7 +18,7 @@ Checks and their order, codes and texts follow the reference: spec of the TCP pr
 in pyx/publisher.pyx.
 
 Invariants: 1. `held_bytes <= held_capacity`; between passes the scratch holds nothing. 2. one command at a time.
-3. The watcher is active only while the greenlet is in `wait_readable`, or has not waited since.
+3. The watcher is active only while the greenlet is in `wait_readable` or runs; so nothing else is woken by it.
 """
 
 from libc.stdlib cimport free, malloc, realloc
