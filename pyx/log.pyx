@@ -108,6 +108,7 @@ cdef class Log:
         self.directory = directory
         self.segment_bytes_max = max(segment_bytes_max, SEGMENT_BYTES_MIN)
         self.spares = []
+        self.indexes = {}
         self.populates = True
         self.pages_ahead = PAGES_AHEAD_BYTES_MIN
         self.holes = []
@@ -530,6 +531,7 @@ cdef class Log:
 
         The room of removed files comes back when the last mapping of them does, and some may hold this log for long.
         """
+        cdef Segment first
         cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.abandoned = True
@@ -537,7 +539,12 @@ cdef class Log:
         self.on_retired = self.on_dropped = None
         self.directory = None
         self.spares = []
-        self.first = self.active = segment
+        self.indexes = {}
+        first, self.first, self.active = self.first, segment, segment
+        # Whoever holds one of them keeps no other in use, and freeing a long chain does not recurse.
+        while first is not None:
+            segment, first.next = first.next, None
+            first = segment
 
     def drop(self, Segment segment):
         """Have the file of a spare or drained segment removed."""
@@ -597,6 +604,7 @@ cdef class Log:
         while self.first is not self.active and self.first.end_ordinal() <= floor:
             segment = self.first
             self.first = segment.next
+            self.indexes.pop(segment.number, None)
             if self.is_recyclable(segment):
                 segment.retire()
                 if self.on_retired is None or segment.mapping.path is None:
@@ -608,6 +616,7 @@ cdef class Log:
                     self.on_retired(self, segment)
             else:
                 segment.vacate()
+                segment.next = None
                 self.drop(segment)
         return 0
 

@@ -10,7 +10,9 @@ is kept for every 64 KiB, 50 KiB for a segment of 100 MiB. So a reader that come
 of it from disk; so it is done in parts (`prepare`), and the caller lets the loop go on in between.
 
 Between two calls anything may be trimmed or recycled: nothing but numbers is carried over from one call to the next,
-and every call starts from the log's first segment. An index knows the number its segment had.
+and every call starts from the log's first segment. An index knows its segment by number, and a number is never given to
+two segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's
+blocks in use.
 
 Positions are ordered as plain numbers, over epochs too: what a reader saw of an epoch and a power failure took away
 lies below all that came after. "From a position on" is from the first record at or above it.
@@ -77,20 +79,18 @@ cdef class SegmentIndex:
     """Where some records of a segment lie."""
 
     def __init__(self, Segment segment not None):
-        self.segment = segment
-        self.number = segment.number
         self.offset = SEGMENT_HEADER_BYTES
         self.ordinal = segment.first_ordinal
 
     def __dealloc__(self):
         free(self.marks)
 
-    cdef int extend(self, uint64_t limit_bytes) except -1:
-        """Walk on, over about so many bytes at most."""
+    cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1:
+        """Walk on in the segment, over about so many bytes at most."""
         cdef const Record* record
-        cdef uint64_t until = min(self.segment.tail, self.offset + limit_bytes)
+        cdef uint64_t until = min(segment.tail, self.offset + limit_bytes)
         while self.offset < until and not self.broken:
-            record = record_at(self.segment, self.offset, self.ordinal)
+            record = record_at(segment, self.offset, self.ordinal)
             if record == NULL:
                 self.broken = True
                 break
@@ -118,8 +118,8 @@ cdef class SegmentIndex:
         self.count += 1
         return 0
 
-    cdef bint complete(self) noexcept:
-        return self.broken or self.offset >= self.segment.tail
+    cdef bint complete(self, Segment segment) noexcept:
+        return self.broken or self.offset >= segment.tail
 
     cdef const Mark* mark_before(self, uint64_t ordinal) noexcept:
         """Return the last mark at or below an ordinal, or the first; there is one."""
@@ -162,16 +162,13 @@ cdef class LogReader:
 
     def __init__(self, Log log not None):
         self.log = log
-        self.indexes = {}
 
     cdef SegmentIndex index_of(self, Segment segment):
-        cdef SegmentIndex index = self.indexes.get(segment.number)
-        # A broken one is begun anew: a channel that came across the damage may have had it mended.
-        if index is None or index.segment is not segment or index.number != segment.number or index.broken:
-            for number in [number for number in self.indexes if number < self.log.first.number]:
-                del self.indexes[number]
+        cdef SegmentIndex index = self.log.indexes.get(segment.number)
+        # A broken one is begun again: a channel that came across the damage may have had it mended.
+        if index is None or index.broken:
             index = SegmentIndex(segment)
-            self.indexes[segment.number] = index
+            self.log.indexes[segment.number] = index
         return index
 
     def ordinal_of(self, uint64_t position):
@@ -203,9 +200,9 @@ cdef class LogReader:
         if ordinal <= segment.first_ordinal or ordinal >= segment.end_ordinal():
             return True
         index = self.index_of(segment)
-        if index.ordinal <= ordinal and not index.complete():
-            index.extend(WALK_BYTES_PER_TURN)
-        return index.ordinal > ordinal or index.complete()
+        if index.ordinal <= ordinal and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.ordinal > ordinal or index.complete(segment)
 
     cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0:
         """Return the offset of a record of the segment, or of the first behind it, or of the segment's end."""
@@ -219,8 +216,8 @@ cdef class LogReader:
             return segment.tail
         if ordinal > at:
             index = self.index_of(segment)
-            while index.ordinal <= ordinal and not index.complete():
-                index.extend(WALK_BYTES_PER_TURN)
+            while index.ordinal <= ordinal and not index.complete(segment):
+                index.extend(segment, WALK_BYTES_PER_TURN)
             if index.count:
                 mark = index.mark_before(ordinal)
                 offset, at = mark.offset, mark.ordinal
@@ -289,10 +286,11 @@ cdef class LogReader:
 
     def prepare_time(self, int64_t time_ns):
         """Walk some of the segment that a time lies in. Returns: whether `ordinal_at` finds it at once now."""
-        cdef SegmentIndex index = self.index_of(self.segment_at_time(time_ns))
-        if not index.complete():
-            index.extend(WALK_BYTES_PER_TURN)
-        return index.complete()
+        cdef Segment segment = self.segment_at_time(time_ns)
+        cdef SegmentIndex index = self.index_of(segment)
+        if not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.complete(segment)
 
     def ordinal_at(self, int64_t time_ns):
         """Return the ordinal of the first record at or after a time (Unix), or the log's end."""
@@ -300,8 +298,8 @@ cdef class LogReader:
         cdef SegmentIndex index = self.index_of(segment)
         cdef const Record* record
         cdef uint64_t offset, ordinal
-        while not index.complete():
-            index.extend(WALK_BYTES_PER_TURN)
+        while not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
         if index.count:
             offset = index.mark_before_time(time_ns).offset
             ordinal = index.mark_before_time(time_ns).ordinal
@@ -337,9 +335,9 @@ cdef class LogReader:
         if segment is None:
             return True
         index = self.index_of(segment)
-        if index.guid <= guid and not index.complete():
-            index.extend(WALK_BYTES_PER_TURN)
-        return index.guid > guid or index.complete()
+        if index.guid <= guid and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.guid > guid or index.complete(segment)
 
     cdef const Record* find(self, uint64_t guid) except? NULL:
         """Return the record with that id, NULL where none is kept. Cost: O(64 KiB), once prepared."""
@@ -350,11 +348,11 @@ cdef class LogReader:
         if segment is None:
             return NULL
         index = self.index_of(segment)
-        while index.guid <= guid and not index.complete():
-            index.extend(WALK_BYTES_PER_TURN)
+        while index.guid <= guid and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
         offset = index.mark_before_guid(guid).offset
         ordinal = index.mark_before_guid(guid).ordinal
-        while offset < index.offset:
+        while offset < min(index.offset, segment.tail):
             record = record_at(segment, offset, ordinal)
             if record == NULL or record.guid > guid:
                 break

@@ -25,6 +25,7 @@ cdef class Log:
     cdef public object on_retired        # called with (log, Segment) to sync a drained segment's header; may be None
     cdef public object on_dropped        # called with (log, Segment) for a segment no longer needed; may be None
     cdef readonly list spares
+    cdef dict indexes                    # number of a segment: SegmentIndex of those who read by position
     cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
     cdef readonly object damage          # DamageReport: what was found damaged here
     cdef readonly bint abandoned         # its files are gone

@@ -13,8 +13,6 @@ cdef struct Mark:
 
 # Where some records of a segment lie, as far as it has been walked.
 cdef class SegmentIndex:
-    cdef Segment segment
-    cdef uint64_t number                 # of the segment when the index was begun; another one: it was recycled
     cdef Mark* marks                     # owned; by ordinal
     cdef uint32_t count
     cdef uint32_t capacity
@@ -24,9 +22,9 @@ cdef class SegmentIndex:
     cdef uint64_t guid                   # the greatest before; 0: none yet
     cdef bint broken                     # no record stands where the walk is; the rest cannot be read
 
-    cdef int extend(self, uint64_t limit_bytes) except -1
+    cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1
     cdef int add_mark(self, const Record* record) except -1
-    cdef bint complete(self) noexcept
+    cdef bint complete(self, Segment segment) noexcept
     cdef const Mark* mark_before(self, uint64_t ordinal) noexcept
     cdef const Mark* mark_before_guid(self, uint64_t guid) noexcept
     cdef const Mark* mark_before_time(self, int64_t time_ns) noexcept
@@ -35,7 +33,6 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
 
 cdef class LogReader:
     cdef readonly Log log
-    cdef dict indexes                    # number of a segment: SegmentIndex
 
     cdef SegmentIndex index_of(self, Segment segment)
     cdef Segment segment_of_guid(self, uint64_t guid)

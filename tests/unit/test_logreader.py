@@ -1,6 +1,7 @@
 """Tests of pyqd.hot.logreader."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,39 @@ def test_a_trimmed_and_recycled_segment_is_not_mistaken_for_what_it_was():
         assert positions_in(reader.read_raw(first, log.end, 1 << 22)[0]) == list(range(first, log.end))
         assert positions_in(reader.read_raw(log.end - 7, log.end, 1 << 22)[0]) == list(range(log.end - 7, log.end))
     assert positions_in(reader.read_raw(0, log.end, 1)[0]) == [log.first.first_ordinal]
+
+
+def removed_segments_mapped(directory):
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if f"{directory}/" in line and line.endswith("(deleted)")]
+
+
+def test_a_removed_segment_is_unmapped_though_it_was_read_by_position(tmp_path):
+    log = log_of(20_000, directory=tmp_path)
+    reader = LogReader(log)
+    for start in range(0, log.end, 500):
+        reader.read_raw(start + 1, log.end, 1)
+        reader.ordinal_at(10 * start)
+        reader.ordinal_of_guid(start + 2)
+    before = len(list(tmp_path.glob("*.seg")))
+    log.trim_below(log.end)
+    assert len(list(tmp_path.glob("*.seg"))) < before - 10
+    assert removed_segments_mapped(tmp_path) == []
+    assert reader.read_raw(0, log.end, 1)[2] > log.first.first_ordinal
+
+
+def test_a_removed_segment_that_someone_holds_keeps_no_other_one_mapped(tmp_path):
+    log = log_of(20_000, directory=tmp_path)
+    # The first ones are kept as spares.
+    held = log.first
+    for _ in range(8):
+        held = held.next
+    log.trim_below(log.end)
+    assert len(removed_segments_mapped(tmp_path)) == 1
+    held = log.first
+    log.abandon()
+    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/" in line][1:] == []
+    assert held.next is None
 
 
 def test_positions_are_in_order_over_epochs(tmp_path):
