@@ -38,6 +38,8 @@ from pyqd.hot.parked cimport Parked
 from pyqd.hot.record cimport record_attempts, record_body, record_ordinal
 from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 
+from pyqd.primitives.errors import StorageError
+
 cdef enum:
     RING_FIRST = 10000                   # a ring that long is served before fresh messages
     DUE_PER_TURN = 20000                 # bounds one turn of releasing or expiring
@@ -86,10 +88,12 @@ cdef class ChannelCore(ChannelCursor):
                 entry = self.ready.pop()
                 # A kill between parking a message and finishing its old record leaves it twice; once is enough.
                 if self.slots.ids.get(entry.record.guid) >= 0:
-                    self.finish_record(entry.record, entry.source)
+                    if not self.try_finish(&entry):
+                        return 0
                     continue
             if consumer.sample_rate != 0 and consumer.sampled_out():
-                self.finish_record(entry.record, entry.source)
+                if not self.try_finish(&entry):
+                    return 0
                 continue
             break
         self.slots.add(
@@ -107,7 +111,11 @@ cdef class ChannelCore(ChannelCursor):
         return 1
 
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
-        """FIN: the consumer is done with the message. Raises: StorageError when it stays in flight."""
+        """FIN: the consumer is done with the message.
+
+        Returns: an Answer; after BEYOND_LEDGER the caller makes the message finishable and calls again, so that a FIN
+        which needs no room pays for no exception handler.
+        """
         cdef int64_t slot = self.slots.ids.get(guid)
         cdef Slot* held
         cdef const Record* record
@@ -120,7 +128,8 @@ cdef class ChannelCore(ChannelCursor):
             return NOT_OWNER
         record, source = held.record, held.source
         published_ns = record.timestamp_ns
-        self.reach(record, source)
+        if not self.ledger_of(source).reaches(record_ordinal(record)):
+            return BEYOND_LEDGER
         # In this order: finishing may unmap the record, and the slot is found by the record's id.
         self.slots.remove(<uint32_t> slot)
         self.finish_record(record, source)
@@ -130,6 +139,25 @@ cdef class ChannelCore(ChannelCursor):
         if self.latency is not None:
             self.latency.note(published_ns)
         return DONE
+
+    cdef int make_finishable(self, uint64_t guid) except -1:
+        """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""
+        cdef Slot* held = &self.slots.slots[self.slots.ids.get(guid)]
+        return self.reach(held.record, held.source)
+
+    cdef bint try_finish(self, const ReadyEntry* entry) except -1:
+        """Finish a message that was taken and is delivered to nobody.
+
+        Returns: False if its ledger cannot grow; the message waits for redelivery then, and a timer retries.
+        """
+        try:
+            self.reach(entry.record, entry.source)
+        except StorageError:
+            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.retry_soon()
+            return False
+        self.finish_record(entry.record, entry.source)
+        return True
 
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
         """REQ: give the message back, to be delivered again at once (delay 0) or after a delay.
@@ -227,6 +255,9 @@ cdef class ChannelCore(ChannelCursor):
         return 0
 
     cdef int on_time(self, int64_t now_ns) except -1:
+        if self.held_up:
+            self.held_up = False
+            self.feed.scheduler.request_wake(self)
         self.expire(now_ns)
         self.release_due(wall_ns())
         self.set_next_timer(now_ns)
@@ -315,8 +346,15 @@ cdef class ChannelCore(ChannelCursor):
                 record_body(delivery.record)[:delivery.record.size_bytes])
 
     def finish_message(self, Consumer consumer not None, uint64_t guid):
-        """FIN from Python. Returns: an Answer: 0 done, 1 not in flight, 2 not the owner."""
-        return self.finish(consumer, guid)
+        """FIN from Python. Returns: an Answer: 0 done, 1 not in flight, 2 not the owner.
+
+        Raises: StorageError if the ledger cannot grow; the message stays in flight.
+        """
+        cdef int answer = self.finish(consumer, guid)
+        if answer == BEYOND_LEDGER:
+            self.make_finishable(guid)
+            answer = self.finish(consumer, guid)
+        return answer
 
     def requeue_message(self, Consumer consumer not None, uint64_t guid, int64_t delay_ns):
         """REQ from Python. Returns: an Answer, as `finish_message`. Raises: StorageError."""

@@ -27,6 +27,9 @@ from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC
 
 from pyqd.primitives.errors import StorageError
 
+cdef enum:
+    RETRY_NS = 1000000000
+
 
 cdef class ChannelCursor(Scheduled):
     """What a channel has still to read of its topic's log, what it has finished, and what it parks."""
@@ -49,16 +52,16 @@ cdef class ChannelCursor(Scheduled):
             self.leave_drained()
             if self.ledger.header.cursor < self.segment.first_ordinal:
                 # A hole: what is missing counts as finished.
-                if not self.ledger.next_is_finished():
-                    self.ledger.finish(self.ledger.header.cursor)
+                if not self.try_finish_at_cursor():
+                    return NULL
                 self.ledger.skip()
                 continue
             record = <const Record*> (self.segment.base + self.offset)
             if self.segment.unverified and not self.cursor_is_sound(record):
                 continue
             assert record_ordinal(record) == self.ledger.header.cursor, "the cursor is off its record"
-            if record.flags & RECORD_LOST and not self.ledger.next_is_finished():
-                self.ledger.finish(record_ordinal(record))
+            if record.flags & RECORD_LOST and not self.try_finish_at_cursor():
+                return NULL
             if self.ledger.next_is_finished():
                 self.offset += record_span(record.size_bytes)
                 self.ledger.skip()
@@ -70,6 +73,25 @@ cdef class ChannelCursor(Scheduled):
             self.ledger.hand_out()
             return record
         return NULL
+
+    cdef bint try_finish_at_cursor(self) except -1:
+        """Finish the record at the cursor, which is not to be handed out, if it is not finished yet.
+
+        Returns: False if the ledger cannot grow; redelivery goes on, and a timer retries.
+        """
+        if not self.ledger.next_is_finished():
+            try:
+                self.ledger.finish(self.ledger.header.cursor)
+            except StorageError:
+                self.retry_soon()
+                return False
+        return True
+
+    cdef int retry_soon(self) except -1:
+        """Have the channel wake in a while: nothing else may tell that there is room again."""
+        self.held_up = True
+        self.feed.scheduler.set_timer(self, mono_ns() + RETRY_NS)
+        return 0
 
     cdef bint cursor_is_sound(self, const Record* record) except -1:
         """Verify a record that an earlier run wrote, as it is reached; where it is damaged, mend the segment."""
@@ -134,10 +156,13 @@ cdef class ChannelCursor(Scheduled):
         header.cursor_offset = self.offset
         return 0
 
+    cdef Ledger ledger_of(self, uint8_t source):
+        """Return the ledger of the log that a record is from."""
+        return self.ledger if source == FROM_TOPIC else (<Parked> self.parked).ledger
+
     cdef int reach(self, const Record* record, uint8_t source) except -1:
         """Make room so that finishing a record cannot fail. Raises: StorageError (nothing changed)."""
-        cdef Ledger ledger = self.ledger if source == FROM_TOPIC else (<Parked> self.parked).ledger
-        ledger.reach(record_ordinal(record))
+        self.ledger_of(source).reach(record_ordinal(record))
         return 0
 
     cdef int finish_record(self, const Record* record, uint8_t source) except -1:

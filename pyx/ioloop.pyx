@@ -25,7 +25,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
 from pyqd.hot.buffers cimport buffer_freed, buffer_grown
-from pyqd.hot.channel cimport DONE, NOT_IN_FLIGHT
+from pyqd.hot.channel cimport BEYOND_LEDGER, DONE, NOT_IN_FLIGHT
 from pyqd.hot.clock cimport mono_ns, wall_ns
 from pyqd.hot.frames cimport FRAME_ERROR
 from pyqd.hot.guid cimport hex_to_id
@@ -464,9 +464,26 @@ cdef class IoLoop(Publisher):
         cdef int answer = NOT_IN_FLIGHT
         if hex_to_id(id16, &guid) == 0:
             answer = self.channel.finish(self, guid)
-        if answer != DONE:
+        if answer == BEYOND_LEDGER:
+            self.finish_with_growth(guid, id16[:ID_BYTES])
+        elif answer != DONE:
             self.refuse_answer("FIN", id16[:ID_BYTES], answer)
         return 0
+
+    def finish_with_growth(self, uint64_t guid, message_id):
+        """FIN of a message for which the ledger has to grow; where it cannot, the message stays in flight."""
+        try:
+            self.channel.make_finishable(guid)
+        except StorageError as error:
+            self.refuse_for_storage("FIN", message_id, error)
+        else:
+            self.channel.finish(self, guid)
+
+    def refuse_for_storage(self, name, message_id, error):
+        """Answer a FIN or REQ that the disk has no room for; the message stays in flight, the connection goes on."""
+        self.note_failed_write(error)
+        self.refuse(ClientError(
+            f"E_{name}_FAILED", b"%s %s failed %s" % (name.encode(), message_id, str(error).encode())))
 
     def refuse_answer(self, name, message_id, answer):
         """Answer a FIN, REQ or TOUCH that found no message of this client's; the connection goes on."""
@@ -493,9 +510,7 @@ cdef class IoLoop(Publisher):
             try:
                 answer = self.channel.requeue(self, guid, delay_ns)
             except StorageError as error:
-                self.note_failed_write(error)
-                self.refuse(ClientError(
-                    "E_REQ_FAILED", b"REQ %s failed %s" % (text_of(&line.params[0]), str(error).encode())))
+                self.refuse_for_storage("REQ", text_of(&line.params[0]), error)
                 return 0
         if answer != DONE:
             self.refuse_answer("REQ", text_of(&line.params[0]), answer)

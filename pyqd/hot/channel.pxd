@@ -5,12 +5,13 @@ from pyqd.hot.consumer cimport Consumer
 from pyqd.hot.cursor cimport ChannelCursor
 from pyqd.hot.latency cimport LatencyBuffer
 from pyqd.hot.record cimport Record
-from pyqd.hot.slots cimport ReadyRing, SlotTable
+from pyqd.hot.slots cimport ReadyEntry, ReadyRing, SlotTable
 
 cdef enum Answer:
     DONE = 0
     NOT_IN_FLIGHT = 1
     NOT_OWNER = 2
+    BEYOND_LEDGER = 3                    # nothing changed: the ledger has to grow first; see make_finishable
 
 cdef struct Delivery:
     const Record* record                 # readable until the next greenlet switch
@@ -34,6 +35,8 @@ cdef class ChannelCore(ChannelCursor):
     cdef uint64_t available(self) noexcept
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
+    cdef int make_finishable(self, uint64_t guid) except -1
+    cdef bint try_finish(self, const ReadyEntry* entry) except -1
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
     cdef int ask_for_another_turn(self, uint64_t depth) except -1

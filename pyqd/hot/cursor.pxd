@@ -16,6 +16,7 @@ cdef class ChannelCursor(Scheduled):
     cdef uint64_t unsettled_ahead        # parked and not settled, at or past the cursor; see pyx/parked.pyx
     cdef set moved_ahead                 # ordinals of those of them whose turn was put off by id; None: there are none
     cdef public bint parks_durably       # what is parked is settled by whoever syncs, not at once
+    cdef bint held_up                    # a record could not be finished for want of room: a timer retries it
 
     cdef const Record* take_at_cursor(self) except? NULL
     cdef bint cursor_is_sound(self, const Record* record) except -1
@@ -25,7 +26,10 @@ cdef class ChannelCursor(Scheduled):
     cdef int forget_ahead(self, uint64_t ordinal) except -1
     cdef int leave_drained(self) except -1
     cdef int note_cursor(self) except -1
+    cdef Ledger ledger_of(self, uint8_t source)
     cdef int reach(self, const Record* record, uint8_t source) except -1
+    cdef bint try_finish_at_cursor(self) except -1
+    cdef int retry_soon(self) except -1
     cdef int finish_record(self, const Record* record, uint8_t source) except -1
     cdef int note_drained(self) except -1
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1

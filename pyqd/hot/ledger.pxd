@@ -50,6 +50,10 @@ cdef class Ledger:
     cdef readonly uint64_t ones          # bits set in the ring
     cdef readonly uint64_t ahead         # of these, at or past the cursor
 
+    cdef inline bint reaches(self, uint64_t ordinal) noexcept:
+        # Whether finishing a record that is not finished takes no growth.
+        return ordinal - self.header.floor < self.capacity_bits
+
     cdef int finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1

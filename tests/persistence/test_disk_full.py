@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nsq import ERROR, Client, Message
+from tests.support.nsq import ERROR, Client, Message, fin, mpub
 from tests.support.server import Daemon, pyqd, wait_until
 from tests.support.small_disk import fill, mounted_or_skipped
 
@@ -14,6 +14,8 @@ DISK_BYTES = 8 << 20
 TOPIC = "full"
 BODY_BYTES = 4000
 COUNT_MAX = 4000
+# As many messages as a new ledger has bits for: finishing one that follows, before the first, takes a larger file.
+RING_BITS_MIN = 8 * 4096
 
 
 @pytest.fixture
@@ -136,3 +138,31 @@ def test_deferred_messages_take_no_more_of_a_full_disk(daemon: Daemon, disk: Pat
     daemon.wait_for_channel(TOPIC, "c", depth=0, deferred_count=number)
     daemon.restart()
     daemon.wait_for_channel(TOPIC, "c", depth=0, deferred_count=number)
+
+
+@pytest.mark.slow
+def test_a_fin_that_the_ledger_has_no_room_for_is_refused_and_works_once_there_is_room(
+    daemon: Daemon, disk: Path
+) -> None:
+    with Client(daemon.tcp_address) as client:
+        client.send(mpub(TOPIC, [b"x"] * (RING_BITS_MIN + 2)))
+        client.expect_ok()
+        client.sub(TOPIC, rdy_count=2)
+        first = client.read_message()
+        for _ in range(RING_BITS_MIN - 1):
+            client.send(fin(client.read_message().id))
+        beyond = client.read_message()
+        fill(disk / "ballast")
+        for _ in range(2):
+            client.fin(beyond)
+            kind, data = client.read_frame()
+            assert kind == ERROR
+            assert data.startswith(b"E_FIN_FAILED FIN " + beyond.id + b" failed ")
+            assert b"No space left on device" in data
+        daemon.wait_for_channel(TOPIC, "c", in_flight_count=2, depth=1)
+        os.unlink(disk / "ballast")
+        client.fin(beyond)
+        last = client.read_message()
+        client.fin(last)
+        client.fin(first)
+        daemon.wait_for_channel(TOPIC, "c", in_flight_count=0, depth=0, deferred_count=0)

@@ -9,7 +9,7 @@ import pytest
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
 RING_BITS_MIN = 8 * 4096
@@ -320,6 +320,66 @@ def test_a_full_disk_leaves_a_message_in_flight_where_finishing_needs_room(kept,
     assert counts(channel) == (0, RING_BITS_MIN - 1, 0)
     channel = broker_on(tmp_path).topic("t").channel("c")
     assert counts(channel) == (RING_BITS_MIN - 1, 0, 0)
+
+
+def fill_ring(topic, channel, consumer, beyond):
+    """Publish so many messages beyond the reach of a new ledger, and have all below it finished but the first."""
+    topic.publish_bodies([b"x"] * (RING_BITS_MIN + beyond), wall())
+    first, *_ = channel.take_message(consumer)
+    for _ in range(RING_BITS_MIN - 1):
+        assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == DONE
+    return first
+
+
+def pass_the_retry(topic):
+    """Let the time go by after which what lacked room is retried."""
+    topic.broker.scheduler.run_timers(mono() + 2 * SECOND_NS)
+    topic.broker.scheduler.run_wakes()
+
+
+def test_a_message_that_sampling_drops_waits_where_the_ledger_has_no_room_for_that(kept):
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    first = fill_ring(kept, channel, consumer, 40)
+    sampling = consumer_on(channel)
+    sampling.sample_rate = 1
+    kept.files.room = 0
+    taken = take_all(channel, sampling)
+    assert counts(channel) == (40 - len(taken), 1 + len(taken), 0)
+    assert len(taken) < 40
+    kept.files.room = None
+    pass_the_retry(kept)
+    taken += take_all(channel, sampling)
+    assert counts(channel) == (0, 1 + len(taken), 0)
+    assert len(taken) < 40
+    for guid, *_ in taken:
+        assert channel.finish_message(sampling, guid) == DONE
+    assert channel.finish_message(consumer, first) == DONE
+    assert counts(channel) == (0, 0, 0)
+
+
+def test_a_lost_record_that_the_ledger_has_no_room_for_does_not_keep_others_from_redelivery(kept, tmp_path):
+    channel = kept.channel("c")
+    fill_ring(kept, channel, consumer_on(channel), 3)
+    with open(kept.log.active.mapping.path, "r+b") as file:
+        file.seek(SEGMENT_HEADER_BYTES + (RING_BITS_MIN + 1) * 56 + 48)
+        file.write(b"y")
+    kept = broker_on(tmp_path, FullFiles()).topic("t")
+    channel = kept.channel("c")
+    consumer = consumer_on(channel)
+    kept.files.room = 0
+    first, *_ = channel.take_message(consumer)
+    beyond, *_ = channel.take_message(consumer)
+    for _ in range(2):
+        assert channel.take_message(consumer) is None
+        assert channel.requeue_message(consumer, first, 0) == DONE
+        assert channel.take_message(consumer)[0] == first
+    kept.files.room = None
+    pass_the_retry(kept)
+    last, *_ = channel.take_message(consumer)
+    for guid in (beyond, first, last):
+        assert channel.finish_message(consumer, guid) == DONE
+    assert counts(channel) == (0, 0, 0)
 
 
 def test_a_missing_segment_costs_its_messages_and_no_others(kept, tmp_path):
