@@ -6,7 +6,7 @@ the compiled ones all lie in pyqd.hot and are given to their layer here.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,15 @@ def module_name(path: Path, root: Path) -> str:
     if parts[0] == "pyx":
         parts = ("pyqd", "hot", *parts[1:])
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def packages_of(paths: Iterable[Path], root: Path) -> set[str]:
+    """Return the names of the packages directly in pyqd/, for the sources of a checkout in root.
+
+    Paths are taken relative to root: a pattern over the whole path would also match a checkout in a directory `pyqd`.
+    """
+    parts = [path.relative_to(root).parts for path in paths]
+    return {part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("pyqd", "__init__.py")}
 
 
 def layer_of(name: str) -> str | None:

@@ -28,8 +28,15 @@ def test_every_compiled_module_has_a_layer() -> None:
 
 
 def test_every_package_is_a_layer() -> None:
-    packages = {path.relative_to(ROOT).parts[1] for path in own_files_of(".py") if path.match("pyqd/*/__init__.py")}
-    assert packages - {"hot"} <= set(layers.LAYERS)
+    packages = layers.packages_of(own_files_of(".py"), ROOT)
+    assert packages - {"hot"} == set(layers.LAYERS)
+
+
+@pytest.mark.parametrize("name", ["pyqd", "spark", "build", "data", "with space", "pyqd/broker"])
+def test_packages_are_found_in_a_checkout_of_any_name(name: str, tmp_path: Path) -> None:
+    root = tmp_path / name
+    sources = ("pyqd/__init__.py", "pyqd/broker/__init__.py", "pyqd/broker/topic.py", "tests/meta/__init__.py")
+    assert layers.packages_of([root / source for source in sources], root) == {"broker"}
 
 
 def test_imports_go_down_the_layers_only() -> None:
