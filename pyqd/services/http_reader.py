@@ -29,6 +29,8 @@ CHUNK_HEADER_BYTES_MAX = 16
 DROPPED_BYTES_MAX = 256 * 1024
 VERSIONS = ("1.0", "1.1")
 CHUNKED_CODING = b"chunked"
+# With two values of one of these, a proxy and the daemon may disagree where the request ends, or whose it is.
+SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 
 class State(enum.IntEnum):
@@ -120,13 +122,23 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; those behind a chunked body are dropped."""
         if self._request is None:
-            self._headers[name.lower()] = value
+            key = name.lower()
+            if key in SINGLE_HEADERS and key in self._headers:
+                self._fail(400)
+            self._headers[key] = value
         self._count_header(len(name) + len(value))
 
     def _count_header(self, size_bytes: int) -> None:
         self._header_bytes += size_bytes
         if self._header_bytes > self._header_bytes_max:
             self._fail(431)
+
+    def _is_ambiguous(self, version: str) -> bool:
+        """Return whether proxies may disagree with this parser about the end of the body. Source: RFC 9112, 6.1."""
+        coding = self._headers.get(b"transfer-encoding")
+        return coding is not None and (
+            coding.lower() != CHUNKED_CODING or version != "1.1" or b"content-length" in self._headers
+        )
 
     def on_headers_complete(self) -> None:
         """Find the route, and with it how much body is taken."""
@@ -135,7 +147,7 @@ class RequestReader:
         if (
             version not in VERSIONS
             or (version == "1.1" and b"host" not in self._headers)
-            or self._headers.get(b"transfer-encoding", CHUNKED_CODING).lower() != CHUNKED_CODING
+            or self._is_ambiguous(version)
         ):
             self._fail(400)
         if self.state != State.HEADERS:

@@ -12,6 +12,7 @@ from pyqd.services.http_messages import Request, Response
 from pyqd.services.http_reader import RequestReader, State
 from pyqd.services.http_router import Route, Router
 from pyqd.services.routes_publish import is_binary
+from tests.support.ambiguous_http import AMBIGUOUS, CHUNKED_BODY
 
 BODY_MAX = 12
 BATCH_MAX = 14
@@ -120,6 +121,13 @@ def test_one_byte_changed_or_added_makes_no_difference_between_them(
 ) -> None:
     plain = PLAIN_OF[form]
     assert_agrees(plain[:at] + bytes([value]) + plain[at if added else at + 1 :])
+
+
+@pytest.mark.parametrize("headers", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_what_the_parser_finds_ambiguous_is_not_plain(headers: bytes) -> None:
+    start = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n"
+    # A body of 13 bytes, which each of the lengths has.
+    assert plain_publish(start + headers + b"\r\n\r\n" + CHUNKED_BODY, 20, 20) is None
 
 
 @pytest.mark.parametrize("form", PLAIN_OF)

@@ -7,6 +7,7 @@ import pytest
 from pyqd.services.http_messages import Request, Response
 from pyqd.services.http_reader import DROPPED_BYTES_MAX, RequestReader, State
 from pyqd.services.http_router import Route, Router
+from tests.support.ambiguous_http import AMBIGUOUS, AMBIGUOUS_CHUNKS, CHUNKED_BODY
 
 LIMIT_BYTES = 10
 STREAM = (
@@ -56,6 +57,39 @@ def test_requests_do_not_depend_on_where_the_bytes_are_cut_once() -> None:
         taken.feed(memoryview(STREAM)[:cut])
         taken.feed(memoryview(STREAM)[cut:])
         assert seen(taken.ready) == EXPECTED, cut
+
+
+def assert_refused(data: bytes) -> None:
+    """Whole and byte by byte: the reader fails with 400, and what follows is no request."""
+    following = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+    whole = reader()
+    whole.feed(memoryview(data + following))
+    assert (whole.state, whole.failure, whole.ready) == (State.FAILED, 400, [])
+    bytewise = reader()
+    for at in range(len(data)):
+        if bytewise.state < State.CUT_SHORT:
+            bytewise.feed(memoryview(data)[at : at + 1])
+    assert (bytewise.state, bytewise.failure, bytewise.ready) == (State.FAILED, 400, [])
+
+
+@pytest.mark.parametrize("headers", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_headers_that_can_be_read_in_two_ways_are_refused(headers: bytes) -> None:
+    assert_refused(b"POST /take HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + CHUNKED_BODY)
+
+
+@pytest.mark.parametrize("body", AMBIGUOUS_CHUNKS.values(), ids=AMBIGUOUS_CHUNKS)
+def test_chunks_that_can_be_read_in_two_ways_are_refused(body: bytes) -> None:
+    assert_refused(b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+
+
+def test_a_chunked_body_of_http_1_0_is_refused() -> None:
+    assert_refused(b"POST /take HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED_BODY)
+
+
+def test_a_repeated_header_that_decides_nothing_is_taken() -> None:
+    taken = reader()
+    taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nAccept: a\r\nAccept: b\r\nContent-Length: 1\r\n\r\nx"))
+    assert [request.body for request in taken.ready] == [b"x"]
 
 
 def test_a_body_is_never_held_beyond_the_limit() -> None:
