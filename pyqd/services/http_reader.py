@@ -43,6 +43,13 @@ class State(enum.IntEnum):
     FAILED = 4
 
 
+def head_without_upgrade(request: Request) -> bytes:
+    """Return the bytes of a request's line and headers but for `Upgrade`."""
+    lines = [f"{request.method} {request.target} HTTP/{request.version}".encode()]
+    lines += [name + b": " + value for name, value in request.headers.items() if name != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
+
+
 class RequestReader:
     """The requests of one connection. Its methods `on_...` are the parser's. header_bytes_max: of one request."""
 
@@ -72,13 +79,10 @@ class RequestReader:
     def feed(self, data: memoryview) -> None:
         """Take bytes; copies what it keeps."""
         self._fed_body_bytes = 0
+        rest: memoryview | None = data
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Another protocol is not spoken: the request is answered, and that is all. One that was refused or cut
-            # while it came is not among those that are ready, and ends the connection in any case.
-            if self.state == State.IDLE:
-                self.ready[-1].keep_alive = False
+            while rest is not None:
+                rest = self._parse(rest)
         except httptools.HttpParserCallbackError:
             raise
         except httptools.HttpParserError:
@@ -87,6 +91,27 @@ class RequestReader:
         self._overhead_bytes += len(data) - self._fed_body_bytes
         if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
             self._fail(431)
+
+    def _parse(self, data: memoryview) -> memoryview | None:
+        """Parse bytes, up to the headers of a request that offers another protocol; return what is still to be parsed.
+
+        Only HTTP/1.1 is spoken here, so such a request counts without its offer. The parser takes it for the last one
+        and does not read its body, so another parser begins with the same headers less `Upgrade`.
+        """
+        try:
+            self._parser.feed_data(data)
+            return None
+        except httptools.HttpParserUpgrade as upgrade:
+            # A request that was refused or cut while it came is not among those that are ready.
+            if self.state != State.IDLE:
+                return None
+            if self.ready[-1].method == "CONNECT":
+                self.ready[-1].keep_alive = False
+                return None
+            request = self.ready.pop()
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head_without_upgrade(request))
+            return data[upgrade.args[0] :]
 
     @property
     def body_bytes(self) -> int:
@@ -123,9 +148,10 @@ class RequestReader:
         """Take a header; those behind a chunked body are dropped."""
         if self._request is None:
             key = name.lower()
-            if key in SINGLE_HEADERS and key in self._headers:
+            former = self._headers.get(key)
+            if former is not None and key in SINGLE_HEADERS:
                 self._fail(400)
-            self._headers[key] = value
+            self._headers[key] = value if former is None else former + b", " + value
         self._count_header(len(name) + len(value))
 
     def _count_header(self, size_bytes: int) -> None:

@@ -206,9 +206,13 @@ def test_endless_headers_are_refused(app: HttpApp) -> None:
 
 
 def test_an_offer_of_another_protocol_is_not_taken(app: HttpApp) -> None:
-    said = app.exchange(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"Connection: close\r\n" in said
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    said = app.exchange(
+        b"POST /pub?topic=offer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n" + offer + b"\r\nhello"
+        b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"200"]
+    assert said.count(b"Connection: close\r\n") == 1
 
 
 def test_a_bad_request_that_offers_another_protocol_is_refused(app: HttpApp) -> None:

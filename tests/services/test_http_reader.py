@@ -86,6 +86,38 @@ def test_a_chunked_body_of_http_1_0_is_refused() -> None:
     assert_refused(b"POST /take HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED_BODY)
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\nUpgrade: h2c\r\n\r\n"
+OFFERING = (
+    b"POST /take HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n" + OFFER + b"hello"
+    b"GET /ping HTTP/1.1\r\nHost: x\r\n"
+    + OFFER
+    + b"POST /take HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    + OFFER
+    + CHUNKED_BODY
+    + b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    + OFFER
+)
+
+
+@pytest.mark.parametrize("step", [1, 5, len(OFFERING)])
+def test_a_request_that_offers_another_protocol_is_read_as_one_that_does_not(step: int) -> None:
+    taken = reader()
+    for start in range(0, len(OFFERING), step):
+        taken.feed(memoryview(OFFERING)[start : start + step])
+    assert seen(taken.ready) == [
+        ("POST", "/take", b"hello", False, True),
+        ("GET", "/ping", b"", False, True),
+        ("POST", "/take", b"abc", False, True),
+        ("GET", "/ping", b"", False, False),
+    ]
+
+
+def test_nothing_is_read_behind_a_request_for_a_tunnel() -> None:
+    taken = reader()
+    taken.feed(memoryview(b"CONNECT /ping HTTP/1.1\r\nHost: x\r\n\r\n" + STREAM))
+    assert seen(taken.ready) == [("CONNECT", "/ping", b"", False, False)]
+
+
 def test_a_repeated_header_that_decides_nothing_is_taken() -> None:
     taken = reader()
     taken.feed(memoryview(b"POST /take HTTP/1.1\r\nHost: x\r\nAccept: a\r\nAccept: b\r\nContent-Length: 1\r\n\r\nx"))
