@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
-DOCS_ON_CLUSTER = "tests/spark/test_docs.py::test_a_section_of_the_page_can_be_followed_word_by_word[On a cluster]"
+FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +46,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class ProcessesForSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(ON_CLUSTER) or nodeid == DOCS_ON_CLUSTER:
+            if nodeid.startswith(FOLLOWED):
+                return nodeid
+            if nodeid.startswith(ON_CLUSTER):
                 return "spark-cluster"
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyqd_spark import java
+from tests.support.machine import Machine
+from tests.support.reader import Reader
 from tests.support.server import Daemon, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
 
 # The first test in line waits for the JVM as well, on a machine that does other work too.
 SPARK_WAIT_S = 180
+# Of drivers that are started as a user starts them.
+SPARK_DEFAULTS = """\
+spark.driver.memory 512m
+spark.executor.memory 512m
+spark.ui.enabled false
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+"""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -111,6 +121,23 @@ def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     finally:
         for daemon in made:
             daemon.kill()
+
+
+@pytest.fixture
+def make_reader(fast_spark_home: Path, tmp_path: Path) -> Iterator[Callable[[Path], Reader]]:
+    """Make the reader of a page, whose Spark is one that starts fast."""
+    readers: list[Reader] = []
+
+    def make(page: Path) -> Reader:
+        machine = Machine(tmp_path, names=["spark-master"])
+        (tmp_path / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
+        machine.environment |= {"SPARK_HOME": str(fast_spark_home), "SPARK_CONF_DIR": str(tmp_path)}
+        readers.append(Reader(machine, page))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.close()
 
 
 @pytest.fixture

@@ -76,18 +76,36 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path, spark_home: Path, worker_count: int = 2) -> Iterator[Cluster]:
-    """Start a master and its workers, each worker with one core and a directory of its own; stop all at the end."""
+def cluster(
+    directory: Path,
+    spark_home: Path,
+    worker_count: int = 2,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    prefix: Sequence[str] = (),
+) -> Iterator[Cluster]:
+    """Start a master and its workers, each worker with one core and a directory of its own; stop all at the end.
+
+    host, port: of the master; 0 is any port. prefix: words before each command, such as those that enter a namespace.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     works = [directory / f"worker-{number}" for number in range(worker_count)]
 
-    def start(name: str, class_name: str, *arguments: str) -> Path:
+    def start(name: str, class_name: str, host: str, *arguments: str) -> Path:
         log = directory / f"{name}.log"
         with log.open("wb") as output:
-            command = [str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{class_name}"]
+            command = [
+                *prefix,
+                "env",
+                "--chdir",
+                str(directory),
+                str(spark_home / "bin" / "spark-class"),
+                f"org.apache.spark.deploy.{class_name}",
+            ]
             processes.append(
                 subprocess.Popen(
-                    [*command, "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+                    [*command, "--host", host, "--webui-port", "0", *arguments],
                     cwd=directory,
                     env=daemon_environment(spark_home),
                     stdin=subprocess.DEVNULL,
@@ -99,12 +117,11 @@ def cluster(directory: Path, spark_home: Path, worker_count: int = 2) -> Iterato
 
     try:
         python = bare_python(directory / "python")
-        log = start("master", "master.Master", "--port", "0")
+        log = start("master", "master.Master", host, "--port", str(port))
         master = wait_for_line(log, MASTER_URL)
         for number, work in enumerate(works):
-            start(
-                f"worker-{number}", "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(work), master
-            )
+            options = ["--cores", "1", "--memory", "1g", "--work-dir", str(work)]
+            start(f"worker-{number}", "worker.Worker", "127.0.0.1", *options, master)
         wait_until(
             lambda: log.read_text().count("Registering worker") == worker_count, "workers registered", START_WAIT_S
         )
