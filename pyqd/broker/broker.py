@@ -419,10 +419,20 @@ class Broker:
         self.mark_clean()
 
     def mark_clean(self) -> None:
-        """Note that all is on file as the next start wants it; where power matters, on stable storage."""
-        self.write_node(clean=True)
+        """Note that all files are as this process left them; if power matters, on stable storage. A failure is logged.
+
+        Attempts that could not be saved do not count: the mark spares a start on another boot the recovery from a power
+        failure, which would not bring them back.
+        """
+        try:
+            self.write_node(clean=True)
+        except StorageError as error:
+            logger.error(
+                "cannot note that the daemon stopped cleanly: %s; a start after a reboot recovers as from a power failure",
+                error,
+            )
 
     def close_topics(self) -> None:
-        """Leave everything on file as the next start wants it."""
+        """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
         for topic in self.topic_of.values():
             topic.close()

@@ -22,7 +22,7 @@ from pyqd.hot.recovery import (
     recover_parked,
     start_ledger,
 )
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
@@ -228,11 +228,33 @@ class Channel(LimitedChannel):
         return [self.ledger] if self.parked is None else [self.ledger, self.parked.ledger]
 
     def close(self) -> None:
-        """Note how often the unfinished messages have been delivered; everything else is in the files already."""
-        if self.directory is not None:
-            entries = [
-                ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
-                for (source, ordinal), attempts in self.attempts_noted().items()
-            ]
+        """Save how often the unfinished messages have been delivered; everything else is in the files already.
+
+        A failure is logged and costs the attempts of this channel only: its messages come again as after a kill.
+        """
+        if self.directory is None:
+            return
+        entries = [
+            ATTEMPTS_ENTRY.pack(source, ordinal, attempts)
+            for (source, ordinal), attempts in self.attempts_noted().items()
+        ]
+        try:
             if entries:
-                self.files.write(self.path_of(ATTEMPTS_FILE), b"".join(entries))
+                self.save_attempts(b"".join(entries))
+        except StorageError as error:
+            logger.error(
+                'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'
+                " they are delivered again as after a kill, with attempts from 2",
+                len(entries),
+                self.name,
+                self.topic.name,
+                error,
+            )
+
+    def save_attempts(self, content: bytes) -> None:
+        """Write the file of attempts; a full disk is given the spare segments of the topic. Raises: StorageError."""
+        try:
+            self.files.write(self.path_of(ATTEMPTS_FILE), content)
+        except DiskFull:
+            self.topic.remove_spares()
+            self.files.write(self.path_of(ATTEMPTS_FILE), content)

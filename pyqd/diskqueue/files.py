@@ -294,6 +294,8 @@ class Files:
                 os.fsync(file.fileno())
             os.rename(beside, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
             raise storage_error("write", path, error) from error
 
     def rename(self, source: str, target: str) -> None:

@@ -166,3 +166,56 @@ def test_a_fin_that_the_ledger_has_no_room_for_is_refused_and_works_once_there_i
         client.fin(last)
         client.fin(first)
         daemon.wait_for_channel(TOPIC, "c", in_flight_count=0, depth=0, deferred_count=0)
+
+
+def hold(daemon: Daemon, topic: str, attempts: int) -> bytes:
+    """Publish a message and have it delivered so often; it is in flight then until the client is gone. Returns: id."""
+    daemon.http("POST", "/channel/create", None, topic=topic, channel="c")
+    assert daemon.http("POST", "/pub", b"held", topic=topic).status == 200
+    with Client(daemon.tcp_address) as client:
+        client.sub(topic, rdy_count=1)
+        for expected in range(1, attempts + 1):
+            message = client.read_message()
+            assert message.attempts == expected
+            if expected < attempts:
+                client.req(message, 0)
+    return message.id
+
+
+def attempts_now(daemon: Daemon, topic: str, message_id: bytes) -> int:
+    """Consume a topic up to a message. Returns: the attempts that its delivery tells."""
+    with Client(daemon.tcp_address) as client:
+        client.sub(topic, rdy_count=1)
+        while True:
+            message = client.read_message()
+            client.fin(message)
+            if message.id == message_id:
+                return message.attempts
+
+
+def test_a_stop_on_a_full_disk_closes_everything_and_says_what_could_not_be_saved(daemon: Daemon, disk: Path) -> None:
+    for topic in ("none", "one", "two"):
+        daemon.http("POST", "/topic/create", None, topic=topic)
+    ids = {topic: hold(daemon, topic, 3) for topic in ("one", "two")}
+    fill(disk / "ballast")
+    daemon.stop()
+    for topic in ids:
+        assert f'cannot save the attempts of 1 messages of channel "c" of topic "{topic}"' in daemon.log_text()
+    assert daemon.log_text().rstrip().endswith("NSQ: bye")
+    assert not list(disk.rglob("*.new"))
+    os.unlink(disk / "ballast")
+    daemon.start()
+    assert {topic: attempts_now(daemon, topic, ids[topic]) for topic in ids} == {"one": 2, "two": 2}
+
+
+def test_a_stop_on_a_full_disk_gives_up_spare_segments_to_save_attempts(daemon: Daemon, disk: Path) -> None:
+    held = hold(daemon, "one", 3)
+    for number in range(10):
+        assert daemon.http("POST", "/pub", body_of(number), topic="one").status == 200
+    log = daemon.data_path / "topics" / "one.topic" / "log"
+    wait_until(lambda: len(list(log.glob("*.seg"))) == 2, "a spare is ready")
+    fill(disk / "ballast")
+    daemon.stop()
+    os.unlink(disk / "ballast")
+    daemon.start()
+    assert attempts_now(daemon, "one", held) == 4

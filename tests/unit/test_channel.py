@@ -1,6 +1,8 @@
 """Tests of pyqd.hot.channel and pyqd.broker.channel."""
 
+import errno
 import itertools
+import json
 import os
 import struct
 
@@ -279,6 +281,30 @@ def test_attempts_noted_by_a_clean_stop_are_used_once(kept, tmp_path):
     assert channel.take_message(consumer_on(channel))[:2] == (guid, 8)
     channel = broker_on(tmp_path).topic("t").channel("c")
     assert channel.take_message(consumer_on(channel))[:2] == (guid, 2)
+
+
+def test_a_channel_whose_attempts_cannot_be_saved_costs_no_other_channel_theirs(tmp_path, caplog):
+    class FullForOne(FullFiles):
+        def write(self, path, content):
+            if path.endswith("b.channel/attempts"):
+                raise DiskFull("write", path, errno.ENOSPC, "No space left on device")
+            super().write(path, content)
+
+    broker = broker_on(tmp_path, FullForOne())
+    topic = broker.topic("t")
+    channels = [topic.channel(name) for name in "abc"]
+    publish(topic, 1)
+    for channel in channels:
+        consumer = consumer_on(channel)
+        for _ in range(3):
+            guid, *_ = channel.take_message(consumer)
+            channel.requeue_message(consumer, guid, 0)
+    broker.close()
+    assert 'cannot save the attempts of 1 messages of channel "b" of topic "t"' in caplog.text
+    assert json.loads((tmp_path / "node.json").read_text())["clean"]
+    channels = broker_on(tmp_path).topic("t").channel_of
+    attempts = {name: channels[name].take_message(consumer_on(channels[name]))[1] for name in "abc"}
+    assert attempts == {"a": 4, "b": 2, "c": 4}
 
 
 def test_a_full_disk_leaves_a_message_in_flight_where_it_cannot_be_parked(kept):
