@@ -428,7 +428,7 @@ class Broker:
             self.write_node(clean=True)
         except StorageError as error:
             logger.error(
-                "cannot note that the daemon stopped cleanly: %s; a start after a reboot recovers as from a power failure",
+                "cannot mark the stop as a clean one: %s; a start after a reboot recovers as from a power failure",
                 error,
             )
 
