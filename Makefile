@@ -34,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run test test-fast debug test-debug bench flame cpu-cost lint fmt types cov annotate dist check clean absent
+.PHONY: help env build run test test-fast debug test-debug bench flame cpu-cost stalls lint fmt types cov annotate dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ flame: build ## flame graph of the daemon under load: bench/results/flame.svg
 
 cpu-cost: build ## CPU time and instructions that a message costs the daemon
 	$(BIN)/python -m bench.cost $(ARGS)
+
+stalls: build ## the longest time that the daemon does not answer, situation by situation
+	$(BIN)/python -m bench.stalls $(ARGS)
 
 lint: build ## ruff, cython-lint and the tidy tests
 	$(BIN)/ruff check .

@@ -1,0 +1,123 @@
+"""Measure how long a server does not answer: a process of its own asks for /ping again and again.
+
+The times at which it asks are fixed beforehand, so a server that is silent for a second answers the questions of that
+second late, and each of them counts. Beside the time that an answer took stands the CPU time that the server's first
+thread used meanwhile: on a machine that others use as well, the first is the larger of the two by the time that the
+server waited for its core.
+
+Source: /proc/PID/task/TID/schedstat, in the kernel's documentation "Scheduler Statistics".
+"""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+from bench.connections import Address
+from bench.server import Server
+
+INTERVAL_S = 0.002
+ANSWER_WITHIN_S = 120.0
+ANSWER_BYTES_MAX = 4096
+PING = b"GET /ping HTTP/1.1\r\nHost: bench\r\n\r\n"
+P999 = 0.999
+MS_PER_S = 1000.0
+NS_PER_MS = 1_000_000.0
+
+Sample = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The times without an answer of one run, in milliseconds. cpu_max_ms: of the server's, during one question."""
+
+    max_ms: float
+    p999_ms: float
+    cpu_max_ms: float
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "Silence":
+        """Return the figures of samples of (seconds until the answer, CPU time in ns)."""
+        waits = sorted(wait_s for wait_s, _ in samples)
+        at = min(len(waits) - 1, int(P999 * len(waits)))
+        return cls(waits[-1] * MS_PER_S, waits[at] * MS_PER_S, max(cpu_ns for _, cpu_ns in samples) / NS_PER_MS)
+
+    @classmethod
+    def median_of(cls, found: Sequence["Silence"]) -> "Silence":
+        """Return the median of each figure."""
+        return cls(
+            median(each.max_ms for each in found),
+            median(each.p999_ms for each in found),
+            median(each.cpu_max_ms for each in found),
+        )
+
+
+def cpu_ns(pid: int) -> int:
+    """Return the CPU time of a process's first thread."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+
+
+def ask(connection: socket.socket) -> None:
+    """Ask once, and return when the answer is there."""
+    connection.sendall(PING)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        piece = connection.recv(ANSWER_BYTES_MAX)
+        if not piece:
+            raise ConnectionError("the server closed the connection of the prober")
+        answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    size = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")).split(b":")[1])
+    while len(body) < size:
+        body += connection.recv(ANSWER_BYTES_MAX)
+
+
+def probe(address: Address, pid: int, core: int | None, told: Connection) -> None:
+    """Ask until told to stop, then send the samples: the life of the process."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    samples: list[Sample] = []
+    with socket.create_connection(address, timeout=ANSWER_WITHIN_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ask(connection)
+        told.send(None)
+        due_s = time.monotonic()
+        while not samples or not told.poll():
+            due_s += INTERVAL_S
+            now_s = time.monotonic()
+            if now_s < due_s:
+                time.sleep(due_s - now_s)
+                # The prober may wake late; that is not the server's time.
+                asked_s = time.monotonic()
+            else:
+                asked_s = due_s
+            cpu_before_ns = cpu_ns(pid)
+            ask(connection)
+            samples.append((time.monotonic() - asked_s, cpu_ns(pid) - cpu_before_ns))
+    told.send(samples)
+
+
+@contextlib.contextmanager
+def probing(server: Server, core: int | None, found: list[Silence]) -> Iterator[None]:
+    """Probe the server for the length of the context, and append what came of it to `found`."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=probe, args=(server.http_address, server.pid, core, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        ours.recv()
+        yield
+        ours.send(None)
+        found.append(Silence.of(ours.recv()))
+    finally:
+        process.kill()
+        process.join()
+        ours.close()

@@ -1,0 +1,83 @@
+"""Longest time that the daemon does not answer while something has much to do. `python -m bench.stalls`.
+
+Each situation is set up in a fresh daemon; while it runs, a prober asks for /ping every two milliseconds. The figures
+of a row are medians over the repetitions. Nothing is subtracted: the first row is an idle daemon, for comparison.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.cli import choose_cores
+from bench.prober import Silence, probing
+from bench.server import Target, running
+from bench.setting import Cores
+from bench.situations import SITUATIONS, Bench, Situation
+
+SMOKE_SCALE = 0.002
+HEADING = ("| while | longest, ms | p99.9, ms | CPU of the longest, ms |", "| --- | ---: | ---: | ---: |")
+
+
+def measure(situation: Situation, cores: Cores, scale: float, data_root: Path | None = None) -> Silence:
+    """Run one situation once on a fresh daemon."""
+    found: list[Silence] = []
+    target = Target.parse("pyqd")
+    with (
+        running(target, cores=cores.of(target), data_root=data_root, flags=situation.flags) as server,
+        ExitStack() as stack,
+    ):
+        steps = situation.steps(Bench(server, scale, stack))
+        next(steps)
+        with probing(server, cores.generator, found):
+            next(steps, None)
+        server.require_alive()
+    [silence] = found
+    return silence
+
+
+def row(situation: Situation, silence: Silence) -> str:
+    """Return a line of the table."""
+    return f"| {situation.what} | {silence.max_ms:.1f} | {silence.p999_ms:.1f} | {silence.cpu_max_ms:.1f} |"
+
+
+def chosen(words: Sequence[str]) -> list[Situation]:
+    """Return the situations whose function or text has one of the words; all where there are none."""
+    return [
+        each
+        for each in SITUATIONS
+        if not words or any(word in each.what or word in each.steps.__name__ for word in words)
+    ]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=__doc__)
+    parser.add_argument(
+        "-w", "--with", dest="words", action="append", default=[], help="situations with this word only"
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each situation (default: 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all sizes")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, once: whether measuring works")
+    parser.add_argument("--data-root", type=Path, default=Path(tempfile.gettempdir()), help="where data goes")
+    parser.add_argument("--server-core", type=int)
+    parser.add_argument("--generator-core", type=int)
+    parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what is asked for and print the table, a row at a time."""
+    arguments = make_parser().parse_args(words)
+    scale, repeat = (SMOKE_SCALE, 1) if arguments.smoke else (arguments.scale, arguments.repeat)
+    cores = choose_cores(arguments)
+    print("\n".join(HEADING), flush=True)
+    for situation in chosen(arguments.words):
+        silences = [measure(situation, cores, scale, arguments.data_root) for _ in range(repeat)]
+        print(row(situation, Silence.median_of(silences)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
