@@ -88,6 +88,8 @@ cdef class Ledger:
     cdef int replace_file(self, Mapping mapping) except -1:
         if self.path is not None:
             self.files.rename(self.path + GROWING, self.path)
+            if self.on_replaced is not None:
+                self.on_replaced()
         self.adopt(mapping)
         return 0
 

@@ -110,6 +110,8 @@ class Broker:
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
         self.parks_durably = False
         self.power_failed = False
+        # The last stop left all names in the data directory on stable storage.
+        self.names_durable = False
         self.boot = ""
         self.node_name = ""
         self.discarded_count = 0
@@ -136,7 +138,7 @@ class Broker:
                 if name is None or not os.path.isdir(os.path.join(topics, entry)):
                     logger.warning("skipping %s in %s: not a topic", entry, topics)
                     continue
-                topic = Topic(self, name, os.path.join(topics, entry))
+                topic = Topic(self, name, os.path.join(topics, entry), found=True)
                 self.topic_of[name] = topic
                 topic.load_channels()
             if self.power_failed:
@@ -156,6 +158,7 @@ class Broker:
         node: dict[str, Any] = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
         if self.files.exists(path):
             node = read_node(self.files, path) or {**node, "epoch": EPOCH_UNKNOWN, "boot": "", "clean": False}
+            self.names_durable = node["clean"]
             if not node["clean"] and node["boot"] != boot:
                 node["epoch"] += 1
                 self.power_failed = True

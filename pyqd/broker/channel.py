@@ -3,6 +3,7 @@
 import logging
 import os
 import struct
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded, put_in_force
@@ -58,7 +59,7 @@ class Channel(LimitedChannel):
         ephemeral = is_ephemeral_str(name)
         if topic.directory is not None and not ephemeral:
             self.directory = os.path.join(topic.directory, channel_dir(name))
-        ledger = self.open_ledger(found)
+        ledger = self.watch(self.open_ledger(found))
         fresh = not ledger.started
         if fresh and ledger.rebuilt:
             position = topic.log.locate(topic.log.first.first_ordinal)
@@ -98,6 +99,9 @@ class Channel(LimitedChannel):
             put_in_force(self, self.limits)
         if not fresh:
             self.load()
+        if self.directory is not None and not (found and topic.broker.names_durable):
+            topic.names.changed(os.path.dirname(self.directory))
+            self.note_names(*self.ledgers())
 
     def open_ledger(self, found: bool) -> Ledger:
         """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
@@ -114,6 +118,8 @@ class Channel(LimitedChannel):
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
             ledger.note_rebuilt()
+        if ledger.rebuilt:
+            self.note_names(ledger)
         return ledger
 
     def make_directory(self, directory: str) -> None:
@@ -132,6 +138,18 @@ class Channel(LimitedChannel):
             self.files.remove_tree(making)
             raise
 
+    def note_names(self, *ledgers: Ledger) -> None:
+        """Note that entries of the channel's directory may not be on stable storage. ledgers: new ones among them."""
+        assert self.directory is not None, "an ephemeral channel has no names"
+        self.topic.names.changed(self.directory, *ledgers)
+
+    def watch(self, ledger: Ledger) -> Ledger:
+        """Have the directory noted as changed when a ledger grows into another file. Returns: the ledger."""
+        if self.directory is not None:
+            # Without a reference to the channel: a cycle would keep the files of a deleted one mapped.
+            ledger.on_replaced = partial(self.topic.names.changed, self.directory)
+        return ledger
+
     def path_of(self, file: str) -> str:
         """Return the path of one of the channel's files."""
         assert self.directory is not None, "an ephemeral channel has no files"
@@ -147,6 +165,7 @@ class Channel(LimitedChannel):
                 (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
             }
             self.files.remove(self.path_of(ATTEMPTS_FILE))
+            self.note_names()
         if self.files.exists(self.path_of(PARKED_LOG)):
             if not self.files.exists(self.path_of(PARKED_LEDGER)):
                 # Or a kill came between making the two, and nothing is parked.
@@ -172,7 +191,10 @@ class Channel(LimitedChannel):
             with space.claimed(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, on_disk=True):
                 log = broker.new_log(path)
         space.watch(log)
-        ledger = Ledger(self.files, self.path_of(PARKED_LEDGER))
+        missing = not self.files.exists(self.path_of(PARKED_LEDGER))
+        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER)))
+        if missing or ledger.rebuilt:
+            self.note_names(ledger)
         if self.topic.broker.power_failed:
             ledger.distrust()
         return Parked(log, ledger)
@@ -241,6 +263,7 @@ class Channel(LimitedChannel):
         try:
             if entries:
                 self.save_attempts(b"".join(entries))
+                self.note_names()
         except StorageError as error:
             logger.error(
                 'cannot save the attempts of %d messages of channel "%s" of topic "%s": %s;'

@@ -11,6 +11,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.space import Space
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, set_aside
 from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.unsynced import Names
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
@@ -41,11 +42,15 @@ class Topic(TopicCore):
     broker: "Broker"
     directory: str | None
 
-    def __init__(self, broker: "Broker", name: str, directory: str | None) -> None:
+    def __init__(self, broker: "Broker", name: str, directory: str | None, *, found: bool = False) -> None:
         self.broker = broker
         self.name = name
         self.files = broker.files
         self.directory = directory
+        self.names = Names()
+        if directory is not None and not (found and broker.names_durable):
+            self.names.changed(os.path.dirname(directory))
+            self.names.changed(directory)
         self.channel_of: dict[str, Channel] = {}
         self.buriers: set[Channel] = set()
         mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE))
@@ -72,6 +77,7 @@ class Topic(TopicCore):
                 raise
             except CorruptionError as error:
                 set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
+                self.names.changed(os.path.dirname(path))
             else:
                 return mapping
         return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
@@ -121,7 +127,10 @@ class Topic(TopicCore):
             return False
         logger.info("TOPIC(%s): deleting channel %s", self.name, name)
         if channel.directory is not None:
+            assert self.directory is not None
             self.broker.discard(channel.directory)
+            self.names.forget(channel.directory)
+            self.names.changed(self.directory)
         self.drop_channel(channel)
         if self.ephemeral and not self.channel_of:
             self.broker.delete_topic(self.name)

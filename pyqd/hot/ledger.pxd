@@ -41,6 +41,7 @@ cdef struct LedgerHeader:
 cdef class Ledger:
     cdef readonly object files
     cdef readonly str path               # None: anonymous memory
+    cdef public object on_replaced       # called without arguments when another file has the name; None: nobody is
     cdef Mapping mapping
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring

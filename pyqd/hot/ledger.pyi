@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from pyqd.hot.mapping import Mapping
@@ -29,6 +29,7 @@ class Ledger:
     @property
     def cursor(self) -> int: ...
     settings: bytes
+    on_replaced: Callable[[], object] | None
     def clamp(self, oldest: int, end: int) -> int: ...
     def distrust(self) -> None: ...
     def note_synced(self, floor: int, reset_count: int) -> None: ...

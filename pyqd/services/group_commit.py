@@ -6,8 +6,8 @@ those who come gather for the next one. So the cost is per sync and not per mess
 
 What a round writes: the logs of its topics, and the parked logs of their channels, which lets the messages deferred
 meanwhile be finished in the topics' logs. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
-A topic, channel or parked log that is new is written by name as well, and a new channel's ledgers: a topic whose state
-says that its messages were handed out must not come back without the channels that have them.
+Names that changed since a completed sync are written as well, with the ledgers that are new: a topic whose state says
+that its messages were handed out must not come back without the channels that have them.
 
 Invariant: whoever waits is woken, and the next round begins, whatever goes wrong in this one.
 
@@ -15,22 +15,15 @@ Source: docs/reliability.md; the idea is as old as group commit in databases (De
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from gevent.event import AsyncResult
 
-from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
-from pyqd.broker.channel import PARKED_LOG, Channel
-from pyqd.broker.topic import LOG_DIRECTORY, Topic
-from pyqd.diskqueue.syncs import dirty_range
-from pyqd.hot.log import Log
+from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
 from pyqd.primitives.errors import StorageError
 from pyqd.services.syncer import Job, no_bug_handler, not_timed
-
-# A topic's log, and its channels with their parked logs, that a start finds again by name.
-Names = tuple[Log | Channel, ...]
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +58,6 @@ class GroupCommit:
         self._gathering: Round | None = None
         self._running = False
         self._failure: str | None = None
-        self._named: dict[Topic, Names] = {}
 
     def wait(self, topics: Iterable[Topic]) -> None:
         """Return when all that the topics have accepted is on stable storage. Switches: yes.
@@ -87,21 +79,20 @@ class GroupCommit:
         assert gathered is not None, "a round without anyone in it"
         self._gathering = None
         try:
-            job, named = self._job(list(gathered.topics))
+            job = self._job(list(gathered.topics))
 
             def done(_result: Any, error: BaseException | None) -> None:
-                self._finish(gathered, error or self._note(job, named))
+                self._finish(gathered, error or self._note(job))
 
             self._in_background(lambda: job.run(self._broker.syncs), done)
         except Exception as error:
             self._finish(gathered, error)
 
-    def _note(self, job: Job, named: dict[Topic, Names]) -> Exception | None:
+    def _note(self, job: Job) -> Exception | None:
         """Note that a job is done. Returns: what went wrong in that."""
         try:
             job.note()
             self.on_timed(job.took_s)
-            self._named.update(named)
             # What the syncer failed at is not good yet for what is written here.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
@@ -126,37 +117,15 @@ class GroupCommit:
             logger.critical("a group commit went wrong", exc_info=error)
             self.on_bug(error)
 
-    def _job(self, topics: list[Topic]) -> tuple[Job, dict[Topic, Names]]:
-        """Gather what is dirty of the topics. Returns: that, and the names that are durable when it is done."""
+    def _job(self, topics: list[Topic]) -> Job:
+        """Gather what is dirty of the topics."""
         job = Job()
-        named = {}
-        for gone in [topic for topic in self._named if topic.exiting]:
-            del self._named[gone]
         for topic in topics:
             if topic.exiting or topic.directory is None:
                 continue
-            job.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
-            job.add_log(topic.log)
-            job.topics.append(topic)
-            known = self._named.get(topic, ())
-            names: list[Log | Channel] = [topic.log]
+            job.add_topic(topic)
             for channel in topic.channel_of.values():
-                if channel.directory is None:
-                    continue
-                names += [channel, *channel.logs()]
-                job.add_parked(channel, with_ledgers=False)
-                if channel not in known:
-                    job.directories.append(channel.directory)
-                    job.add_ledger(channel.ledger)
-                for log in channel.logs():
-                    if log not in known:
-                        job.directories += [channel.directory, os.path.join(channel.directory, PARKED_LOG)]
-                        job.add_ledger(channel.ledgers()[1])
-            if tuple(names) != known:
-                named[topic] = tuple(names)
-                job.directories += [
-                    os.path.join(self._broker.root, TOPICS_DIRECTORY),
-                    topic.directory,
-                    os.path.join(topic.directory, LOG_DIRECTORY),
-                ]
-        return job, named
+                if channel.directory is not None:
+                    job.add_parked(channel, with_ledgers=False)
+            job.add_names(topic)
+        return job

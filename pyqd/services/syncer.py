@@ -6,7 +6,8 @@ appended since the last began. The loop gathers what is dirty, a bounded number 
 outcome; it never waits for the disk.
 
 What is dirty: a topic's *mark* is a tuple of the numbers that move when its files change. A topic whose mark is that of
-its last sync is passed over; that is all an idle topic costs.
+its last sync is passed over; that is all an idle topic costs. Names in its directories are counted as they change, by
+whoever makes or removes a file (`Names`); a start after anything but a clean stop takes none of them for durable.
 
 Order in a job: topic's state, logs, ledgers. What was parked is told of it afterwards: only then are the bits set that
 finish the records it was parked from, and they are on stable storage after the job that follows.
@@ -18,7 +19,6 @@ Source: docs/storage.md, "Syncs"; msync(2).
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 import gevent
 from gevent.event import Event
 
-from pyqd.broker.broker import TOPICS_DIRECTORY, Broker
+from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.topic import LOG_DIRECTORY, Topic
+from pyqd.broker.topic import Topic
 from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
+from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.parked import Parked
@@ -86,30 +87,40 @@ class Job:
     def __init__(self) -> None:
         self.marks: list[tuple[str, Mark]] = []
         self.directories: list[str] = []
+        self.names: list[tuple[Names, Gathered]] = []
         self.ranges: list[Range] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
         self.parked: list[SyncedParked] = []
         self.topics: list[Topic] = []
         self.took_s = 0.0
+        self._ledgers_gathered: set[Ledger] = set()
 
-    def add(self, topic: Topic, mark: Mark, fresh: bool) -> None:
-        """Gather what of a topic is dirty. fresh: its names may not be durable yet either."""
+    def add(self, topic: Topic, mark: Mark) -> None:
+        """Gather what of a topic and its channels is dirty."""
         self.marks.append((topic.name, mark))
-        self.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
-        if fresh:
-            assert topic.directory is not None
-            self.directories += [topic.directory, os.path.join(topic.directory, LOG_DIRECTORY)]
-        self.add_log(topic.log)
-        self.topics.append(topic)
+        self.add_topic(topic)
         channels = [channel for channel in topic.channel_of.values() if channel.directory is not None]
         for channel in channels:
             self.add_parked(channel, with_ledgers=True)
         for channel in channels:
-            if fresh:
-                assert channel.directory is not None
-                self.directories.append(channel.directory)
             for ledger in channel.ledgers():
+                self.add_ledger(ledger)
+        self.add_names(topic)
+
+    def add_topic(self, topic: Topic) -> None:
+        """Gather the state of a topic and what is dirty of its log."""
+        self.topics.append(topic)
+        self.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
+        self.add_log(topic.log)
+
+    def add_names(self, topic: Topic) -> None:
+        """Gather the names in a topic's directories that are not durable, with the ledgers that are new."""
+        gathered = topic.names.gather()
+        self.names.append((topic.names, gathered))
+        self.directories += gathered
+        for change in gathered.values():
+            for ledger in change.ledgers:
                 self.add_ledger(ledger)
 
     def add_parked(self, channel: Channel, with_ledgers: bool) -> None:
@@ -120,7 +131,10 @@ class Job:
             self.parked.append(SyncedParked(channel, parked, parked.log.end, parked.settled if with_ledgers else 0))
 
     def add_ledger(self, ledger: Ledger) -> None:
-        """Gather a ledger, all of it."""
+        """Gather a ledger, all of it, once."""
+        if ledger in self._ledgers_gathered:
+            return
+        self._ledgers_gathered.add(ledger)
         mapping, length_bytes = ledger.sync_target()
         self.ranges.append(dirty_range(mapping, 0, length_bytes))
         self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count))
@@ -163,6 +177,8 @@ class Job:
             if channel.parked is parked and not channel.exiting:
                 channel.note_settled(settled)
                 channel.settle(end)
+        for names, gathered in self.names:
+            names.note_synced(gathered)
         for topic in self.topics:
             topic.settle_burials()
 
@@ -181,8 +197,7 @@ def no_bug_handler(_error: BaseException) -> None:
 
 def mark_of(topic: Topic) -> Mark:
     """Return numbers that are others whenever something of the topic's files has changed."""
-    capacities = tuple(ledger.capacity_bits for ledger in topic.ledgers())
-    mark: list[Any] = [topic.mapping, capacities, topic.log.end, topic.end, topic.paused]
+    mark: list[Any] = [topic.names, topic.names.change_count, topic.log.end, topic.end, topic.paused]
     for channel in topic.channel_of.values():
         if channel.directory is None:
             continue
@@ -218,7 +233,7 @@ class Syncer:
         for topic in self._broker.topic_of.values():
             logs = topic.logs()
             dirty = [log.dirty_ranges() for log in logs]
-            if not any(ranges for ranges, _ in dirty):
+            if not topic.names and not any(ranges for ranges, _ in dirty):
                 for log, (_, end) in zip(logs, dirty, strict=True):
                     log.mark_synced([], end)
                 self._synced[topic.name] = mark_of(topic)
@@ -265,13 +280,8 @@ class Syncer:
         for index, topic in enumerate(list(topic_of.values()), 1):
             if topic.directory is not None and topic_of.get(topic.name) is topic:
                 mark = mark_of(topic)
-                known = self._synced.get(topic.name)
-                if mark != known:
-                    # A ledger that has grown is another file by the name.
-                    fresh = known is None or known[:2] != mark[:2] or len(known) != len(mark)
-                    if known is None:
-                        job.directories.append(os.path.join(self._broker.root, TOPICS_DIRECTORY))
-                    job.add(topic, mark, fresh)
+                if mark != self._synced.get(topic.name):
+                    job.add(topic, mark)
             if len(job.marks) == DIRTY_TOPICS_PER_JOB:
                 yield job
                 job = Job()

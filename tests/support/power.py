@@ -9,7 +9,7 @@ import os
 import random
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pyqd.broker.broker import BOOT_ID
@@ -18,6 +18,8 @@ from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 Names = dict[str, int]
+# A file's inode and the offset of a page, or a directory's inode and a name in it.
+Change = tuple[int, int | str]
 
 
 class PowerFiles(Files):
@@ -130,9 +132,40 @@ class PowerFiles(Files):
                 if number in self._names and self.random.random() < self.chance:
                     self._names[number] = self._names_now(directory)
 
+    def changes(self) -> list[Change]:
+        """Return what is not on stable storage: pages of files, and names of directories."""
+        found: list[Change] = []
+        with self._lock:
+            for number in list(self._durable):
+                durable, now = self._durable[number], self._content_now(number)
+                pages = range(0, len(now), PAGE_BYTES)
+                found += [(number, at) for at in pages if durable[at : at + PAGE_BYTES] != now[at : at + PAGE_BYTES]]
+            for number in list(self._names):
+                before, after = self._names[number], self._names_now(self._descriptors[number])
+                names = sorted(before.keys() | after.keys())
+                found += [(number, name) for name in names if before.get(name) != after.get(name)]
+        return found
+
+    def write_out(self, changes: Iterable[Change]) -> None:
+        """Let the kernel write these changes, of its own accord."""
+        with self._lock:
+            for number, place in changes:
+                if isinstance(place, int):
+                    page = slice(place, place + PAGE_BYTES)
+                    self._durable[number][page] = self._content_now(number)[page]
+                else:
+                    entry = self._names_now(self._descriptors[number]).get(place)
+                    if entry is None:
+                        self._names[number].pop(place, None)
+                    else:
+                        self._names[number][place] = entry
+
+    def _content_now(self, number: int) -> bytes:
+        return os.pread(self._descriptors[number], len(self._durable[number]), 0)
+
     def _mixed(self, number: int) -> bytearray:
         content = bytearray(self._durable[number])
-        now = os.pread(self._descriptors[number], len(content), 0)
+        now = self._content_now(number)
         for at in range(0, len(now), PAGE_BYTES):
             page = slice(at, at + PAGE_BYTES)
             if content[page] != now[page] and self.random.random() < self.chance:

@@ -1,0 +1,136 @@
+"""A channel's life cycle and a power cut: nothing promised is lost, whatever the kernel has written by then."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+from pyqd.broker.broker import Broker
+from pyqd.services.group_commit import GroupCommit
+from pyqd.services.syncer import Syncer, run_here
+from tests.support.power import Change, PowerFiles
+from tests.support.storage import consumer_on, options_for
+
+WAIT_S = 10
+HELD = [b"%d" % number for number in range(10)]
+
+
+def run_now(job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """Run a job on the spot, and hand its error to whoever waits for it."""
+    try:
+        result = job()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(result, None)
+
+
+class Machine:
+    """A broker on a disk whose power can be cut."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cut_count = 0
+        self.opened: list[PowerFiles] = []
+        root = directory / "data"
+        root.mkdir()
+        self.start(root)
+
+    def start(self, root: Path) -> None:
+        """Start a broker on what a disk holds, after a boot."""
+        self.files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
+        self.opened.append(self.files)
+        self.load()
+
+    def load(self) -> None:
+        """Start a broker; one that ran before has been killed, and the page cache has all that it wrote."""
+        self.broker = Broker(options_for(self.files.root, sync_every=1), self.files)
+        self.syncer = Syncer(self.broker, run_here)
+        self.broker.load()
+        self.commit = GroupCommit(self.broker, run_now, gevent.get_hub().loop.run_callback)
+
+    def cut(self, written: tuple[Change, ...] = ()) -> None:
+        """Cut the power after the kernel has written some of what is dirty, and start again."""
+        self.files.write_out(written)
+        self.cut_count += 1
+        root = self.directory / f"after {self.cut_count}"
+        self.files.cut(root)
+        self.start(root)
+
+    def publish(self, bodies: list[bytes]) -> None:
+        """Publish on topic t, and wait for the OK of --sync-every=1."""
+        topic = self.topic()
+        topic.publish_bodies(bodies, time.time_ns())
+        gevent.spawn(self.commit.wait, [topic]).get(timeout=WAIT_S)
+
+    def topic(self) -> Any:
+        return self.broker.topic("t")
+
+    def found(self) -> list[bytes]:
+        """Return what the channels of topic t deliver, or a new one if there is none."""
+        topic = self.topic()
+        channels = list(topic.channel_of.values()) or [topic.channel("new")]
+        bodies = []
+        for channel in channels:
+            channel.check()
+            consumer = consumer_on(channel)
+            while (taken := channel.take_message(consumer)) is not None:
+                bodies.append(taken[3])
+        return sorted(bodies)
+
+    def close(self) -> None:
+        for files in self.opened:
+            files.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+def test_a_channel_made_in_place_of_a_deleted_one_is_durable_with_the_next_sync(machine: Machine) -> None:
+    machine.topic().channel("former")
+    assert machine.syncer.sync_all()
+    machine.topic().delete_channel("former")
+    machine.topic().channel("new")
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["new"]
+
+
+def test_a_channel_made_in_place_of_a_deleted_one_keeps_what_it_has_been_given(machine: Machine) -> None:
+    machine.topic().channel("former")
+    machine.publish([b"dropped"])
+    machine.topic().delete_channel("former")
+    machine.topic().channel("new")
+    machine.publish(HELD)
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["new"]
+    assert machine.found() == HELD
+
+
+def test_what_a_killed_run_left_unsynced_is_durable_with_the_first_sync(machine: Machine) -> None:
+    machine.topic().publish_bodies(HELD, time.time_ns())
+    assert machine.syncer.sync_all()
+    machine.topic().channel("new")
+    machine.load()
+    machine.syncer.start()
+    assert machine.syncer.sync_dirty()
+    machine.syncer.stop()
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["new"]
+
+
+def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: Machine) -> None:
+    machine.topic().channel("a")
+    assert machine.syncer.sync_all()
+    machine.broker.delete_topic("t")
+    machine.topic().channel("b")
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["b"]
