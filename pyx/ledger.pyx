@@ -325,6 +325,10 @@ cdef class Ledger:
     def cursor(self) -> int:
         return self.header.cursor
 
+    @property
+    def start(self) -> int:
+        return self.header.start
+
     cdef LedgerSettings* newest_settings(self) noexcept:
         """Return the settings that count; NULL when there are none."""
         cdef LedgerSettings* found = NULL

@@ -4,7 +4,9 @@ Accepting a message is: an id, one append, and a word to the scheduler that the 
 paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
 
 What must outlive the process beside the log lies in a mapped page, the topic's state: paused or not, counters, the last
-id, where the held messages begin.
+id, where the held messages begin. That place moves as soon as a channel takes the messages over, and the kernel may
+write the page before the channel has a durable name. So after a power failure it is believed up to `given_below` only,
+which moves when a sync of the names is complete.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
@@ -55,7 +57,7 @@ cdef class TopicCore(Feed):
 
     def __init__(
         self, Log log not None, Scheduler scheduler not None, Mapping mapping not None, *,
-        uint32_t node_id, uint64_t memory_count_max, bint ephemeral,
+        uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed,
     ):
         Feed.__init__(self, log, scheduler)
         self.mapping = mapping
@@ -63,6 +65,7 @@ cdef class TopicCore(Feed):
         if self.state.magic == 0:
             self.state.version = TOPIC_STATE_VERSION
             self.state.held_from = log.first.first_ordinal
+            self.state.given_below = log.first.first_ordinal + 1
             # Nothing, but where the file was lost: then all that is kept may be deferred.
             self.state.deferred_below = log.end
             self.state.message_count = log.end
@@ -74,6 +77,9 @@ cdef class TopicCore(Feed):
         self.channels = []
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
+        if power_failed and self.state.given_below != 0:
+            # The channels that were given more may be gone.
+            self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
         self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
         self.end = self.state.held_from
 
@@ -368,6 +374,14 @@ cdef class TopicCore(Feed):
         self.log.abandon()
         self.watched = self.log.active
         self.trim_wanted = False
+
+    def note_given(self, uint64_t end):
+        """Note that all below an ordinal was given to channels whose names and ledgers are on stable storage.
+
+        After a power failure the topic holds what lies behind that, unless a channel that is left was given it. May be
+        called in a thread: nothing else stores there.
+        """
+        self.state.given_below = max(self.state.given_below, end + 1)
 
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""

@@ -16,6 +16,7 @@ from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
+from pyqd.hot.recovery import start_ledger
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
@@ -62,6 +63,7 @@ class Topic(TopicCore):
             node_id=broker.options.node_id,
             memory_count_max=broker.options.mem_queue_size,
             ephemeral=is_ephemeral_str(name),
+            power_failed=broker.power_failed,
         )
         self.reader = LogReader(log)
         self.space = Space(self)
@@ -95,14 +97,34 @@ class Topic(TopicCore):
             elif not os.path.isdir(os.path.join(self.directory, entry)):
                 logger.warning("skipping %s in %s: not a directory", entry, self.directory)
             else:
-                channel = Channel(self, name, found=True)
-                self.channel_of[name] = channel
-                self.channels.append(channel)
+                self.channel_of[name] = Channel(self, name, found=True)
+        if self.broker.power_failed:
+            self.hand_over_held()
+        self.channels.extend(self.channel_of.values())
         try:
             self.recover()
         except StorageError as error:
             # The cursor parks what it meets.
             logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", self.name, error)
+
+    def hand_over_held(self) -> None:
+        """After a power failure: let a channel have what was given only to channels that are gone.
+
+        These were made after the last completed sync of names. What they were given is held again, and where channels
+        that were made after them are left, the one that begins first takes it over.
+        """
+        if not self.channel_of:
+            return
+        channel = min(self.channel_of.values(), key=lambda channel: channel.ledger.start)
+        if channel.ledger.start > self.end:
+            logger.warning(
+                "TOPIC(%s): channel %s takes over %d messages of channels that the power failure has removed",
+                self.name,
+                channel.name,
+                channel.ledger.start - self.end,
+            )
+            start_ledger(channel.ledger, self.log.locate(self.end))
+            self.channel_of[channel.name] = Channel(self, channel.name, found=True)
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""

@@ -22,6 +22,7 @@ cdef struct TopicState:
     uint64_t retention_time_ns
     uint64_t bytes_max
     int64_t created_ns                   # wall clock; 0: made before this was noted
+    uint64_t given_below                 # 1 + the end of what channels with durable names were given; 0: not noted
 
 cdef class TopicCore(Feed):
     cdef readonly GuidFactory guids

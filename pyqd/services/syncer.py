@@ -9,8 +9,9 @@ What is dirty: a topic's *mark* is a tuple of the numbers that move when its fil
 its last sync is passed over; that is all an idle topic costs. Names in its directories are counted as they change, by
 whoever makes or removes a file (`Names`); a start after anything but a clean stop takes none of them for durable.
 
-Order in a job: topic's state, logs, ledgers. What was parked is told of it afterwards: only then are the bits set that
-finish the records it was parked from, and they are on stable storage after the job that follows.
+Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
+channels with durable names were given messages (pyx/topic.pyx). The origins of parked messages are finished after the
+job; these bits are on stable storage after the job that follows.
 
 Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
 
@@ -89,6 +90,8 @@ class Job:
         self.directories: list[str] = []
         self.names: list[tuple[Names, Gathered]] = []
         self.ranges: list[Range] = []
+        self.states: list[Range] = []
+        self.given: list[tuple[Topic, int]] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
         self.parked: list[SyncedParked] = []
@@ -111,7 +114,13 @@ class Job:
     def add_topic(self, topic: Topic) -> None:
         """Gather the state of a topic and what is dirty of its log."""
         self.topics.append(topic)
-        self.ranges.append(dirty_range(topic.mapping, 0, topic.mapping.size_bytes))
+        state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
+        if topic.names:
+            self.states.append(state)
+            self.given.append((topic, topic.end))
+        else:
+            topic.note_given(topic.end)
+            self.ranges.append(state)
         self.add_log(topic.log)
 
     def add_names(self, topic: Topic) -> None:
@@ -151,15 +160,21 @@ class Job:
     def run(self, syncs: Syncs) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
         started_s = time.perf_counter()
-        if len(self.ranges) < RANGES_MANY or not syncs.sync_file_system(self.ranges):
-            self.run_singly(syncs)
+        many = len(self.ranges) + len(self.states) >= RANGES_MANY
+        self.write(syncs, self.ranges, self.directories, many)
+        for topic, end in self.given:
+            topic.note_given(end)
+        if self.states:
+            self.write(syncs, self.states, [], many)
         self.took_s = time.perf_counter() - started_s
 
-    def run_singly(self, syncs: Syncs) -> None:
-        """Write each range and directory by itself."""
-        for each in self.ranges:
+    def write(self, syncs: Syncs, ranges: list[Range], directories: list[str], many: bool) -> None:
+        """Write ranges and directories, each by itself or, where there are many, all of the file system."""
+        if many and syncs.sync_file_system(ranges):
+            return
+        for each in ranges:
             syncs.sync(*each)
-        for directory in dict.fromkeys(self.directories):
+        for directory in dict.fromkeys(directories):
             try:
                 syncs.files.sync_directory(directory)
             except StorageError as error:

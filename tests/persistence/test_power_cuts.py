@@ -15,6 +15,7 @@ from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, options_for
 
 WAIT_S = 10
+SUBSETS_MAX = 64
 HELD = [b"%d" % number for number in range(10)]
 
 
@@ -31,13 +32,20 @@ def run_now(job: Callable[[], Any], done: Callable[[Any, BaseException | None], 
 class Machine:
     """A broker on a disk whose power can be cut."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cut_count: int = 0) -> None:
         self.directory = directory
-        self.cut_count = 0
+        self.cut_count = cut_count
         self.opened: list[PowerFiles] = []
         root = directory / "data"
-        root.mkdir()
+        root.mkdir(parents=True, exist_ok=True)
         self.start(root)
+
+    def branch(self, number: int, written: tuple[Change, ...]) -> "Machine":
+        """Return a machine as this one would be after a power cut now, and leave this one running."""
+        directory = self.directory / f"branch {number}"
+        directory.mkdir()
+        self.files.cut(directory / "data", written)
+        return Machine(directory, self.cut_count + 1)
 
     def start(self, root: Path) -> None:
         """Start a broker on what a disk holds, after a boot."""
@@ -54,10 +62,9 @@ class Machine:
 
     def cut(self, written: tuple[Change, ...] = ()) -> None:
         """Cut the power after the kernel has written some of what is dirty, and start again."""
-        self.files.write_out(written)
         self.cut_count += 1
         root = self.directory / f"after {self.cut_count}"
-        self.files.cut(root)
+        self.files.cut(root, written)
         self.start(root)
 
     def publish(self, bodies: list[bytes]) -> None:
@@ -72,6 +79,7 @@ class Machine:
     def found(self) -> list[bytes]:
         """Return what the channels of topic t deliver, or a new one if there is none."""
         topic = self.topic()
+        topic.pause(False)
         channels = list(topic.channel_of.values()) or [topic.channel("new")]
         bodies = []
         for channel in channels:
@@ -134,3 +142,93 @@ def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: M
     assert machine.syncer.sync_all()
     machine.cut()
     assert list(machine.topic().channel_of) == ["b"]
+
+
+def subsets(machine: Machine) -> list[tuple[Change, ...]]:
+    """Return every choice of what is dirty; a part of them if there are very many."""
+    changes = machine.files.changes()
+    count = 1 << len(changes)
+    chosen = range(count) if count <= SUBSETS_MAX else machine.files.random.sample(range(count), SUBSETS_MAX)
+    return [tuple(change for bit, change in enumerate(changes) if number >> bit & 1) for number in chosen]
+
+
+def first_channel(topic: Any) -> None:
+    topic.channel("first")
+
+
+def two_channels(topic: Any) -> None:
+    topic.channel("first")
+    topic.channel("second")
+
+
+def one_that_was_given_something(topic: Any) -> None:
+    consumer = consumer_on(topic.channel("first"))
+    assert topic.channel("first").take_message(consumer) is not None
+    topic.publish_body(b"later", time.time_ns())
+    topic.channel("second")
+
+
+def assert_held_after_every_cut(machine: Machine) -> None:
+    """Cut the power with every choice of what has been written: the held messages come, whatever channels there are."""
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        assert set(HELD) <= set(cut.found()), written
+        cut.close()
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["no channel before", "a channel before"])
+@pytest.mark.parametrize("change", [first_channel, two_channels, one_that_was_given_something])
+def test_what_a_topic_holds_is_not_lost_with_the_channels_that_took_it_over(
+    machine: Machine, change: Callable[[Any], None], former: bool
+) -> None:
+    if former:
+        machine.topic().channel("former")
+        machine.publish([b"dropped"])
+        machine.topic().delete_channel("former")
+    machine.publish(HELD)
+    change(machine.topic())
+    assert_held_after_every_cut(machine)
+
+
+def test_what_a_paused_topic_holds_is_not_lost_with_the_channels_it_is_shown_to(machine: Machine) -> None:
+    topic = machine.topic()
+    topic.channel("first")
+    topic.pause(True)
+    machine.publish(HELD)
+    topic.channel("second")
+    topic.delete_channel("first")
+    topic.pause(False)
+    assert_held_after_every_cut(machine)
+
+
+def test_what_a_channel_has_been_given_is_not_held_again_once_the_channel_is_durable(machine: Machine) -> None:
+    channel = machine.topic().channel("first")
+    machine.publish(HELD)
+    consumer = consumer_on(channel)
+    while (taken := channel.take_message(consumer)) is not None:
+        assert channel.finish_message(consumer, taken[0]) == 0
+    channel.remove_consumer(consumer)
+    machine.topic().delete_channel("first")
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert machine.topic().depth == 0
+    assert machine.found() == []
+
+
+def test_what_was_dropped_from_a_topic_without_a_channel_is_not_held_again(machine: Machine) -> None:
+    machine.publish(HELD)
+    machine.topic().empty()
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert machine.found() == []
+
+
+def test_a_channel_made_behind_what_others_were_given_stays_there(machine: Machine) -> None:
+    machine.topic().channel("first")
+    machine.publish(HELD)
+    machine.topic().channel("second")
+    machine.topic().delete_channel("first")
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["second"]
+    assert machine.found() == []

@@ -99,7 +99,7 @@ def test_a_new_topic_is_synced_with_its_directories(broker: Broker, files: Recor
     publish(broker, "t")
     assert syncer.sync_dirty()
     synced = files.taken()
-    assert files_of(synced) == ["t.topic/state", "t.topic/log/*.seg", "t.topic/c.channel/ledger"]
+    assert files_of(synced) == ["t.topic/log/*.seg", "t.topic/c.channel/ledger", "t.topic/state"]
     directories = {path for path in synced if path.endswith("/")}
     assert {"t.topic/", "t.topic/log/", "t.topic/c.channel/", "topics/"} <= directories
 
@@ -215,8 +215,10 @@ def test_what_is_appended_during_a_sync_is_dirty_after_it(
 def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: Path, files: RecordingFiles) -> None:
     broker = Broker(parse_args([f"--data-path={tmp_path}", "--max-bytes-per-file=65536"]), files)
     broker.load()
+    syncer = Syncer(broker, run_here)
     log = broker.topic("t").log
     log.on_spare_wanted = None
+    assert syncer.sync_dirty()
     publish(broker, "t", 60_000 * b"x")
     used = log.active
     publish(broker, "t", 60_000 * b"x")
@@ -228,7 +230,7 @@ def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: P
         publish(broker, "t", 60_000 * b"x")
 
     files.on_sync = use_anew
-    assert Syncer(broker, run_here).sync_dirty()
+    assert syncer.sync_dirty()
     assert log.active is used
     ((segment, start, _),), _ = log.dirty_ranges()
     assert (segment is used, start) == (True, 0)
@@ -264,8 +266,8 @@ def test_many_topics_go_in_several_jobs(broker: Broker, files: RecordingFiles) -
         publish(broker, f"t{number}")
     assert syncer.sync_dirty()
     assert len(jobs) == 3
-    # Two of 64 topics, a state and a log each, and one of 22.
-    assert files.file_systems == [files.root, files.root]
+    # Two of 64 topics, logs and names, then states; and one of 22.
+    assert files.file_systems == [files.root] * 4
     assert len([path for path in files.taken() if path.endswith("/state")]) == 22
 
 

@@ -172,10 +172,18 @@ class PowerFiles(Files):
                 content[page] = now[page]
         return content
 
-    def cut(self, target: Path) -> None:
-        """Build what a machine would find after the power failed now, in a directory made for it."""
+    def cut(self, target: Path, written: Iterable[Change] = ()) -> None:
+        """Build what a machine would find after the power failed now, in a directory made for it.
+
+        written: what the kernel has written out by then. The disk itself is as it was afterwards.
+        """
         with self._lock:
+            durable = {number: bytearray(content) for number, content in self._durable.items()}
+            names = {number: dict(entries) for number, entries in self._names.items()}
+            self.write_out(written)
             self._restore(os.stat(self.root).st_ino, target)
+            self._durable.update(durable)
+            self._names.update(names)
 
     def _restore(self, number: int, target: Path) -> None:
         if number in self._names:
