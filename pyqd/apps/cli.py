@@ -1,8 +1,13 @@
 """The command `pyqd`: the daemon, or one of the tools for its data when the first argument names one."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
+
+from pyqd.primitives.goflags import exit_with_mistake, meant
+from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.options import PROGRAM
 
 TOOLS = {
     "import": "pyqd.apps.import_nsqd",
@@ -10,26 +15,31 @@ TOOLS = {
     "inspect": "pyqd.apps.inspect_data",
 }
 DAEMON = "pyqd.apps.daemon"
-USAGE = """\
-pyqd [flags]                                the daemon; its flags are below
-pyqd --check-config [flags]                 says what would be in force, or what is wrong; starts nothing
-pyqd --help                                 this text
-pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
-pyqd export [--from DATA_DIR] DIR           write what a stopped pyqd holds as a data directory of nsqd
-pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
-"""
+HELP = "help"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for. Returns: the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    word = arguments[0] if arguments else ""
     module = DAEMON
-    if arguments and arguments[0] in TOOLS:
+    if word in TOOLS:
         module = TOOLS[arguments.pop(0)]
-    elif arguments and arguments[0].lstrip("-") in ("h", "help") and arguments[0].startswith("-"):
-        sys.stderr.write(USAGE + "\n")
+    elif word == HELP:
+        arguments = ["--help"]
+    elif word and not word.startswith("-"):
+        exit_with_mistake(PROGRAM, unknown_command(word))
     run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
     return run(arguments)
+
+
+def unknown_command(word: str) -> str:
+    """Return the text for a first argument that is neither a command nor a flag."""
+    text = f"unknown command {go_quote_str(word)}"
+    if os.path.isdir(word):
+        return f"{text}; a data directory is named by a flag, --data-path={word}"
+    found = meant(word, (*TOOLS, HELP))
+    return text + (found or f"; the commands are {', '.join(TOOLS)}, and without one the daemon is started")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,16 @@ Why not argparse: it takes "-1" and "-x" for options where Go takes them for the
 boolean with an optional value swallow the next argument, accepts abbreviations, goes on after the first positional
 argument, and words errors and help otherwise. Each can be bent; all of it together would be longer than this parser.
 
+Errors begin with Go's text, and end with the remedy: the nearest flag, or a value that serves.
+
 The flags of a program are the fields of a dataclass: `declare` gives a field its flag, `declared_flags` collects them.
 Parsing yields only what was given, so that another source (a file) can stand between it and the defaults.
 """
 
 import dataclasses
+import difflib
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -23,6 +28,7 @@ from pyqd.primitives.durations import (
     INT64_MAX,
     INT64_MIN,
     MILLISECOND_NS,
+    PARSE_ERROR,
     format_duration,
     parse_bool,
     parse_decimal,
@@ -36,6 +42,9 @@ EXIT_USAGE = 2
 USAGE_WIDTH_MIN = 60
 USAGE_WIDTH_MAX = 110
 USAGE_INDENT = " " * 8
+NEAREST_RATIO_MIN = 0.6
+
+_SIZE = re.compile(r"[0-9.]+ *([kmgt]i?b?|b)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,25 +77,47 @@ class FlagType:
         raise ValueError("must be a string")
 
 
-def _duration_of_flag(text: str) -> int:
-    # Go's flags drop the reason that its parser of durations gives.
+def _duration_of(text: str) -> int:
     try:
         return parse_duration(text)
+    except ValueError as error:
+        reason = str(error).removeprefix("time: ")
+    remedy = "durations are written as 250ms, 1.5s or 1h30m"
+    if reason.startswith("missing unit"):
+        remedy = f"write {text}s, {text}ms or {text}m"
+    elif reason.startswith("unknown unit"):
+        remedy = "the units are ns, us, ms, s, m and h"
+    raise ValueError(f"{reason}; {remedy}")
+
+
+def _bool_of(text: str) -> bool:
+    try:
+        return parse_bool(text)
     except ValueError:
-        raise ValueError("parse error") from None
+        raise ValueError("must be true or false") from None
+
+
+def _int_of(text: str, parse: Callable[[str], int] = parse_int) -> int:
+    try:
+        return parse(text)
+    except ValueError as error:
+        if str(error) != PARSE_ERROR:
+            raise
+    remedy = "; write it without a unit, 1 MiB as 1048576" if _SIZE.fullmatch(text) else ""
+    raise ValueError(f"not a whole number{remedy}")
 
 
 def _read_bool(found: Any) -> bool:
     if isinstance(found, bool):
         return found
     if isinstance(found, str):
-        return parse_bool(found)
+        return _bool_of(found)
     raise ValueError("must be true or false")
 
 
 def _read_int(found: Any) -> int:
     if isinstance(found, str):
-        return parse_decimal(found)
+        return _int_of(found, parse_decimal)
     if isinstance(found, bool) or not isinstance(found, int):
         raise ValueError("must be a whole number")
     if not INT64_MIN <= found <= INT64_MAX:
@@ -96,7 +127,7 @@ def _read_int(found: Any) -> int:
 
 def _read_duration(found: Any) -> int:
     if isinstance(found, str):
-        return parse_duration(found)
+        return _duration_of(found)
     if isinstance(found, bool) or not isinstance(found, int):
         raise ValueError('must be a duration like "250ms", or a whole number of milliseconds')
     if not INT64_MIN <= found * MILLISECOND_NS <= INT64_MAX:
@@ -104,9 +135,9 @@ def _read_duration(found: Any) -> int:
     return found * MILLISECOND_NS
 
 
-BOOL = FlagType("", parse_bool, lambda value: "true" if value else "false", is_boolean=True, read=_read_bool)
-INT = FlagType("int", parse_int, read=_read_int)
-DURATION = FlagType("duration", _duration_of_flag, format_duration, read=_read_duration)
+BOOL = FlagType("", _bool_of, lambda value: "true" if value else "false", is_boolean=True, read=_read_bool)
+INT = FlagType("int", _int_of, read=_read_int)
+DURATION = FlagType("duration", _duration_of, format_duration, read=_read_duration)
 STRING = FlagType("string", str, go_quote_str)
 
 
@@ -226,7 +257,7 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
 
 
 class FlagError(Exception):
-    """The command line is wrong; str() of it is Go's text."""
+    """The command line is wrong; str() of it is Go's text, and what may have been meant."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - a wish, not an error
@@ -258,7 +289,7 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
         if flag is None:
             if name in ("help", "h"):
                 raise HelpRequested
-            raise FlagError(f"flag provided but not defined: -{name}")
+            raise FlagError(f"flag provided but not defined: -{name}{meant(name, by_name, '--')}")
         if not equals:
             if flag.type.is_boolean:
                 text = "true"
@@ -271,6 +302,18 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
             value = flag.type.joined(values[name], value)
         values[name] = (*values.get(name, ()), value) if flag.repeatable else value
     return Parsed(values, tuple(reversed(rest)))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like a misspelt one; empty if none is like it."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=NEAREST_RATIO_MIN)
+    return close[0] if close else ""
+
+
+def meant(word: str, known: Iterable[str], mark: str = "") -> str:
+    """Return the question after a misspelt word, "; did you mean --name?"; empty if no known word is like it."""
+    found = nearest(word, known)
+    return f"; did you mean {mark}{found}?" if found else ""
 
 
 def _split(argument: str) -> tuple[str, str, str]:
@@ -317,21 +360,45 @@ def usage(program: str, flags: Iterable[Flag], width: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str]) -> Parsed:
-    """Parse argv as `parse` does, and leave the process where there is nothing to run.
+def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str], synopsis: str = "") -> Mapping[str, Any]:
+    """Parse argv as `parse` does, and leave the process where there is nothing to run. Returns: values by flag name.
 
-    Help: usage on stderr, exit code 0. A mistake: its text and the usage on stderr, exit code 2.
+    Help: synopsis and usage on stdout, exit code 0. A mistake, which an argument after the flags is too: its text on
+    stderr, exit code 2. Go's programs ignore such arguments, and with them all flags that follow.
     """
     try:
-        return parse(flags, argv)
+        parsed = parse(flags, argv)
     except HelpRequested:
-        sys.stderr.write(usage(program, flags))
+        print_help(f"{synopsis}\n{usage(program, flags)}" if synopsis else usage(program, flags))
         sys.exit(EXIT_HELP)
     except FlagError as error:
-        exit_with_usage(program, flags, str(error))
+        exit_with_mistake(program, str(error))
+    if parsed.leftovers:
+        exit_with_mistake(program, unexpected(flags, argv, parsed.leftovers))
+    return parsed.values
 
 
-def exit_with_usage(program: str, flags: Iterable[Flag], text: str) -> NoReturn:
-    """Print text and the usage on stderr and exit with code 2."""
-    sys.stderr.write(f"{text}\n{usage(program, flags)}")
+def unexpected(flags: Iterable[Flag], argv: Sequence[str], leftovers: Sequence[str]) -> str:
+    """Return the text for an argument after the flags. It may be meant as the value of a boolean flag before it."""
+    word = leftovers[0]
+    text = f"unexpected argument {go_quote_str(word)}"
+    before = argv[-len(leftovers) - 1].lstrip("-") if len(argv) > len(leftovers) else ""
+    if any(flag.type.is_boolean and flag.name == before for flag in flags):
+        text += f"; the value of a boolean flag comes after =, as in --{before}={word}"
+    return text
+
+
+def print_help(text: str) -> None:
+    """Print text on stdout, whether or not the reader of a pipe takes all of it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def exit_with_mistake(program: str, text: str) -> NoReturn:
+    """Print what is wrong with the command line on stderr, in one line, and exit with code 2."""
+    sys.stderr.write(f"{program}: {text} ({program} --help lists all flags)\n")
     sys.exit(EXIT_USAGE)

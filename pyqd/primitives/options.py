@@ -24,6 +24,14 @@ from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_
 from pyqd.primitives.percentiles import PERCENTILES, Percentiles
 
 PROGRAM: Final = "pyqd"
+SYNOPSIS: Final = """\
+pyqd [flags]                                the daemon; its flags are below
+pyqd --check-config [flags]                 says what would be in force, or what is wrong; starts nothing
+pyqd --help                                 this text
+pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
+pyqd export [--from DATA_DIR] DIR           write what a stopped pyqd holds as a data directory of nsqd
+pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
+"""
 NODE_ID_COUNT: Final = 1024
 PORT_MAX: Final = 65535
 # A due time, which is this much after now at most, is an int64.
@@ -41,7 +49,10 @@ def parse_tls_required(text: str) -> int:
     """Return one of the TLS_REQUIRED numbers for what --tls-required says. Raises: ValueError."""
     if text.lower() == "tcp-https":
         return TLS_REQUIRED_EXCEPT_HTTP
-    return TLS_REQUIRED if parse_bool(text.lower()) else TLS_NOT_REQUIRED
+    try:
+        return TLS_REQUIRED if parse_bool(text.lower()) else TLS_NOT_REQUIRED
+    except ValueError:
+        raise ValueError("must be true, false or tcp-https") from None
 
 
 def read_tls_required(found: Any) -> int:
@@ -57,7 +68,7 @@ def parse_tls_version(text: str) -> int:
     """Return the number of the TLS version that --tls-min-version names; empty is the default. Raises: ValueError."""
     number = TLS_VERSIONS.get(text.lower() or "tls1.0")
     if number is None:
-        raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())}")
+        raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())} ({', '.join(TLS_VERSIONS)})")
     return number
 
 
@@ -470,15 +481,15 @@ def build(given: Mapping[str, Any]) -> Options:
 
 
 def parse_settings(argv: Sequence[str]) -> Settings:
-    """Return what a command line asks for, argv without the program's name; arguments after the flags are ignored.
+    """Return what a command line asks for, argv without the program's name.
 
-    Leaves the process after --version (stdout, exit code 0), -h (usage on stderr, 0) and a wrong command line (2).
+    Leaves the process after --version and --help (stdout, exit code 0) and a wrong command line (stderr, 2).
     """
-    parsed = parse_or_exit(PROGRAM, FLAGS, argv)
-    if parsed.values.get("version"):
+    values = parse_or_exit(PROGRAM, FLAGS, argv, SYNOPSIS)
+    if values.get("version"):
         print(version_line(PROGRAM))
         raise SystemExit(0)
-    return settings_of(parsed.values)
+    return settings_of(values)
 
 
 def parse_args(argv: Sequence[str]) -> Options:

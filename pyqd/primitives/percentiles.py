@@ -22,7 +22,7 @@ def numbers_of(text: str) -> list[float]:
     try:
         return [float(part.strip()) for part in text.split(",")]
     except ValueError:
-        raise ValueError("parse error") from None
+        raise ValueError("must be numbers with commas, such as 0.99,0.5") from None
 
 
 def read_percentiles(found: Any) -> Percentiles:

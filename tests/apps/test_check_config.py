@@ -65,7 +65,7 @@ def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -
     assert sorted(err) == [
         "error: failed to instantiate pyqd - --mem-queue-size must not be negative",
         "error: failed to instantiate pyqd - pyqd.toml, line 1, id: --node-id must be [0,1024)",
-        "error: failed to load config file pyqd.toml - line 2, sync_every: parse error",
+        "error: failed to load config file pyqd.toml - line 2, sync_every: not a whole number",
         'warning: pyqd.toml, line 3: there is no key "colour", it has no effect',
     ]
 

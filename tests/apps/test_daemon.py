@@ -52,7 +52,7 @@ def test_the_version_goes_to_standard_output(tmp_path: Path) -> None:
 def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None:
     result = run("-no-such-flag", directory=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("flag provided but not defined: -no-such-flag\n")
+    assert result.stderr == "pyqd: flag provided but not defined: -no-such-flag (pyqd --help lists all flags)\n"
 
 
 @pytest.mark.parametrize(
