@@ -28,7 +28,7 @@ from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
 from pyqd.protocol.greenlets import end_stacks
-from pyqd.protocol.listener import address_of, https_address_of
+from pyqd.protocol.listener import ListeningAddresses
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.shedding import Shedder
 from pyqd.protocol.tls import TlsServer
@@ -69,10 +69,12 @@ class Daemon:
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
-        self.lock = DirectoryLock(options.data_path or os.curdir)
+        # Mistakes in the flags are found before anything is taken or changed.
         self.tls = TlsServer(options)
         self.auth = AuthServers(options)
         self.login = login_of(options, self.auth)
+        self.addresses = ListeningAddresses(options, https=self.tls.enabled)
+        self.lock = DirectoryLock(options.data_path or os.curdir)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
         self.broker = Broker(options, files, in_background=self.background.run)
@@ -99,7 +101,7 @@ class Daemon:
             login=self.login,
         )
         self.https: HttpServer | None = None
-        if self.tls.enabled and options.https_address:
+        if self.addresses.https is not None:
             self.https = HttpServer(
                 routes,
                 "HTTPS",
@@ -164,14 +166,15 @@ class Daemon:
         watch_collections()
         import_on_start(self.broker.files, self.broker.root, self.options)
         self.broker.load()
-        self.identity.tcp_port = port_of(self.tcp.start(address_of(self.options.tcp_address)))
-        if self.options.http_address:
-            bound = self.http.start(address_of(self.options.http_address))
+        self.identity.tcp_port = port_of(self.tcp.start(self.addresses.tcp))
+        if self.addresses.http is not None:
+            bound = self.http.start(self.addresses.http)
             self.identity.http_port = port_of(bound)
             if self.login is None and self.options.tls_required != TLS_REQUIRED:
                 warn_if_open("HTTP", bound)
         if self.https is not None:
-            bound = self.https.start(https_address_of(self.options.https_address))
+            assert self.addresses.https is not None
+            bound = self.https.start(self.addresses.https)
             self.identity.https_port = port_of(bound)
             if self.login is None and self.options.tls_client_auth_policy not in ("require", "require-verify"):
                 warn_if_open("HTTPS", bound)

@@ -7,6 +7,7 @@ that of its key in the configuration file, else its default.
 
 import dataclasses
 import hashlib
+import ipaddress
 import os
 import platform
 import socket
@@ -34,6 +35,7 @@ pyqd inspect [--verify] [--json] DIR        list the queues of a data directory;
 """
 NODE_ID_COUNT: Final = 1024
 PORT_MAX: Final = 65535
+DEFAULT_TCP_PORT: Final = 4150
 # A due time, which is this much after now at most, is an int64.
 DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
 
@@ -130,7 +132,7 @@ class Options:
     )
 
     tcp_address: str = declare(
-        "tcp-address", STRING, "0.0.0.0:4150", "<addr>:<port>, or path of a unix socket, for TCP clients"
+        "tcp-address", STRING, f"0.0.0.0:{DEFAULT_TCP_PORT}", "<addr>:<port>, or path of a unix socket, for TCP clients"
     )
     http_address: str = declare(
         "http-address", STRING, "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
@@ -523,11 +525,21 @@ class UnixAddress:
         return self.path
 
 
+def is_ip_address(text: str) -> bool:
+    """Return whether text is an IPv4 or IPv6 address, without brackets."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def split_address(text: str) -> TcpAddress | UnixAddress:
     """Return the address text stands for: what splits into host and port is TCP, all else a unix socket's path.
 
     An IPv6 host stands in brackets: [::1]:4150. A port may be a number, a service name, or empty for 0.
-    Raises: ValueError for empty text and for a port that is none.
+    Raises: ValueError for empty text, for a port that is none, and for a port or an IP address alone: nsqd takes both
+    for the path of a unix socket, which nobody means.
     """
     if not text:
         raise ValueError("missing address")
@@ -538,7 +550,20 @@ def split_address(text: str) -> TcpAddress | UnixAddress:
     else:
         host = head
         splits = bool(colon) and not any(char in host for char in ":[]") and not any(char in port for char in "[]")
-    return TcpAddress(host, _port_number(port)) if splits else UnixAddress(text)
+    if splits:
+        return TcpAddress(host, _port_number(port))
+    _refuse_half_an_address(text)
+    return UnixAddress(text)
+
+
+def _refuse_half_an_address(text: str) -> None:
+    """Raise ValueError for a port or an IP address alone."""
+    if text.isascii() and text.isdigit():
+        raise ValueError(f"address {text}: missing colon before the port; write :{text}, or 127.0.0.1:{text}")
+    host = text[1:-1] if text[0] == "[" and text[-1] == "]" else text
+    if is_ip_address(host):
+        example = TcpAddress(host, DEFAULT_TCP_PORT)
+        raise ValueError(f"address {text}: missing port in address; write for example {example}")
 
 
 def _port_number(port: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.options import TcpAddress, UnixAddress, split_address
+from pyqd.primitives.options import Options, TcpAddress, UnixAddress, split_address
 
 BACKLOG_MAX = 4096
 ACCEPTED_PER_TURN_MAX = 64
@@ -39,7 +39,7 @@ class Listener:
         self._retry: Any = None
 
     def start(self, address: Address) -> Address:
-        """Listen. Returns: the address with the port it really is. Raises: StartupError."""
+        """Listen. Returns: the address with its real port, or the full path of the socket. Raises: StartupError."""
         try:
             self._socket = listening_socket(address)
         except OSError as error:
@@ -52,7 +52,7 @@ class Listener:
         self._watcher.start(self._accept)
         if isinstance(address, UnixAddress):
             self._path = os.path.abspath(address.path)
-            return address
+            return UnixAddress(self._path)
         host, port, *_ = self._socket.getsockname()
         return TcpAddress(host, port)
 
@@ -110,6 +110,15 @@ def https_address_of(text: str) -> Address:
     if isinstance(address, UnixAddress):
         raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
     return address
+
+
+class ListeningAddresses:
+    """The addresses that the flags name; None for no listener. https: TLS is set up. Raises: StartupError."""
+
+    def __init__(self, options: Options, *, https: bool) -> None:
+        self.tcp = address_of(options.tcp_address)
+        self.http = address_of(options.http_address) if options.http_address else None
+        self.https = https_address_of(options.https_address) if https and options.https_address else None
 
 
 def listening_socket(address: Address) -> socket.socket:

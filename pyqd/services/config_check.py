@@ -13,7 +13,7 @@ from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import Flag
 from pyqd.primitives.options import FLAGS, PROGRAM, Options, Settings
 from pyqd.protocol.authd import AuthServers
-from pyqd.protocol.listener import address_of, https_address_of
+from pyqd.protocol.listener import ListeningAddresses
 from pyqd.protocol.tls import TlsServer
 from pyqd.services.login import login_of
 
@@ -61,16 +61,8 @@ def origin(settings: Settings, flag: Flag) -> str:
 
 
 def check_addresses(options: Options) -> None:
-    """Raise StartupError for an address that is none."""
-    address_of(options.tcp_address)
-    if options.http_address:
-        address_of(options.http_address)
-
-
-def check_https_address(options: Options) -> None:
-    """Raise StartupError for an HTTPS address that is none; without certificates nothing listens there."""
-    if options.https_address and options.tls_cert:
-        https_address_of(options.https_address)
+    """Raise StartupError for an address that is none; without a certificate nothing listens for HTTPS."""
+    ListeningAddresses(options, https=bool(options.tls_cert))
 
 
 def check_data_path(options: Options) -> None:
@@ -95,7 +87,6 @@ CHECKS: tuple[Callable[[Options], Any], ...] = (
     TlsServer,
     check_login,
     check_addresses,
-    check_https_address,
 )
 
 

@@ -62,6 +62,10 @@ def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None
         (["-data-path=missing"], "failed to lock data-path: open missing: no such file or directory"),
         (["-data-path=file"], "failed to lock data-path: open file: not a directory"),
         (["-tcp-address=127.0.0.1:70000"], "listen (127.0.0.1:70000) failed"),
+        (
+            ["-tcp-address=4150"],
+            "listen (4150) failed - listen tcp: address 4150: missing colon before the port; write :4150",
+        ),
     ],
 )
 def test_what_prevents_a_start_is_one_fatal_line_and_exit_code_1(tmp_path: Path, flags: list[str], text: str) -> None:
@@ -72,6 +76,13 @@ def test_what_prevents_a_start_is_one_fatal_line_and_exit_code_1(tmp_path: Path,
     assert len(fatal) == 1
     assert text in fatal[0]
     assert "Traceback" not in result.stderr
+
+
+def test_an_address_that_is_none_leaves_the_data_path_as_it_was(tmp_path: Path) -> None:
+    result = run("-http-address=4151", "-tcp-address=127.0.0.1:0", directory=tmp_path)
+    assert result.returncode == 1
+    assert "write :4151" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_daemon_on_the_same_data_is_refused(daemon: Daemon, tmp_path: Path) -> None:
@@ -115,15 +126,16 @@ def takes_connections(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def test_it_serves_unix_sockets_and_removes_them(tmp_path: Path) -> None:
+def test_it_serves_unix_sockets_logs_their_full_paths_and_removes_them(tmp_path: Path) -> None:
     tcp_path, http_path = tmp_path / "tcp.sock", tmp_path / "http.sock"
-    flags = [f"-tcp-address={tcp_path}", f"-http-address={http_path}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pyqd.apps.daemon", *flags],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
-        stderr=subprocess.DEVNULL,
-    )
+    flags = ["-tcp-address=tcp.sock", f"-http-address={http_path}"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyqd.apps.daemon", *flags],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+            stderr=log,
+        )
     try:
         # The HTTP listener is the last to start; its file is there a moment before it takes connections.
         wait_until(lambda: takes_connections(http_path), "the daemon listens", WAIT_S)
@@ -147,6 +159,9 @@ def test_it_serves_unix_sockets_and_removes_them(tmp_path: Path) -> None:
         process.wait()
     assert not tcp_path.exists()
     assert not http_path.exists()
+    said = (tmp_path / "log").read_text()
+    assert f"TCP: listening on {tcp_path}\n" in said
+    assert f"HTTP: listening on {http_path}\n" in said
 
 
 def cpu_s(daemon: Daemon) -> float:

@@ -251,8 +251,8 @@ def test_flags_without_effect_are_accepted_and_noticed() -> None:
         ("[]:80", TcpAddress("", 80)),
         ("/run/pyqd.sock", UnixAddress("/run/pyqd.sock")),
         ("pyqd.sock", UnixAddress("pyqd.sock")),
-        ("::1", UnixAddress("::1")),
-        ("[::1]", UnixAddress("[::1]")),
+        ("./4150", UnixAddress("./4150")),
+        ("foo", UnixAddress("foo")),
         ("[::1]x:80", UnixAddress("[::1]x:80")),
         ("[[::1]]:80", UnixAddress("[[::1]]:80")),
         ("[:80", UnixAddress("[:80")),
@@ -270,6 +270,20 @@ def test_what_splits_into_host_and_port_is_tcp_and_all_else_a_path(
 @pytest.mark.parametrize("text", ["", "a:65536", "a:999999", "a:no-such-service", "a:-1"])
 def test_an_address_without_a_usable_port_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"missing address|invalid port|unknown port"):
+        split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("4150", "missing colon before the port; write :4150, or 127.0.0.1:4150"),
+        ("127.0.0.1", "missing port in address; write for example 127.0.0.1:4150"),
+        ("::1", "missing port in address; write for example [::1]:4150"),
+        ("[::1]", "missing port in address; write for example [::1]:4150"),
+    ],
+)
+def test_a_port_or_an_ip_address_alone_is_no_unix_socket(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"address {text}: {remedy}")):
         split_address(text)
 
 
