@@ -33,7 +33,7 @@ from pyqd.protocol.server import TcpServer
 from pyqd.protocol.shedding import Shedder
 from pyqd.protocol.tls import TlsServer
 from pyqd.protocol.turns import Turns
-from pyqd.services.config_check import check_config
+from pyqd.services.config_check import check_config, check_data_path
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.http import HttpServer
@@ -74,6 +74,7 @@ class Daemon:
         self.auth = AuthServers(options)
         self.login = login_of(options, self.auth)
         self.addresses = ListeningAddresses(options, https=self.tls.enabled)
+        check_data_path(options)
         self.lock = DirectoryLock(options.data_path or os.curdir)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)

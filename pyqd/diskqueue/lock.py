@@ -18,9 +18,7 @@ class DirectoryLock:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise StartupError(
-                f"failed to instantiate pyqd - failed to lock data-path: open {path}: {reason}"
-            ) from error
+            raise StartupError(f"cannot open data directory {path} - {reason}") from error
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -433,7 +433,8 @@ class Settings:
     """What a command line and its configuration file ask for.
 
     values: by flag name, those given. file: None where there is none. in_file: names of the flags whose values are its.
-    problems: why these are no options, whole texts. notices: what has no effect.
+    problems: why these are no options, whole texts. notices: what has no effect. doubtful: names of the flags whose
+    values the problems are about: their own are wrong, or those of a file that cannot be read are unknown.
     """
 
     values: Mapping[str, Any]
@@ -441,13 +442,18 @@ class Settings:
     in_file: frozenset[str]
     problems: tuple[str, ...]
     notices: tuple[str, ...]
+    doubtful: frozenset[str] = frozenset()
 
     def options(self) -> Options:
         """Return the options. Raises: StartupError with the first problem."""
         if self.problems:
             raise StartupError(self.problems[0])
-        flag_of = {flag.name: flag for flag in FLAGS}
-        given = {flag_of[name].attribute: value for name, value in self.values.items()}
+        return self.options_without_doubtful()
+
+    def options_without_doubtful(self) -> Options:
+        """Return the options with the defaults of the flags that are in doubt."""
+        sure = self.values.keys() - self.doubtful
+        given = {flag.attribute: self.values[flag.name] for flag in FLAGS if flag.name in sure}
         if given.get("tls_client_auth_policy") and not given.get("tls_required"):
             given["tls_required"] = TLS_REQUIRED
         return Options(**given, notices=self.notices)
@@ -458,10 +464,12 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     try:
         file = read_config(given["config"]) if given.get("config") else None
     except StartupError as error:
-        return Settings(given, None, frozenset(), (str(error),), ())
+        unknown = frozenset(flag.name for flag in FLAGS if flag.name not in given)
+        return Settings(given, None, frozenset(), (str(error),), (), unknown)
     from_file, problems = ({}, []) if file is None else values_of(file, [f for f in FLAGS if f.name not in given])
     values = {**from_file, **given}
     notices: list[str] = []
+    doubtful = {flag.name for flag in FLAGS if file is not None and flag.config_key in file.values} - values.keys()
     for flag in FLAGS:
         if flag.name not in values:
             continue
@@ -470,11 +478,12 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
             flag.check(values[flag.name])
         except ValueError as error:
             problems.append(f"failed to instantiate {PROGRAM} - {place}{error}")
+            doubtful.add(flag.name)
         if flag.without_effect:
             notices.append(f"{place}--{flag.name} {flag.help.removeprefix('deprecated, ')}")
     if file is not None:
         notices += unknown_keys(file, FLAGS)
-    return Settings(values, file, frozenset(from_file), tuple(problems), tuple(notices))
+    return Settings(values, file, frozenset(from_file), tuple(problems), tuple(notices), frozenset(doubtful))
 
 
 def build(given: Mapping[str, Any]) -> Options:

@@ -3,10 +3,13 @@
 What is printed is a configuration file: with it, and without flags, the same is in force.
 """
 
+import errno
 import os
+import shlex
+import stat
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from pyqd.primitives.configfile import shown
 from pyqd.primitives.errors import StartupError
@@ -24,10 +27,10 @@ def check_config(settings: Settings) -> int:
     """Print what is in force on stdout, or what is wrong, a line each, on stderr. Returns: the exit code, 0 or 1."""
     for notice in settings.notices:
         print(f"warning: {notice}", file=sys.stderr)
+    options = settings.options_without_doubtful()
     problems = list(settings.problems)
-    if not problems:
-        options = settings.options()
-        problems = [problem for check in CHECKS if (problem := failed(check, options))]
+    problems += [failed(check, options) for check, flags in CHECKS.items() if not settings.doubtful.intersection(flags)]
+    problems = [problem for problem in problems if problem]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
@@ -66,15 +69,26 @@ def check_addresses(options: Options) -> None:
 
 
 def check_data_path(options: Options) -> None:
-    """Raise StartupError where there is no such directory, or one that cannot be written to."""
-    path = options.data_path or os.curdir
-    reason = ""
-    if not os.path.isdir(path):
-        reason = "not a directory" if os.path.exists(path) else "no such file or directory"
-    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        reason = "permission denied"
-    if reason:
-        raise StartupError(f"failed to instantiate {PROGRAM} - failed to lock data-path: open {path}: {reason}")
+    """Raise StartupError if the data path is no directory, or none that this process may read and write."""
+    path = os.path.abspath(options.data_path or os.curdir)
+    remedy = "--data-path names another"
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            problem = f"cannot be reached: {(error.strerror or str(error)).lower()}"
+        else:
+            problem = f"does not exist; mkdir -p {shlex.quote(path)} makes it"
+    else:
+        if not stat.S_ISDIR(found.st_mode):
+            problem = "is not a directory"
+        elif os.statvfs(path).f_flag & os.ST_RDONLY:
+            problem = "lies in a file system that is mounted read-only"
+        elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            problem = f"may not be read and written by this process, of user id {os.geteuid()}"
+        else:
+            return
+    raise StartupError(f"failed to instantiate {PROGRAM} - data path {path} {problem}; {remedy}")
 
 
 def check_login(options: Options) -> None:
@@ -82,12 +96,14 @@ def check_login(options: Options) -> None:
     login_of(options, AuthServers(options))
 
 
-CHECKS: tuple[Callable[[Options], Any], ...] = (
-    check_data_path,
-    TlsServer,
-    check_login,
-    check_addresses,
-)
+TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tls-"))
+# Each check with the flags it depends on: it says nothing where one of them has a value that is in doubt.
+CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
+    check_data_path: ("data-path",),
+    TlsServer: TLS_FLAGS,
+    check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
+    check_addresses: ("tcp-address", "http-address", "https-address", "tls-cert"),
+}
 
 
 def failed(check: Callable[[Options], Any], options: Options) -> str:

@@ -70,12 +70,45 @@ def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_a_file_with_errors_does_not_keep_the_rest_from_being_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    config = written('id = 2000\ndata_path = "no"\nhttp_address = "4151"\ntls_cert = "no.pem"\ntls_key = "no.pem"\n')
+    code, _, err = check(config, capsys=capsys)
+    assert code == 1
+    told = [
+        "pyqd.toml, line 1, id: --node-id must be",
+        "/no does not exist",
+        "open no.pem: no such file",
+        "write :4151",
+    ]
+    assert len(err) == len(told)
+    assert [text for text, line in zip(told, err, strict=True) if text not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "told"),
+    [
+        ("data_path = 5\n", [], ["line 1, data_path: must be a string"]),
+        ("nonsense\n", [], ["failed to load config file pyqd.toml"]),
+        ("nonsense\n", ["--data-path=no"], ["failed to load config file pyqd.toml", "/no does not exist"]),
+        ('id = 2000\ndata_path = "no"\n', ["--data-path=."], ["pyqd.toml, line 1, id"]),
+    ],
+)
+def test_what_depends_on_a_value_in_doubt_is_not_checked(
+    text: str, flags: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = check(written(text), *flags, capsys=capsys)
+    assert code == 1
+    assert len(err) == len(told)
+    assert [text for text, line in zip(told, err, strict=True) if text not in line] == []
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
         (["--config=no.toml"], "failed to load config file no.toml - open no.toml: no such file or directory"),
-        (["--data-path=no"], "failed to lock data-path: open no: no such file or directory"),
-        (["--data-path=file"], "failed to lock data-path: open file: not a directory"),
+        (["--data-path=no"], "/no does not exist; mkdir -p "),
+        (["--data-path=file"], "/file is not a directory; --data-path names another"),
+        (["--data-path=file/below"], "/file/below cannot be reached: not a directory; --data-path names another"),
         (["--tcp-address=a:70000"], "listen (a:70000) failed - listen tcp: address 70000: invalid port"),
         (["--tls-cert=no.pem", "--tls-key=no.pem"], "failed to build TLS config - open no.pem: no such file"),
         (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),

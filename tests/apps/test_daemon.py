@@ -59,8 +59,8 @@ def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None
     ("flags", "text"),
     [
         (["-node-id=1024"], "failed to instantiate pyqd - --node-id must be [0,1024)"),
-        (["-data-path=missing"], "failed to lock data-path: open missing: no such file or directory"),
-        (["-data-path=file"], "failed to lock data-path: open file: not a directory"),
+        (["-data-path=a b"], "a b' makes it; --data-path names another"),
+        (["-data-path=file"], "/file is not a directory; --data-path names another"),
         (["-tcp-address=127.0.0.1:70000"], "listen (127.0.0.1:70000) failed"),
         (
             ["-tcp-address=4150"],
