@@ -14,21 +14,22 @@ import gevent
 from gevent.event import Event
 
 from pyqd import __version__
-from pyqd.broker.broker import Broker
+from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.importer import import_on_start
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.hot import buffers
+from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.descriptors import raise_descriptor_limit
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.loglines import configure, print_fatal
+from pyqd.primitives.loglines import LogFormat, configure, print_fatal
 from pyqd.primitives.memory import watch_collections
 from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
 from pyqd.protocol.greenlets import end_stacks
-from pyqd.protocol.listener import ListeningAddresses
+from pyqd.protocol.listener import Address, ListeningAddresses
 from pyqd.protocol.server import TcpServer
 from pyqd.protocol.shedding import Shedder
 from pyqd.protocol.tls import TlsServer
@@ -40,7 +41,7 @@ from pyqd.services.http import HttpServer
 from pyqd.services.http_connection import HttpConnection
 from pyqd.services.http_limits import http_limits
 from pyqd.services.http_messages import JSON, Response
-from pyqd.services.identity import Identity, port_of
+from pyqd.services.identity import Identity, first_command, port_of
 from pyqd.services.live_options import LiveOptions
 from pyqd.services.login import login_of, warn_if_open
 from pyqd.services.loop_lag import LoopLag
@@ -173,6 +174,7 @@ class Daemon:
             self.identity.http_port = port_of(bound)
             if self.login is None and self.options.tls_required != TLS_REQUIRED:
                 warn_if_open("HTTP", bound)
+                self.show_first_command(bound)
         if self.https is not None:
             assert self.addresses.https is not None
             bound = self.https.start(self.addresses.https)
@@ -183,6 +185,11 @@ class Daemon:
         self.housekeeper.start()
         self.statsd.start()
         self.loop_lag.start()
+
+    def show_first_command(self, http: Address) -> None:
+        """Log a command to begin with where a person reads the log as it is written."""
+        if sys.stderr.isatty() and self.options.log_format is LogFormat.TEXT:
+            logger.info("publish a first message with: %s", first_command(http))
 
     def stop(self) -> None:
         """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
@@ -227,6 +234,16 @@ def run(options: Options) -> int:
     return 0 if daemon.failure is None else 1
 
 
+def log_data_path(options: Options) -> None:
+    """Log where the data goes; a warning if no flag named the directory, and nothing of pyqd is in it yet."""
+    path = os.path.abspath(options.data_path or os.curdir)
+    if options.data_path:
+        logger.info("data path: %s", path)
+    else:
+        level = logging.INFO if os.path.exists(os.path.join(path, NODE_FILE)) else logging.WARNING
+        logger.log(level, "data path: %s, the current directory; --data-path names another", path)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run. Returns: the exit code. Source: spec of broker semantics, exit codes."""
     settings = parse_settings(sys.argv[1:] if argv is None else argv)
@@ -244,6 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure(options.log_prefix, options.log_level, form=options.log_format)
     logger.info("pyqd v%s (built w/python%s)", __version__, platform.python_version())
     logger.info("ID: %d", options.node_id)
+    logger.info("PROTOCOL: V2 of NSQ, compatible with nsqd %s", NSQ_VERSION)
+    log_data_path(options)
     for notice in options.notices:
         logger.warning("%s", notice)
     try:

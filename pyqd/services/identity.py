@@ -1,6 +1,8 @@
 """What the daemon says of itself."""
 
 import dataclasses
+import ipaddress
+import shlex
 from collections.abc import Callable, Iterable
 
 from pyqd.broker.stats import StatsDict
@@ -26,6 +28,15 @@ class Identity:
     http_port: int = 0
     https_port: int = 0
     producers: Callable[[], Iterable[StatsDict]] = no_producers
+
+
+def first_command(http: TcpAddress | UnixAddress) -> str:
+    """Return a command that publishes a message to a daemon that listens there for HTTP, for this machine."""
+    if isinstance(http, UnixAddress):
+        return f"curl --unix-socket {shlex.quote(http.path)} -d hello 'http://localhost/pub?topic=greetings'"
+    every = ipaddress.ip_address(http.host).is_unspecified
+    reached = TcpAddress("127.0.0.1" if every else http.host, http.port)
+    return f"curl -d hello 'http://{reached}/pub?topic=greetings'"
 
 
 def port_of(address: TcpAddress | UnixAddress) -> int:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -118,6 +119,67 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
         process.kill()
         process.wait()
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("INFO: NSQ: bye")
+
+
+def said_at_the_start(tmp_path: Path, *flags: str) -> str:
+    """Start a daemon in tmp_path/here and stop it. Returns: its log."""
+    here = tmp_path / "here"
+    here.mkdir(exist_ok=True)
+    log_path = tmp_path / "start.log"
+    flags = ("-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0", *flags)
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyqd.apps.daemon", *flags],
+            cwd=here,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: b"HTTP: listening" in log_path.read_bytes(), "the daemon listens", WAIT_S)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+    return log_path.read_text()
+
+
+def test_the_start_says_where_the_data_goes_and_what_is_spoken(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    said = said_at_the_start(tmp_path, "-data-path=../data")
+    assert f" INFO: data path: {tmp_path}/data\n" in said
+    assert " INFO: PROTOCOL: V2 of NSQ, compatible with nsqd 1.3.0\n" in said
+    assert " INFO: TCP: listening on 127.0.0.1:" in said
+    assert "curl" not in said
+
+
+def test_the_current_directory_is_taken_with_a_warning_the_first_time(tmp_path: Path) -> None:
+    text = f"data path: {tmp_path}/here, the current directory; --data-path names another\n"
+    assert f" WARNING: {text}" in said_at_the_start(tmp_path)
+    assert f" INFO: {text}" in said_at_the_start(tmp_path)
+
+
+@pytest.mark.parametrize("http", ["0.0.0.0:0", "[::1]:0", "web.sock"])
+def test_on_a_terminal_the_start_names_a_command_that_publishes(tmp_path: Path, http: str) -> None:
+    terminal, stderr = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pyqd.apps.daemon", "-tcp-address=127.0.0.1:0", f"-http-address={http}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY)])},
+        stderr=stderr,
+    )
+    os.close(stderr)
+    try:
+        said = b""
+        while b"publish a first message with: " not in said or not said.endswith(b"\n"):
+            readable, _, _ = select.select([terminal], [], [], WAIT_S)
+            assert readable, said
+            said += os.read(terminal, 65536)
+        command = said.partition(b"publish a first message with: ")[2].splitlines()[0].decode()
+        published = subprocess.run(command, shell=True, capture_output=True, timeout=WAIT_S, check=True)
+        assert published.stdout == b"OK"
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
 
 
 def takes_connections(path: Path) -> bool:
