@@ -53,6 +53,13 @@ cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
     return crc32c(0, <const char*> settings + 4, sizeof(LedgerSettings) - 4)
 
 
+def begin_small(uint64_t capacity_bits):
+    """Let the rings of new ledgers begin with that many bits, a power of two: tests, in which rings are to grow soon."""
+    global RING_BITS_MIN
+    assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
+    RING_BITS_MIN = capacity_bits
+
+
 @cython.final
 cdef class Ledger:
     """The ledger of one reader of one log.

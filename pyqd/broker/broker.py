@@ -135,7 +135,7 @@ class Broker:
             self.files.remove_tree(os.path.join(self.root, DISCARDED_DIRECTORY))
             for entry in sorted(self.files.list_directory(topics)):
                 name = topic_of_dir(entry)
-                if name is None or not os.path.isdir(os.path.join(topics, entry)):
+                if name is None or not self.files.is_directory(os.path.join(topics, entry)):
                     logger.warning("skipping %s in %s: not a topic", entry, topics)
                     continue
                 topic = Topic(self, name, os.path.join(topics, entry), found=True)

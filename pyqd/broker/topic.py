@@ -94,7 +94,7 @@ class Topic(TopicCore):
             elif name is None:
                 if entry not in KNOWN_ENTRIES and not entry.startswith(STATE_FILE + BAD):
                     logger.warning("skipping %s in %s: not a channel", entry, self.directory)
-            elif not os.path.isdir(os.path.join(self.directory, entry)):
+            elif not self.files.is_directory(os.path.join(self.directory, entry)):
                 logger.warning("skipping %s in %s: not a directory", entry, self.directory)
             else:
                 self.channel_of[name] = Channel(self, name, found=True)

@@ -110,10 +110,7 @@ class DamageReport(DamageCount):
             target = self._target(f"{os.path.basename(path)}.{offset}")
             if len(self._files.list_directory(os.path.dirname(target))) >= COPIES_MAX:
                 return f"not kept aside: {os.path.dirname(target)} is full"
-            with open(path, "rb") as file:
-                file.seek(offset)
-                content = file.read(min(size_bytes, COPY_BYTES_MAX))
-            self._files.write(target, content)
+            self._files.write(target, self._files.read_range(path, offset, min(size_bytes, COPY_BYTES_MAX)))
         except OSError as error:
             return f"not kept aside: {error}"
         return f"kept in {target}"

@@ -250,6 +250,10 @@ class Files:
         """Say whether a path names something."""
         return os.path.lexists(path)
 
+    def is_directory(self, path: str) -> bool:
+        """Return whether a path names a directory."""
+        return os.path.isdir(path)
+
     def read(self, path: str) -> bytes:
         """Return the whole content of a small file."""
         try:

@@ -5,6 +5,8 @@ from pyqd.hot.mapping import Mapping
 
 GROWING: str
 
+def begin_small(capacity_bits: int) -> None: ...
+
 @final
 class Ledger:
     def __init__(self, files: Any, path: str | None = None) -> None: ...

@@ -1,0 +1,119 @@
+"""`make simulate`: schedules from one seed after the other until stopped; a failing one is shrunk and printed as a test."""
+
+import argparse
+import gc
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.simulation.model import Violation
+from tests.simulation.process import Failures
+from tests.simulation.schedule import Schedule, as_test, made_from, play, quiet, shrink
+
+PROGRESS_S = 2.0
+SEEDS_PER_TASK = 50
+
+
+class Done(NamedTuple):
+    """What came of some seeds. failed: the first that fails."""
+
+    schedules: int
+    operations: int
+    faults: int
+    failed: int | None
+
+
+def play_seeds(seeds: range) -> Done:
+    """Play the schedules of some seeds, up to the first that fails."""
+    operations = faults = 0
+    with quiet() as failures:
+        for count, seed in enumerate(seeds, 1):
+            result = play(made_from(seed), failures)
+            operations += result.operations
+            faults += result.faults
+            if result.failure is not None:
+                return Done(count, operations, faults, seed)
+    return Done(len(seeds), operations, faults, None)
+
+
+def report(seed: int) -> None:
+    """Shrink the schedule of a seed that fails, and print it."""
+    with quiet() as failures:
+        failure = play(made_from(seed), failures).failure
+        assert failure is not None
+        print(f"\nseed {seed}: {failure}\nshrinking ...", flush=True)
+        schedule = shrink(made_from(seed), lambda tried: is_alike(tried, failures, failure))
+        found = play(schedule, failures).failure
+        assert found is not None
+    print(as_test(schedule, seed, found))
+
+
+def kind_of(failure: Violation) -> str:
+    """Return what a failure has in common with others of its kind: its words without names and numbers."""
+    return " ".join(word for word in str(failure).split() if word.isalpha())
+
+
+def is_alike(schedule: Schedule, failures: Failures, failure: Violation) -> bool:
+    """Return whether a schedule fails in the same way."""
+    found = play(schedule, failures).failure
+    return found is not None and kind_of(found) == kind_of(failure)
+
+
+def tasks(first: int, count: int | None) -> Iterator[range]:
+    """Yield ranges of seeds."""
+    end = None if count is None else first + count
+    while end is None or first < end:
+        stop = first + SEEDS_PER_TASK if end is None else min(first + SEEDS_PER_TASK, end)
+        yield range(first, stop)
+        first = stop
+
+
+def main() -> int:
+    """Run until stopped, or until a schedule fails. Returns: the exit code."""
+    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="first seed; a new one each time if not given")
+    parser.add_argument("--schedules", type=int, default=None, help="number of schedules; endless if not given")
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="number of processes")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a failure, and count")
+    args = parser.parse_args()
+    first = int(time.time()) % 10**8 * 1000 if args.seed is None else args.seed
+    print(f"seeds from {first} on", flush=True)
+    started_s = shown_s = time.monotonic()
+    total = Done(0, 0, 0, None)
+    failed: list[int] = []
+    gc.collect()
+    gc.freeze()
+    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+        try:
+            for done in pool.imap_unordered(play_seeds, tasks(first, args.schedules)):
+                total = Done(*(sum(pair) for pair in zip(total[:3], done[:3], strict=True)), None)
+                if done.failed is not None:
+                    failed.append(done.failed)
+                    if not args.keep_going:
+                        break
+                now_s = time.monotonic()
+                if now_s - shown_s > PROGRESS_S:
+                    shown_s = now_s
+                    show(total, now_s - started_s, failed)
+        except KeyboardInterrupt:
+            print()
+        pool.terminate()
+    show(total, time.monotonic() - started_s, failed)
+    for seed in failed[:1]:
+        report(seed)
+    return 1 if failed else 0
+
+
+def show(total: Done, seconds: float, failed: list[int]) -> None:
+    """Print a line of progress."""
+    print(
+        f"{total.schedules} schedules, {total.operations} operations, {total.faults} faults,"
+        f" {total.schedules / max(seconds, 1e-9):.0f} schedules per second, {len(failed)} failures",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

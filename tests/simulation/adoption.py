@@ -1,0 +1,295 @@
+"""After a start: what the broker has is compared with what it must and may have, and the model takes it over.
+
+The broker is asked by the pages that operators see of its messages, which change nothing.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyqd.broker import peek
+from pyqd.hot.clock import wall
+from tests.simulation.model import DEFERRED, QUEUED, Channel, Copy, Topic, expect
+from tests.support.storage import body_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+PAGE_ROWS = 1000
+
+
+class Found(NamedTuple):
+    """One message that the broker has."""
+
+    number: int
+    guid: int
+    attempts: int
+    due_ns: int
+    state: str
+
+
+def rows_of(topic: Any, channel: Any, state: str) -> list[Found]:
+    """Return all messages of a channel, or held by a topic, in a state."""
+    rows: list[Any] = []
+    cursor = peek.Cursor()
+    while True:
+        if channel is None:
+            page = peek.page_of_topic(topic, state, cursor, PAGE_ROWS, 1 << 20, lambda: None)
+        else:
+            page = peek.page_of_channel(topic, channel, state, cursor, PAGE_ROWS, 1 << 20, lambda: None)
+        rows += page.rows
+        if page.after is None:
+            break
+        cursor = peek.parse_cursor(page.after, state)
+    kept = DEFERRED if state == peek.DEFERRED else QUEUED
+    for row in rows:
+        number = int.from_bytes(row.body[:8], "little")
+        expect(row.body == body_of(number, row.size_bytes), "a body that nobody has published:", row.body[:16])
+    return [Found(int.from_bytes(row.body[:8], "little"), row.guid, row.attempts, row.due_ns, kept) for row in rows]
+
+
+class Adoption:
+    """One comparison."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.model = world.model
+        self.doubt = world.doubt
+        self.power = world.power_failed
+        self.clean = world.stopped_cleanly
+        self.batch_seen: set[bool] = set()
+
+    def run(self) -> None:
+        """Compare everything. Raises: Violation."""
+        broker = self.world.alive.broker
+        expect(broker.damage.found_count == 0, "damage is reported:", broker.damage.as_dict())
+        former, self.model.topics = self.model.topics, {}
+        for name, found in broker.topic_of.items():
+            topic = self.topic_for(name, former)
+            self.model.topics[name] = topic
+            self.adopt_topic(topic, found)
+        for name, topic in former.items():
+            if name not in self.model.topics:
+                expect(self.may_vanish(topic), f"topic {name} is gone")
+        self.model.deleted.clear()
+        if self.power:
+            self.note_all_durable()
+
+    def note_all_durable(self) -> None:
+        """What a power cut has left is on stable storage, all of it."""
+        self.model.note_synced(self.model.tick())
+
+    def topic_for(self, name: str, former: dict[str, Topic]) -> Topic:
+        """Return what the model knows of a topic that the broker has."""
+        topic = former.get(name)
+        at, ghost = self.model.deleted.get(name, (0, None))
+        returns = ghost is not None and (
+            (self.power and at > self.model.synced) or name in self.doubt.topics)
+        if topic is None:
+            expect(returns or name in self.doubt.topics, f"topic {name} was deleted or never made")
+            topic = Topic(name, 0)
+        if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
+            # It may be the one of before. What is demanded of the new one is not demanded then.
+            topic.messages = {**ghost.messages, **topic.messages}
+            topic.number_of = {**ghost.number_of, **topic.number_of}
+            for each in ghost.channels.values():
+                topic.deleted.setdefault(each.name, self.model.stamp)
+            for each_name in ghost.deleted:
+                topic.deleted.setdefault(each_name, self.model.stamp)
+            self.doubt.topics.add(name)
+        return topic
+
+    def is_durable_topic(self, topic: Topic) -> bool:
+        """Return whether a power cut must leave a topic."""
+        return topic.created <= self.model.synced or topic.acknowledged >= topic.created
+
+    def may_vanish(self, topic: Topic) -> bool:
+        """Return whether a topic may be missing."""
+        if topic.ephemeral or topic.name in self.doubt.topics:
+            return True
+        return self.power and not self.is_durable_topic(topic)
+
+    def channel_is_durable(self, topic: Topic, channel: Channel) -> bool:
+        """Return whether a power cut must leave a channel."""
+        return channel.created <= self.model.synced or topic.acknowledged > channel.created
+
+    def adopt_topic(self, topic: Topic, found: Any) -> None:
+        """Compare one topic."""
+        anything = topic.name in self.doubt.topics
+        self.adopt_pause(topic, found, (topic.name, ""))
+        if anything or self.power or self.doubt.batch is not None:
+            expect(0 <= found.message_count <= self.world.number_count, f"messages of {topic.name}", found.message_count)
+            if not anything and not self.power:
+                expect(topic.count <= found.message_count, f"messages of {topic.name}", found.message_count, topic.count)
+        else:
+            expect(found.message_count == topic.count, f"messages of {topic.name}", found.message_count, topic.count)
+        topic.count = found.message_count
+        former, topic.channels = topic.channels, {}
+        held_before = topic.held
+        for name, channel_found in found.channel_of.items():
+            channel = former.get(name)
+            strange = channel is None or (
+                self.power and topic.deleted.get(name, 0) > self.model.synced
+                and not self.channel_is_durable(topic, channel)
+            )
+            if channel is None:
+                may_be = (
+                    anything
+                    or (topic.name, name) in self.doubt.channels
+                    or (self.power and topic.deleted.get(name, 0) > self.model.synced)
+                )
+                expect(may_be, f"channel {topic.name}/{name} was deleted or never made")
+                channel = Channel(name, 0)
+            topic.channels[name] = channel
+            self.adopt_channel(topic, channel, channel_found, strange or anything, held_before)
+        gone = [channel for name, channel in former.items() if name not in topic.channels]
+        for channel in gone:
+            may_be = (
+                anything
+                or channel.name.endswith("#ephemeral")
+                or (topic.name, channel.name) in self.doubt.channels
+                or (self.power and not self.channel_is_durable(topic, channel))
+            )
+            expect(may_be, f"channel {topic.name}/{channel.name} is gone")
+        self.adopt_held(topic, found, gone, held_before)
+        topic.deleted.clear()
+        self.check_batch(topic)
+
+    def adopt_pause(self, kept: Any, found: Any, name: tuple[str, str]) -> None:
+        """Compare whether a topic or channel is paused."""
+        unsure = name in self.doubt.paused or name[0] in self.doubt.topics or name in self.doubt.channels
+        unsure = unsure or (self.power and kept.paused_stamp > self.model.synced) or kept.created == 0
+        expect(unsure or found.paused == kept.paused, f"pause of {name}", found.paused)
+        kept.paused = found.paused
+
+    def adopt_held(self, topic: Topic, found: Any, gone: list[Channel], before: dict[int, int]) -> None:
+        """Compare what no channel was given."""
+        rows = rows_of(found, None, peek.READY) + rows_of(found, None, peek.DEFERRED)
+        numbers = {row.number for row in rows}
+        expect(len(rows) == len(numbers) == found.depth, f"{topic.name} holds", len(rows), len(numbers), found.depth)
+        anything = topic.name in self.doubt.topics
+        maybe = self.maybe(topic, "")
+        must = set(before) if not topic.channels or found.paused else set()
+        may = set(before)
+        if not topic.channels:
+            for channel in gone:
+                may |= set(channel.copies) | set(channel.done)
+                must |= set(channel.copies)
+        if self.power:
+            must = {number for number in must if topic.messages[number].durable}
+            may = set(topic.messages)
+            if topic.emptied > self.model.synced:
+                must = must & set(before)
+        elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused:
+            may = set(topic.messages)
+            must = set() if topic.channels else must
+        if not anything:
+            expect(must - maybe <= numbers, f"{topic.name} has lost", sorted(must - maybe - numbers))
+        expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
+        self.note_unknown(topic, rows)
+        topic.held = {row.number: self.model.stamp for row in sorted(rows)}
+        topic.emptied_in_doubt = False
+
+    def maybe(self, topic: Topic, channel_name: str) -> set[int]:
+        """Return the numbers that may be there or not, for the operation in progress."""
+        maybe = set(self.doubt.numbers.get((topic.name, channel_name), ()))
+        if self.doubt.batch is not None and self.doubt.batch[0] == topic.name:
+            maybe |= {message.number for message in self.doubt.batch[1]}
+        return maybe
+
+    def note_unknown(self, topic: Topic, rows: list[Found]) -> None:
+        """Take over the messages of an operation in progress, and the ids of all."""
+        if self.doubt.batch is not None and self.doubt.batch[0] == topic.name:
+            for message in self.doubt.batch[1]:
+                topic.messages.setdefault(message.number, message)
+        for row in rows:
+            message = topic.messages.get(row.number)
+            expect(message is not None, f"{topic.name} has what nobody has published:", row.number)
+            assert message is not None
+            expect(message.guid in (0, row.guid), f"{topic.name}: another id of", row)
+            message.guid = row.guid
+            expect(
+                topic.number_of.setdefault(row.guid, row.number) == row.number,
+                f"{topic.name}: one id of two messages:", hex(row.guid), row.number, topic.number_of[row.guid],
+            )  # fmt: skip
+
+    def check_batch(self, topic: Topic) -> None:
+        """Compare a batch that was being published: after a kill all of it is there or none."""
+        if self.doubt.batch is None or self.doubt.batch[0] != topic.name or self.power:
+            return
+        numbers = {message.number for message in self.doubt.batch[1]}
+        for place in (topic.held, *(channel.copies for channel in topic.channels.values())):
+            there = numbers & set(place)
+            expect(not there or there == numbers, f"{topic.name} has a part of a batch:", sorted(there))
+
+    def adopt_channel(self, topic: Topic, channel: Channel, found: Any, strange: bool, held: dict[int, int]) -> None:
+        """Compare one channel. strange: it may be another one than the one the model knows."""
+        name = f"{topic.name}/{channel.name}"
+        if not strange:
+            self.adopt_pause(channel, found, (topic.name, channel.name))
+        channel.paused = found.paused
+        ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
+        counts = (found.depth, found.deferred_count, found.in_flight_count)
+        expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
+        rows: dict[int, Found] = {}
+        channel.twice.clear()
+        for row in ready + deferred:
+            if row.number in rows:
+                expect(self.power, f"{name} has twice", row, rows[row.number])
+                expect(row.number not in channel.twice, f"{name} has thrice", row)
+                channel.twice.add(row.number)
+            rows[row.number] = row
+        self.note_unknown(topic, ready + deferred)
+        maybe = self.maybe(topic, channel.name)
+        must, may = self.demanded(topic, channel, held)
+        in_doubt = strange or (topic.name, channel.name) in self.doubt.channels
+        if not in_doubt:
+            expect(must - maybe <= set(rows), f"{name} has lost", sorted(must - maybe - set(rows)))
+            expect(set(rows) <= may | maybe, f"{name} has again what was finished:", sorted(set(rows) - may - maybe))
+        for row in rows.values():
+            self.check_row(topic, channel, row, name, deferred)
+        copies = channel.copies
+        channel.copies = {number: self.copy_of(row, copies.get(number)) for number, row in sorted(rows.items())}
+        channel.done = {number: at for number, at in channel.done.items() if number not in rows}
+        for number in copies.keys() - rows.keys():
+            channel.done[number] = self.model.stamp
+        channel.before_reset = None
+
+    def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:
+        """Return the messages that must be there, and those that may."""
+        must, may = set(channel.copies), set(channel.copies)
+        if channel.before_reset is not None and self.power:
+            must &= channel.before_reset
+            may = set(topic.messages)
+        if (topic.name, channel.name) in self.doubt.channels or (topic.name, "") in self.doubt.paused:
+            may |= set(held)
+        if self.power:
+            must = {number for number in must if topic.messages[number].durable}
+            may |= {number for number, at in channel.done.items() if at > self.model.synced}
+            may |= set(held)
+            may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}
+        return must, may
+
+    def check_row(self, topic: Topic, channel: Channel, row: Found, name: str, deferred: list[Found]) -> None:
+        """Compare due time and attempts of one message."""
+        copy = channel.copies.get(row.number)
+        if copy is None:
+            return
+        unsure = row.number in self.maybe(topic, channel.name)
+        firm = not self.power or copy.stamp <= self.model.synced or copy.due_ns == topic.messages[row.number].due_ns
+        if copy.state == DEFERRED and not copy.due_reached and copy.due_ns > wall() and firm and not unsure:
+            expect(
+                any((each.number, each.due_ns) == (row.number, copy.due_ns) for each in deferred),
+                f"{name} would deliver early or at another time:", row, copy,
+            )  # fmt: skip
+        if self.power or unsure:
+            return
+        if self.clean or copy.parked:
+            expect(row.attempts == copy.attempts, f"{name}: attempts of", row, copy)
+        elif copy.attempts:
+            expect(row.attempts >= 1, f"{name}: attempts of", row, copy)
+
+    def copy_of(self, row: Found, former: Copy | None) -> Copy:
+        """Return what is known of a message from now on."""
+        parked = row.state == DEFERRED or (former is not None and former.parked)
+        due_ns = row.due_ns if row.state == DEFERRED else 0
+        return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), stamp=self.model.stamp)
+

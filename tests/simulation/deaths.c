@@ -1,0 +1,192 @@
+/*
+ * Death of a process at any store into its mapped files, inside a process that lives on.
+ *
+ * While armed, the mappings are write-protected. A store faults; the handler counts it, unprotects the page and lets the
+ * processor trap after this one instruction, then protects the page again. At the store that was asked for, and in
+ * `die`, every mapping is replaced by a private copy of itself: the files keep the bytes of this moment, and all that the
+ * dead program stores from here on goes to memory that nobody sees. Descriptors for writing are pointed at /dev/null.
+ * What clients had been sent by then is noted: what comes later was never sent.
+ *
+ * Only for x86-64 and Linux, in a process of one thread. Source: sigaction(2), mmap(2); EFLAGS.TF.
+ */
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum { MAPPINGS_MAX = 4096, SOCKETS_MAX = 64, OPEN_PAGES_MAX = 8, TRAP_FLAG = 0x100 };
+static const uintptr_t PAGE = 4096;
+
+struct range {
+    char *base;
+    size_t size;
+    int fd;
+};
+
+static struct range mappings[MAPPINGS_MAX];
+static int mapping_count;
+static int sockets[SOCKETS_MAX], sent_bytes[SOCKETS_MAX], socket_count;
+static struct writer {
+    int fd;
+    unsigned long file;
+} writers[MAPPINGS_MAX];
+static int writer_count;
+
+static volatile long stores_left; /* until death; 0: no death is due */
+static volatile int armed, dead;
+static volatile long store_count;
+static char *open_pages[OPEN_PAGES_MAX];
+static int open_page_count;
+static uintptr_t stepped_at;
+static struct sigaction former_fault, former_trap;
+
+int deaths_add(char *base, size_t size, int fd)
+{
+    if (mapping_count == MAPPINGS_MAX)
+        return -1;
+    mappings[mapping_count++] = (struct range){base, size, fd};
+    if (armed)
+        mprotect(base, size, PROT_READ);
+    return 0;
+}
+
+/* file: the number of the inode, as the descriptor's number may be given to another file meanwhile. */
+int deaths_add_writer(int fd, unsigned long file)
+{
+    if (writer_count == MAPPINGS_MAX)
+        return -1;
+    writers[writer_count++] = (struct writer){fd, file};
+    return 0;
+}
+
+/* Forget everything: the program before is dead or gone. */
+void deaths_forget(void)
+{
+    mapping_count = writer_count = socket_count = 0;
+    dead = 0;
+}
+
+void deaths_remove(char *base)
+{
+    for (int index = 0; index < mapping_count; index++)
+        if (mappings[index].base == base) {
+            mappings[index] = mappings[--mapping_count];
+            return;
+        }
+}
+
+void deaths_watch_sockets(const int *fds, int count)
+{
+    socket_count = count < SOCKETS_MAX ? count : SOCKETS_MAX;
+    memcpy(sockets, fds, (size_t) socket_count * sizeof(int));
+}
+
+int deaths_sent(int index) { return sent_bytes[index]; }
+int deaths_dead(void) { return dead; }
+long deaths_stores(void) { return store_count; }
+
+void deaths_die(void)
+{
+    if (dead)
+        return;
+    dead = 1;
+    for (int index = 0; index < mapping_count; index++) {
+        struct range *each = &mappings[index];
+        mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, each->fd, 0);
+    }
+    struct stat found;
+    int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    for (int index = 0; index < writer_count; index++)
+        if (fstat(writers[index].fd, &found) == 0 && found.st_ino == writers[index].file)
+            dup2(nowhere, writers[index].fd);
+    close(nowhere);
+    for (int index = 0; index < socket_count; index++)
+        if (ioctl(sockets[index], FIONREAD, &sent_bytes[index]) != 0)
+            sent_bytes[index] = 0;
+}
+
+static struct range *range_of(char *at)
+{
+    for (int index = 0; index < mapping_count; index++)
+        if (at >= mappings[index].base && at < mappings[index].base + mappings[index].size)
+            return &mappings[index];
+    return NULL;
+}
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    ucontext_t *state = context;
+    char *at = info->si_addr;
+    if (!armed || range_of(at) == NULL) {
+        /* Not ours: let it happen again with the handler of before. */
+        sigaction(number, &former_fault, NULL);
+        return;
+    }
+    uintptr_t instruction = (uintptr_t) state->uc_mcontext.gregs[REG_RIP];
+    if (open_page_count == 0) {
+        store_count++;
+        if (stores_left > 0 && --stores_left == 0) {
+            armed = 0;
+            deaths_die();
+            return;
+        }
+        stepped_at = instruction;
+    }
+    char *page = (char *) ((uintptr_t) at & ~(PAGE - 1));
+    mprotect(page, PAGE, PROT_READ | PROT_WRITE);
+    if (open_page_count < OPEN_PAGES_MAX)
+        open_pages[open_page_count++] = page;
+    state->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+}
+
+static void on_trap(int number, siginfo_t *info, void *context)
+{
+    ucontext_t *state = context;
+    (void) number;
+    (void) info;
+    /* A string instruction traps after each of its rounds: it counts as one store. */
+    if (armed && (uintptr_t) state->uc_mcontext.gregs[REG_RIP] == stepped_at)
+        return;
+    state->uc_mcontext.gregs[REG_EFL] &= ~(greg_t) TRAP_FLAG;
+    if (armed)
+        for (int index = 0; index < open_page_count; index++)
+            mprotect(open_pages[index], PAGE, PROT_READ);
+    open_page_count = 0;
+}
+
+/* Die at the nth store from now on, into the mappings that there are and those that come. */
+void deaths_arm(long nth)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    action.sa_sigaction = on_fault;
+    sigaction(SIGSEGV, &action, &former_fault);
+    action.sa_sigaction = on_trap;
+    sigaction(SIGTRAP, &action, &former_trap);
+    stores_left = nth;
+    store_count = 0;
+    open_page_count = 0;
+    armed = 1;
+    for (int index = 0; index < mapping_count; index++)
+        mprotect(mappings[index].base, mappings[index].size, PROT_READ);
+}
+
+void deaths_disarm(void)
+{
+    if (armed)
+        for (int index = 0; index < mapping_count; index++)
+            mprotect(mappings[index].base, mappings[index].size, PROT_READ | PROT_WRITE);
+    armed = 0;
+    stores_left = 0;
+    sigaction(SIGSEGV, &former_fault, NULL);
+    sigaction(SIGTRAP, &former_trap, NULL);
+}

@@ -1,0 +1,456 @@
+"""Simulated disk with the semantics of ext4, in memory, for a broker that stores through mapped files.
+
+A file's page cache is a memfd, so that mappings, pwrite(2) and several openings of a file agree as they do on a real
+disk; beside it lie the bytes that are on stable storage. Dirty pages are found by comparison, so a store of compiled
+code counts without being announced.
+
+- A *kill* keeps the page cache and all names. It may come at any call and at any store (`deaths`).
+- A *power cut* keeps the bytes on stable storage and any subset of the dirty pages. Of the names it keeps, for each
+  directory, its changes up to some point; a rename between two directories is there whole or not at all.
+- msync makes a range durable, fsync of a directory its names. Neither does what the other does.
+- A page that could not be written back is taken for clean, as Linux does, until something is stored there.
+- A full disk refuses files, directories and small writes; what is reserved can be stored to.
+
+Faults are planned for the nth call of a kind from now on; see `Fault`.
+"""
+
+import dataclasses
+import errno
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyqd.broker.broker import BOOT_ID
+from pyqd.diskqueue import files
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
+from tests.simulation.deaths import pointer
+
+ROOT = "/disk"
+WITHOUT_LIMIT = 1 << 40
+SPACE, SYNC, OPEN, MAP, READ = "space", "sync", "open", "map", "read"
+ERRNO_OF = {SPACE: errno.ENOSPC, SYNC: errno.EIO, OPEN: errno.EMFILE, MAP: errno.ENOMEM, READ: errno.EIO}
+
+
+@dataclasses.dataclass
+class Fault:
+    """Failure of the calls of a kind: the `skipped` next ones go well, then `times` fail."""
+
+    kind: str
+    skipped: int
+    times: int = 1
+    fired: int = 0
+
+
+class Inode:
+    """One file: its page cache, and the bytes on stable storage."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.fd = os.memfd_create("pyqd-simulation", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size_bytes)
+        self.number = os.fstat(self.fd).st_ino
+        self.durable = bytearray(size_bytes)
+        # Pages that the kernel takes for written though they are not, with the bytes that they had then.
+        self.forgotten: dict[int, bytes] = {}
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def now(self, start: int = 0, end: int | None = None) -> bytes:
+        """Return bytes of the page cache."""
+        return os.pread(self.fd, (self.size_bytes if end is None else end) - start, start)
+
+    def dirty_pages(self) -> Iterator[tuple[slice, bytes]]:
+        """Yield the pages that differ from stable storage, with their bytes."""
+        content = self.now()
+        if content == self.durable:
+            return
+        for at in range(0, self.size_bytes, PAGE_BYTES):
+            page = slice(at, at + PAGE_BYTES)
+            if content[page] != self.durable[page]:
+                yield page, content[page]
+
+    def write_back(self, start: int, end: int) -> None:
+        """Put a range on stable storage, apart from what the kernel takes for written."""
+        content = self.now(start, end)
+        kept = {page: self.durable[page : page + PAGE_BYTES] for page in self.forgotten if start <= page < end}
+        self.durable[start:end] = content
+        for page, durable in kept.items():
+            if self.forgotten[page] == content[page - start : page - start + PAGE_BYTES]:
+                self.durable[page : page + PAGE_BYTES] = durable
+            else:
+                del self.forgotten[page]
+
+    def forget(self, start: int, end: int) -> None:
+        """Take the dirty pages of a range for written."""
+        for page, content in self.dirty_pages():
+            if start <= page.start < end:
+                self.forgotten[page.start] = content
+
+    @property
+    def pages(self) -> int:
+        """The pages that it takes of the disk."""
+        return -(-self.size_bytes // PAGE_BYTES)
+
+
+class Directory:
+    """One directory: its names now, and those on stable storage."""
+
+    pages = 1
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Node] = {}
+        self.durable: dict[str, Node] = {}
+
+
+Node = Inode | Directory
+# What one call changes: in a directory a name stands for a node, or for nothing.
+Change = list[tuple[Directory, str, Node | None]]
+
+
+class Disk:
+    """The disk, over the lives of the processes that use it and over power cuts."""
+
+    def __init__(self) -> None:
+        self.root = Directory()
+        self.pending: list[Change] = []
+        self.boot_count = 1
+        self.used_pages = 0
+        self.limit_pages = WITHOUT_LIMIT
+
+    @property
+    def free_pages(self) -> int:
+        """The pages that are free; never negative."""
+        return max(0, self.limit_pages - self.used_pages)
+
+    def change(self, *changes: tuple[Directory, str, Node | None]) -> None:
+        """Change names in the cache, to be durable together."""
+        for directory, name, node in changes:
+            former = directory.entries.pop(name, None)
+            if node is not None:
+                directory.entries[name] = node
+                self.used_pages += node.pages
+            if former is not None:
+                self.used_pages -= former.pages
+        self.pending.append(list(changes))
+
+    def sync_names(self, directory: Directory) -> None:
+        """Put the names of a directory on stable storage, and of others what came together with them or before."""
+        wanted = {directory}
+        chosen = []
+        for change in reversed(self.pending):
+            if any(each in wanted for each, _, _ in change):
+                chosen.append(change)
+                wanted.update(each for each, _, _ in change)
+        for change in reversed(chosen):
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
+        self.pending.remove(change)
+        for directory, name, node in change:
+            directory.durable.pop(name, None)
+            if node is not None:
+                directory.durable[name] = node
+
+    def inodes(self, directory: Directory | None = None, durable: bool = False) -> Iterator[Inode]:
+        """Yield the files below a directory."""
+        directory = directory or self.root
+        for node in list((directory.durable if durable else directory.entries).values()):
+            if isinstance(node, Directory):
+                yield from self.inodes(node, durable)
+            else:
+                yield node
+
+    def write_back(self, rng: random.Random, chance: float) -> None:
+        """Put a part of what is dirty on stable storage, as the kernel does when it likes."""
+        held_back: set[Directory] = set()
+        for change in list(self.pending):
+            if rng.random() < chance and not any(each in held_back for each, _, _ in change):
+                self._apply(change)
+            else:
+                held_back.update(each for each, _, _ in change)
+        for inode in self.inodes():
+            for page, content in inode.dirty_pages():
+                if rng.random() < chance and inode.forgotten.get(page.start) != content:
+                    inode.durable[page] = content
+
+    def cut(self, rng: random.Random, chance: float) -> None:
+        """Take the power away: what is on stable storage is left, and a part of what is dirty."""
+        self.write_back(rng, chance)
+        self.pending.clear()
+        self.boot_count += 1
+        self._restore(self.root)
+        self.used_pages = 0
+        self._count(self.root)
+
+    def _restore(self, directory: Directory) -> None:
+        directory.entries = dict(directory.durable)
+        for node in directory.entries.values():
+            if isinstance(node, Directory):
+                self._restore(node)
+                continue
+            node.forgotten.clear()
+            for page, _ in list(node.dirty_pages()):
+                os.pwrite(node.fd, node.durable[page], page.start)
+
+    def _count(self, directory: Directory) -> None:
+        for node in directory.entries.values():
+            self.used_pages += node.pages
+            if isinstance(node, Directory):
+                self._count(node)
+
+    def paths(self, directory: Directory | None = None, prefix: str = ROOT) -> list[str]:
+        """Return the paths of all files."""
+        found = []
+        for name, node in (directory or self.root).entries.items():
+            path = f"{prefix}/{name}"
+            found += self.paths(node, path) if isinstance(node, Directory) else [path]
+        return found
+
+
+class SimulatedFiles(Files):
+    """The files of one process. After its death nothing that it does changes the disk.
+
+    deaths: see there. fault: what is to fail. die_at: the call, counted from 1, before which the process dies.
+    """
+
+    def __init__(self, disk: Disk, deaths: Any) -> None:
+        self.disk = disk
+        self.deaths = deaths
+        self.fault: Fault | None = None
+        self.calls = 0
+        self.die_at = 0
+        self.mappings: dict[int, tuple[Mapping, Inode, str]] = {}
+        deaths.deaths_forget()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process is dead."""
+        return bool(self.deaths.deaths_dead())
+
+    def _call(self, operation: str, path: str, *kinds: str) -> None:
+        self.calls += 1
+        if self.calls == self.die_at:
+            self.deaths.deaths_die()
+        if self.dead:
+            raise self._refuse(operation, path, errno.EIO)
+        fault = self.fault
+        if fault is not None and fault.kind in kinds:
+            if fault.skipped > 0:
+                fault.skipped -= 1
+            elif fault.fired < fault.times:
+                fault.fired += 1
+                failed = ERRNO_OF[fault.kind]
+                raise storage_error(operation, path, OSError(failed, os.strerror(failed)))
+
+    def _refuse(self, operation: str, path: str, failed: int) -> StorageError:
+        return storage_error(operation, path, OSError(failed, os.strerror(failed)))
+
+    def _find(self, path: str) -> Node | None:
+        node: Node | None = self.disk.root
+        for name in path[len(ROOT) + 1 :].split("/") if path != ROOT else ():
+            if not isinstance(node, Directory):
+                return None
+            node = node.entries.get(name)
+        return node
+
+    def _parent(self, operation: str, path: str) -> tuple[Directory, str]:
+        directory, _, name = path.rpartition("/")
+        node = self._find(directory)
+        if not isinstance(node, Directory):
+            raise self._refuse(operation, path, errno.ENOENT)
+        return node, name
+
+    def _file(self, operation: str, path: str) -> Inode:
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise self._refuse(operation, path, errno.ENOENT)
+        return node
+
+    def _take(self, operation: str, path: str, pages: int) -> None:
+        if self.disk.free_pages < pages:
+            raise self._refuse(operation, path, errno.ENOSPC)
+
+    def _map(self, inode: Inode, path: str) -> Mapping:
+        mapping = files._map(inode.fd, inode.size_bytes, files.MAP_SHARED, path)
+        self.mappings[mapping.address] = (mapping, inode, path)
+        if self.deaths.deaths_add(pointer(mapping.address), inode.size_bytes, inode.fd) != 0:
+            raise RuntimeError("more mappings than the simulator knows of")
+        return mapping
+
+    def drop_unused(self) -> None:
+        """Let go of the mappings that nobody else holds any more."""
+        for address, (mapping, _, _) in list(self.mappings.items()):
+            # The dictionary's tuple, `mapping` and the argument.
+            if sys.getrefcount(mapping) <= 3:
+                del self.mappings[address]
+                self.deaths.deaths_remove(pointer(address))
+
+    def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
+        if path is None:
+            self._call("map", "memory", MAP)
+            return super().new_mapped(None, size_bytes, populate)
+        self._call("create", path, OPEN)
+        directory, name = self._parent("create", path)
+        inode = Inode(size_bytes)
+        self._take("reserve", path, inode.pages)
+        self.disk.change((directory, name + MAKING, inode))
+        try:
+            self._call("reserve", path, SPACE)
+            self._call("map", path, MAP)
+        except StorageError:
+            if not self.dead:
+                self.disk.change((directory, name + MAKING, None))
+            raise
+        mapping = self._map(inode, path)
+        self._call("rename", path)
+        self.disk.change((directory, name + MAKING, None), (directory, name, inode))
+        return mapping
+
+    def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Nothing: a simulated page fault takes no time."""
+
+    def check_reserving(self, directory: str) -> None:
+        self._call("create", directory, OPEN)
+
+    def open_mapped(self, path: str) -> Mapping:
+        self._call("open", path, OPEN)
+        self._call("map", path, MAP)
+        inode = self._file("open", path)
+        if inode.size_bytes == 0:
+            raise CorruptionError(path, 0, "the file is empty")
+        return self._map(inode, path)
+
+    def open_for_writing(self, path: str) -> int:
+        self._call("open", path, OPEN)
+        inode = self._file("open", path)
+        fd = os.open(f"/proc/self/fd/{inode.fd}", os.O_WRONLY | os.O_CLOEXEC)
+        self.deaths.deaths_add_writer(fd, inode.number)
+        return fd
+
+    def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        if mapping.path is None or length_bytes <= 0:
+            return
+        assert start_bytes % PAGE_BYTES == 0, "msync(2) wants a page"
+        _, inode, path = self.mappings[mapping.address]
+        end = min(-(-(start_bytes + length_bytes) // PAGE_BYTES) * PAGE_BYTES, inode.size_bytes)
+        try:
+            self._call("sync", path, SYNC)
+        except StorageError:
+            if not self.dead:
+                inode.forget(start_bytes, end)
+            raise
+        inode.write_back(start_bytes, end)
+
+    def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        if mapping.path is None or length_bytes <= 0 or self.dead:
+            return
+        _, inode, _ = self.mappings[mapping.address]
+        for page in [page for page in inode.forgotten if start_bytes <= page < start_bytes + length_bytes]:
+            del inode.forgotten[page]
+
+    def sync_file_system(self, path: str) -> bool:
+        try:
+            self._call("sync", path, SYNC)
+        except StorageError:
+            for inode in () if self.dead else self.disk.inodes():
+                inode.forget(0, inode.size_bytes)
+            raise
+        for inode in self.disk.inodes():
+            inode.write_back(0, inode.size_bytes)
+        for _, inode, _ in self.mappings.values():
+            inode.write_back(0, inode.size_bytes)
+        while self.disk.pending:
+            self.disk._apply(self.disk.pending[0])
+        return True
+
+    def sync_directory(self, path: str) -> None:
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            raise self._refuse("sync", path, errno.ENOENT)
+        self._call("sync", path, SYNC)
+        self.disk.sync_names(node)
+
+    def make_directory(self, path: str) -> None:
+        if self._find(path) is not None:
+            return
+        self._call("create", path, SPACE)
+        directory, name = self._parent("create", path)
+        self._take("create", path, Directory.pages)
+        self.disk.change((directory, name, Directory()))
+
+    def list_directory(self, path: str) -> list[str]:
+        self._call("list", path, OPEN)
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            raise self._refuse("list", path, errno.ENOENT)
+        return list(node.entries)
+
+    def is_directory(self, path: str) -> bool:
+        return isinstance(self._find(path), Directory)
+
+    def free_bytes(self, path: str) -> int:
+        return self.disk.free_pages * PAGE_BYTES
+
+    def exists(self, path: str) -> bool:
+        return path == BOOT_ID or self._find(path) is not None
+
+    def read(self, path: str) -> bytes:
+        if path == BOOT_ID:
+            return b"boot-%d\n" % self.disk.boot_count
+        self._call("read", path, OPEN, READ)
+        return self._file("read", path).now()
+
+    def size_of(self, path: str) -> int:
+        return self._file("read", path).size_bytes
+
+    def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
+        self._call("read", path, OPEN, READ)
+        return self._file("read", path).now(start_bytes, start_bytes + length_bytes)
+
+    def append(self, path: str, content: bytes) -> None:
+        former = self._find(path)
+        self.write(path, (former.now() if isinstance(former, Inode) else b"") + content)
+
+    def write(self, path: str, content: bytes) -> None:
+        beside = path + ".new"
+        self._call("write", path, OPEN, SPACE)
+        directory, name = self._parent("write", path)
+        inode = Inode(len(content))
+        os.pwrite(inode.fd, content, 0)
+        if name + ".new" not in directory.entries:
+            self._take("write", path, inode.pages)
+        self.disk.change((directory, name + ".new", inode))
+        self._call("write", beside, SYNC)
+        inode.durable[:] = content
+        self._call("rename", beside)
+        self.disk.change((directory, name + ".new", None), (directory, name, inode))
+
+    def rename(self, source: str, target: str) -> None:
+        self._call("rename", source)
+        node = self._find(source)
+        if node is None:
+            raise self._refuse("rename", source, errno.ENOENT)
+        old, new = self._parent("rename", source), self._parent("rename", target)
+        self.disk.change((*old, None), (*new, node))
+
+    def remove(self, path: str) -> None:
+        if self._find(path) is None:
+            return
+        self._call("remove", path)
+        self.disk.change((*self._parent("remove", path), None))
+
+    def remove_tree(self, path: str) -> None:
+        node = self._find(path)
+        if node is None:
+            return
+        if isinstance(node, Directory):
+            for name in list(node.entries):
+                self.remove_tree(f"{path}/{name}")
+        self.remove(path)
+
+

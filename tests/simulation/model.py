@@ -1,0 +1,213 @@
+"""Plain model of what a broker must and may deliver: topics, channels, and each message in each channel.
+
+Time is counted in *stamps*, one for each thing that happens. A completed sync makes durable what happened before it was
+gathered (`synced`). With --sync-every=1 an OK makes its message durable, and the channels that were there before it.
+
+After a start the model is compared with what the broker has, and takes that over. What it compares:
+
+- after a clean stop, everything, attempts too;
+- after a kill, everything but what the operation in progress was about to change (`Doubt`);
+- after a power cut: whatever is durable and not finished is there; nothing is there that was finished durably, or that
+  nobody has published.
+"""
+
+import dataclasses
+from typing import Any
+
+QUEUED, IN_FLIGHT, DEFERRED = "queued", "in flight", "deferred"
+
+
+class Violation(Exception):  # noqa: N818 - what was found, not what went wrong in the simulator
+    """The broker did what it must not do."""
+
+
+def expect(condition: object, text: str, *details: Any) -> None:
+    """Raise a Violation unless the condition holds."""
+    if not condition:
+        raise Violation(" ".join([text, *(repr(each) for each in details)]))
+
+
+@dataclasses.dataclass(slots=True)
+class Message:
+    """One message of a topic. due_ns: as published, 0: at once. durable: its OK said so, or a sync."""
+
+    number: int
+    size_bytes: int
+    stamp: int
+    due_ns: int
+    durable: bool = False
+    guid: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Copy:
+    """One message in one channel that is not finished. due_reached: its time has come, at least once."""
+
+    number: int
+    state: str
+    due_ns: int = 0
+    attempts: int = 0
+    parked: bool = False
+    due_reached: bool = False
+    owner: int = 0
+    deadline_ns: int = 0
+    delivered_ns: int = 0
+    # When the state was last changed: a power cut may take that back.
+    stamp: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Channel:
+    """One channel. done: when what was finished last. reset: when it was last emptied or moved; 0: never."""
+
+    name: str
+    created: int
+    copies: dict[int, Copy] = dataclasses.field(default_factory=dict)
+    done: dict[int, int] = dataclasses.field(default_factory=dict)
+    paused: bool = False
+    paused_stamp: int = 0
+    reset: int = 0
+    # The unfinished messages of before the last time that it was emptied or moved, until that is durable.
+    before_reset: set[int] | None = None
+    # Messages that are there twice after a power cut: the second one may come or not.
+    twice: set[int] = dataclasses.field(default_factory=set)
+
+    def count(self, state: str) -> int:
+        """Count the messages in a state."""
+        return sum(copy.state == state for copy in self.copies.values())
+
+    def has_come(self, copy: Copy, wall_ns: int) -> bool:
+        """Return whether a copy may be delivered now."""
+        return copy.due_ns <= wall_ns or copy.due_reached
+
+
+@dataclasses.dataclass(slots=True)
+class Topic:
+    """One topic. held: numbers that no channel has been given, with when."""
+
+    name: str
+    created: int
+    channels: dict[str, Channel] = dataclasses.field(default_factory=dict)
+    held: dict[int, int] = dataclasses.field(default_factory=dict)
+    messages: dict[int, Message] = dataclasses.field(default_factory=dict)
+    number_of: dict[int, int] = dataclasses.field(default_factory=dict)
+    paused: bool = False
+    paused_stamp: int = 0
+    emptied: int = 0
+    emptied_in_doubt: bool = False
+    # The last stamp of a message whose OK said that it is on stable storage.
+    acknowledged: int = 0
+    count: int = 0
+    # Channels that were deleted, with when: a power cut may bring them back.
+    deleted: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.name.endswith("#ephemeral")
+
+    @property
+    def shows(self) -> bool:
+        """Whether what is published goes to channels at once."""
+        return bool(self.channels) and not self.paused
+
+
+@dataclasses.dataclass
+class Doubt:
+    """What the operation in progress may or may not have done when the process dies.
+
+    numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
+    be there or not. batch: numbers of which all or none are there. loose: state and due time of these may be old or new.
+    """
+
+    numbers: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
+    topics: set[str] = dataclasses.field(default_factory=set)
+    channels: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    batch: tuple[str, list[Message]] | None = None
+    paused: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+
+
+class Model:
+    """All topics, and how far they are on stable storage."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        # Topics that were deleted, with when and the messages that they had.
+        self.deleted: dict[str, tuple[int, Topic]] = {}
+        self.stamp = 1
+        self.synced = 0
+
+    def tick(self) -> int:
+        """Return a new stamp."""
+        self.stamp += 1
+        return self.stamp
+
+    def add_topic(self, name: str) -> Topic:
+        """Return a topic, made if it is missing."""
+        if name not in self.topics:
+            self.topics[name] = Topic(name, self.tick())
+        return self.topics[name]
+
+    def add_channel(self, topic: Topic, name: str, now_ns: int) -> Channel:
+        """Return a channel, made if it is missing: then it gets what the topic has held."""
+        if name not in topic.channels:
+            topic.channels[name] = Channel(name, self.tick())
+            self.show_held(topic, now_ns)
+        return topic.channels[name]
+
+    def show_held(self, topic: Topic, now_ns: int) -> None:
+        """Give channels what the topic has held."""
+        if topic.shows:
+            held, topic.held = topic.held, {}
+            for number in held:
+                self.give(topic, topic.messages[number], now_ns)
+
+    def give(self, topic: Topic, message: Message, now_ns: int) -> None:
+        """Give each channel a message, or hold it."""
+        if not topic.shows:
+            topic.held[message.number] = self.stamp
+            return
+        for channel in topic.channels.values():
+            state = DEFERRED if message.due_ns else QUEUED
+            parked = message.due_ns != 0
+            channel.copies[message.number] = Copy(message.number, state, message.due_ns, 0, parked, stamp=self.stamp)
+
+    def publish(self, topic: Topic, messages: list[Message], now_ns: int) -> None:
+        """Note messages as accepted."""
+        for message in messages:
+            topic.messages[message.number] = message
+            topic.count += 1
+            self.give(topic, message, now_ns)
+
+    def acknowledge(self, topic: Topic, messages: list[Message], durably: bool) -> None:
+        """Note an OK."""
+        for message in messages:
+            message.durable = message.durable or durably
+            if durably:
+                topic.acknowledged = max(topic.acknowledged, message.stamp)
+
+    def finish(self, channel: Channel, number: int) -> None:
+        """Note a message as finished."""
+        del channel.copies[number]
+        channel.done[number] = self.tick()
+
+    def delete_topic(self, name: str) -> None:
+        """Note a topic as deleted."""
+        topic = self.topics.pop(name)
+        self.deleted[name] = (self.tick(), topic)
+
+    def delete_channel(self, topic: Topic, name: str) -> None:
+        """Note a channel as deleted."""
+        del topic.channels[name]
+        topic.deleted[name] = self.tick()
+        if topic.ephemeral and not topic.channels:
+            self.delete_topic(topic.name)
+
+    def note_synced(self, stamp: int) -> None:
+        """Note that all that happened up to a stamp is on stable storage."""
+        self.synced = max(self.synced, stamp)
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                if channel.reset <= stamp:
+                    channel.before_reset = None
+            for message in topic.messages.values():
+                message.durable = message.durable or message.stamp <= stamp

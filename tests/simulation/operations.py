@@ -1,0 +1,577 @@
+"""Operations of a schedule: what clients, operators, the kernel, the disk and the clock do.
+
+Each is a method `do_NAME` of whole numbers that choose among what there is, so that a schedule from which some steps
+were taken means much the same still. `WEIGHTS` says how often a generated schedule has each.
+"""
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from pyqd.hot.guid import to_hex
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import LimitReached, StorageError
+from tests.simulation.clients import Client
+from tests.simulation.disk import MAP, OPEN, SPACE, SYNC, WITHOUT_LIMIT, Fault
+from tests.simulation.model import DEFERRED, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
+from tests.simulation.world import CUT, KILL, World
+from tests.support.storage import body_of
+
+TOPICS = ("a", "b", "e#ephemeral")
+CHANNELS = ("x", "y", "z#ephemeral")
+SIZES = (8, 9, 16, 40, 200, 900, 3000, 20_000)
+BATCHES = (1, 2, 3, 7, 20, 90)
+DELAYS_MS = (1, 500, 3_000, 70_000)
+ADVANCES_NS = (SECOND_NS // 1000, SECOND_NS, 11 * SECOND_NS, 61 * SECOND_NS)
+JUMPS_NS = (-3_600 * SECOND_NS, -SECOND_NS, -(1 << 21), SECOND_NS, 3_600 * SECOND_NS)
+FAULTS = (SPACE, SYNC, OPEN, MAP)
+CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
+IDENTIFY = b'{"heartbeat_interval": 36000000}'
+MS_NS = 1_000_000
+
+
+class Operations(World):
+    """A world with what can be done to it."""
+
+    def do(self, name: str, *numbers: int) -> None:
+        """Do one step of a schedule."""
+        function: Callable[..., None] = getattr(self, f"do_{name}")
+        if name in PLANS:
+            function(*numbers)
+        else:
+            self.step(lambda: function(*numbers))
+
+    # What is planned for the step that follows.
+
+    def do_fail(self, kind: int, skipped: int, times: int) -> None:
+        self.next_fault = Fault(FAULTS[kind % len(FAULTS)], skipped, times)
+
+    def do_die_at_call(self, number: int, cut: int, seed: int) -> None:
+        self.death = ("call", number)
+        self.plan_death(cut, seed)
+
+    def do_die_at_store(self, number: int, cut: int, seed: int) -> None:
+        self.death = ("store", number)
+        self.plan_death(cut, seed)
+
+    def plan_death(self, cut: int, seed: int) -> None:
+        """Say what the next death is: a kill, or a power cut after which so much of what is dirty is there."""
+        self.after_death = (CUT if cut else KILL, seed, CHANCES[(cut - 1) % len(CHANCES)])
+
+    # The machine.
+
+    def do_kill(self) -> None:
+        self.plan_death(0, 0)
+        self.die()
+
+    def do_cut(self, chance: int, seed: int) -> None:
+        self.plan_death(1 + chance % len(CHANCES), seed)
+        self.fault_count += 1
+        self.die()
+
+    def do_advance(self, number: int) -> None:
+        by_ns = ADVANCES_NS[number % len(ADVANCES_NS)]
+        self.wall_ns += by_ns
+        self.mono_ns += by_ns
+        self.set_clocks()
+        self.expire()
+
+    def do_jump(self, number: int) -> None:
+        self.wall_ns += JUMPS_NS[number % len(JUMPS_NS)]
+        self.set_clocks()
+
+    def do_write_back(self, chance: int, seed: int) -> None:
+        self.disk.write_back(random.Random(seed), CHANCES[chance % len(CHANCES)])
+
+    def do_fill(self, free_pages: int) -> None:
+        self.disk.limit_pages = self.disk.used_pages + free_pages
+
+    def do_free(self) -> None:
+        self.disk.limit_pages = WITHOUT_LIMIT
+
+    # Background.
+
+    def do_job(self, number: int, to_the_end: int) -> None:
+        if self.alive.jobs:
+            self.alive.run_job(number, bool(to_the_end))
+
+    def do_jobs(self) -> None:
+        for _ in range(1000):
+            if not self.alive.jobs:
+                return
+            self.alive.run_job(0, True)
+            self.alive.turn()
+
+    def do_begin_sync(self) -> None:
+        if self.alive.syncing is None:
+            stamp = self.model.tick()
+
+            def ended(done: bool) -> None:
+                if done and not self.is_dead:
+                    self.model.note_synced(stamp)
+
+            self.alive.begin_sync(ended)
+
+    def do_sync(self) -> None:
+        self.do_jobs()
+        if self.alive.syncing is None:
+            self.do_begin_sync()
+        self.do_jobs()
+
+    def do_housekeep(self) -> None:
+        self.alive.broker.try_write_again()
+        self.alive.housekeeper.tend_all()
+
+    def do_stop(self) -> None:
+        """SIGTERM, and a start with the next step."""
+        process = self.alive
+        self.doubt.numbers = {}
+        stamp = self.model.tick()
+        synced = process.stop()
+        if self.is_dead:
+            return
+        if synced:
+            self.model.note_synced(stamp)
+        self.drop_ended()
+        self.plan_death(0, 0)
+        self.die()
+        self.ended_cleanly = True
+
+    def drop_ended(self) -> None:
+        """Forget all clients, as the server has closed their connections."""
+        for client in self.clients:
+            client.receive()
+        for topic in list(self.model.topics.values()):
+            for channel in list(topic.channels.values()):
+                for copy in channel.copies.values():
+                    if copy.state == IN_FLIGHT:
+                        copy.state = QUEUED
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+
+    # Topics and channels.
+
+    def topic_at(self, number: int) -> Topic | None:
+        """Return one of the topics that there are."""
+        topics = sorted(self.model.topics)
+        return self.model.topics[topics[number % len(topics)]] if topics else None
+
+    def channel_at(self, number: int) -> tuple[Topic, Channel] | tuple[None, None]:
+        """Return one of the channels that there are."""
+        found = [(topic, channel) for _, topic in sorted(self.model.topics.items())
+                 for _, channel in sorted(topic.channels.items())]  # fmt: skip
+        return found[number % len(found)] if found else (None, None)
+
+    def broker_topic(self, topic: Topic) -> Any:
+        """Return the broker's topic."""
+        return self.alive.broker.topic_of[topic.name]
+
+    def broker_channel(self, topic: Topic, channel: Channel) -> Any:
+        """Return the broker's channel."""
+        return self.broker_topic(topic).channel_of[channel.name]
+
+    def refused(self, function: Callable[[], object]) -> bool:
+        """Call what the system may refuse. Returns: whether it did."""
+        try:
+            function()
+        except (StorageError, LimitReached) as error:
+            expect(self.is_disturbed, f"{type(error).__name__} on a sound disk: {error}")
+            return True
+        return False
+
+    def do_create_topic(self, number: int) -> None:
+        name = TOPICS[number % len(TOPICS)]
+        self.doubt.topics.add(name) if name not in self.model.topics else None
+        if not self.refused(lambda: self.alive.broker.topic(name)) and not self.is_dead:
+            self.model.add_topic(name)
+
+    def do_create_channel(self, topic_number: int, number: int) -> None:
+        topic, name = self.topic_at(topic_number), CHANNELS[number % len(CHANNELS)]
+        if topic is None:
+            return
+        self.make_channel(topic.name, name)
+
+    def make_channel(self, topic_name: str, name: str) -> None:
+        """Make a topic and a channel that are missing."""
+        if topic_name not in self.model.topics:
+            self.doubt.topics.add(topic_name)
+        self.doubt.channels.add((topic_name, name))
+
+        def make() -> None:
+            self.alive.broker.topic(topic_name).channel(name)
+
+        refused = self.refused(make)
+        if self.is_dead:
+            return
+        if topic_name in self.alive.broker.topic_of:
+            topic = self.model.add_topic(topic_name)
+            if not refused:
+                self.model.add_channel(topic, name, self.wall_ns)
+
+    def do_delete_topic(self, number: int) -> None:
+        topic = self.topic_at(number)
+        if topic is None:
+            return
+        self.doubt.topics.add(topic.name)
+        if not self.refused(lambda: self.alive.broker.delete_topic(topic.name)) and not self.is_dead:
+            self.model.delete_topic(topic.name)
+            self.leave(topic.name, None)
+
+    def do_delete_channel(self, number: int) -> None:
+        topic, channel = self.channel_at(number)
+        if topic is None or channel is None:
+            return
+        self.doubt.channels.add((topic.name, channel.name))
+        if topic.ephemeral:
+            self.doubt.topics.add(topic.name)
+        if not self.refused(lambda: self.broker_topic(topic).delete_channel(channel.name)) and not self.is_dead:
+            self.model.delete_channel(topic, channel.name)
+            self.leave(topic.name, channel.name)
+
+    def leave(self, topic: str, channel: str | None) -> None:
+        """Note that the clients of a deleted channel have none any more."""
+        for client in self.clients:
+            if client.channel is not None and client.channel[0] == topic and channel in (None, client.channel[1]):
+                client.channel = None
+
+    def do_pause_topic(self, number: int, paused: int) -> None:
+        topic = self.topic_at(number)
+        if topic is None:
+            return
+        self.doubt.paused.add((topic.name, ""))
+        self.broker_topic(topic).pause(bool(paused))
+        if not self.is_dead:
+            topic.paused, topic.paused_stamp = bool(paused), self.model.tick()
+            self.model.show_held(topic, self.wall_ns)
+
+    def do_pause_channel(self, number: int, paused: int) -> None:
+        topic, channel = self.channel_at(number)
+        if topic is None or channel is None:
+            return
+        self.doubt.paused.add((topic.name, channel.name))
+        self.broker_channel(topic, channel).pause(bool(paused))
+        if not self.is_dead:
+            channel.paused, channel.paused_stamp = bool(paused), self.model.tick()
+
+    def do_empty_topic(self, number: int) -> None:
+        topic = self.topic_at(number)
+        if topic is None:
+            return
+        self.doubt.numbers[topic.name, ""] = set(topic.held)
+        if not self.refused(self.broker_topic(topic).empty) and not self.is_dead:
+            topic.emptied = self.model.tick()
+            topic.held.clear()
+
+    def do_empty_channel(self, number: int) -> None:
+        topic, channel = self.channel_at(number)
+        if topic is None or channel is None:
+            return
+        self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
+        self.broker_channel(topic, channel).empty()
+        if not self.is_dead:
+            self.note_reset(channel, {})
+
+    def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
+        """Note that a channel has other messages from now on."""
+        if channel.before_reset is None:
+            channel.before_reset = set(channel.copies)
+        channel.reset = self.model.tick()
+        for number in channel.copies:
+            channel.done[number] = channel.reset
+        channel.copies = copies
+        channel.twice.clear()
+        for client in self.clients:
+            if client.channel is not None and client.channel[1] == channel.name:
+                client.in_flight = 0
+
+    # Publishing.
+
+    def new_messages(self, count: int, size: int, due_ns: int) -> list[Message]:
+        """Return messages with new numbers."""
+        stamp = self.model.tick()
+        messages = []
+        for _ in range(count):
+            self.number_count += 1
+            messages.append(Message(self.number_count, SIZES[size % len(SIZES)], stamp, due_ns))
+        return messages
+
+    def publisher(self) -> Client | None:
+        """Return a client that waits for no answer, connected if there is none."""
+        for client in self.clients:
+            if client.channel is None and not client.answers and not client.closed and client.in_flight == 0:
+                return client
+        if len(self.clients) >= 12:
+            return None
+        return self.connect()
+
+    def connect(self) -> Client:
+        """Return a new client that has introduced itself."""
+        self.client_count += 1
+        client = Client(self.client_count, self.alive.connect(self.client_count), self.on_message)
+        self.clients.append(client)
+        client.answers.append(lambda data: expect(data == b"OK", "IDENTIFY is answered", data))
+        client.send(b"  V2IDENTIFY\n" + struct.pack(">i", len(IDENTIFY)) + IDENTIFY)
+        self.alive.hub.run_until_idle()
+        client.receive()
+        return client
+
+    def publish(self, topic_name: str, messages: list[Message], command: bytes) -> None:
+        """Send a command that publishes, and note what came of it."""
+        client = self.publisher()
+        if client is None or self.is_dead:
+            return
+        if topic_name not in self.model.topics:
+            self.doubt.topics.add(topic_name)
+        self.doubt.batch = (topic_name, messages)
+        found = self.alive.broker.topic_of.get(topic_name)
+        before = 0 if found is None else found.message_count
+
+        def answered(data: bytes | None) -> None:
+            expect(data == b"OK", "a publish is answered", data)
+            topic = self.model.topics.get(topic_name)
+            if topic is not None and messages[0].number in topic.messages:
+                self.model.acknowledge(topic, messages, self.sync_each and not topic.ephemeral)
+
+        client.answers.append(answered)
+        client.send(command)
+        self.alive.hub.run_until_idle()
+        if self.is_dead:
+            return
+        found = self.alive.broker.topic_of.get(topic_name)
+        if found is None:
+            expect(self.is_disturbed, "a publish has made no topic")
+            return
+        topic = self.model.add_topic(topic_name)
+        accepted = found.message_count - before
+        expect(accepted in (0, len(messages)), "accepted", accepted, len(messages))
+        if accepted:
+            self.model.publish(topic, messages, self.wall_ns)
+        else:
+            expect(self.is_disturbed, "a publish was refused on a sound disk", client.errors)
+
+    def topic_name(self, number: int) -> str:
+        """Return the name of a topic to publish to."""
+        return TOPICS[number % len(TOPICS)]
+
+    def do_pub(self, topic: int, size: int) -> None:
+        name, messages = self.topic_name(topic), self.new_messages(1, size, 0)
+        body = body_of(messages[0].number, messages[0].size_bytes)
+        self.publish(name, messages, b"PUB %s\n%s" % (name.encode(), with_size(body)))
+
+    def do_dpub(self, topic: int, size: int, delay: int) -> None:
+        delay_ms = DELAYS_MS[delay % len(DELAYS_MS)]
+        name, messages = self.topic_name(topic), self.new_messages(1, size, self.wall_ns + delay_ms * MS_NS)
+        body = body_of(messages[0].number, messages[0].size_bytes)
+        self.publish(name, messages, b"DPUB %s %d\n%s" % (name.encode(), delay_ms, with_size(body)))
+
+    def do_mpub(self, topic: int, count: int, size: int) -> None:
+        name, messages = self.topic_name(topic), self.new_messages(BATCHES[count % len(BATCHES)], size % 6, 0)
+        bodies = b"".join(with_size(body_of(each.number, each.size_bytes)) for each in messages)
+        batch = struct.pack(">i", len(messages)) + bodies
+        self.publish(name, messages, b"MPUB %s\n%s" % (name.encode(), with_size(batch)))
+
+    def do_dmpub(self, topic: int, count: int, size: int, delay: int) -> None:
+        """Each message has a time of its own; every third none."""
+        name, messages = self.topic_name(topic), self.new_messages(BATCHES[count % len(BATCHES)], size % 6, 0)
+        parts = []
+        for index, each in enumerate(messages):
+            delay_ms = DELAYS_MS[(delay + index) % len(DELAYS_MS)] if index % 3 else 0
+            each.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
+            parts.append(struct.pack(">q", delay_ms) + with_size(body_of(each.number, each.size_bytes)))
+        batch = struct.pack(">i", len(messages)) + b"".join(parts)
+        self.publish(name, messages, b"DMPUB %s each\n%s" % (name.encode(), with_size(batch)))
+
+    # Consuming.
+
+    def do_sub(self, topic: int, channel: int, rdy: int) -> None:
+        if len(self.clients) >= 12:
+            return
+        topic_name, name = TOPICS[topic % len(TOPICS)], CHANNELS[channel % len(CHANNELS)]
+        client = self.connect()
+        if topic_name not in self.model.topics:
+            self.doubt.topics.add(topic_name)
+        known = self.model.topics.get(topic_name)
+        if known is None or name not in known.channels:
+            self.doubt.channels.add((topic_name, name))
+        client.answers.append(lambda data: expect(data == b"OK", "SUB is answered", data))
+        client.send(b"SUB %s %s\n" % (topic_name.encode(), name.encode()))
+        self.alive.hub.run_until_idle()
+        if self.is_dead:
+            return
+        client.receive()
+        found = self.alive.broker.topic_of.get(topic_name)
+        if found is None or client.take_errors():
+            expect(self.is_disturbed, "SUB is refused on a sound disk")
+            if found is not None:
+                self.model.add_topic(topic_name)
+            client.closed = True
+            return
+        self.model.add_channel(self.model.add_topic(topic_name), name, self.wall_ns)
+        client.channel = (topic_name, name)
+        self.ready(client, rdy)
+
+    def ready(self, client: Client, rdy: int) -> None:
+        """Set a client's RDY."""
+        client.rdy = rdy % 100
+        client.send(b"RDY %d\n" % client.rdy)
+
+    def consumer_at(self, number: int) -> Client | None:
+        """Return one of the clients that are subscribed."""
+        clients = [client for client in self.clients if client.channel is not None and not client.closed]
+        return clients[number % len(clients)] if clients else None
+
+    def do_rdy(self, number: int, rdy: int) -> None:
+        client = self.consumer_at(number)
+        if client is not None:
+            self.ready(client, rdy)
+
+    def do_hang_up(self, number: int) -> None:
+        client = self.consumer_at(number)
+        if client is not None:
+            client.receive()
+            client.close()
+            if client.channel is not None and client.channel[1].endswith("#ephemeral"):
+                self.doubt.channels.add(client.channel)
+                self.doubt.topics.update({client.channel[0]} & {"e#ephemeral"})
+
+    def held_by(self, number: int, pick: int, count: int) -> tuple[Client, Topic, Channel, list[Copy]] | None:
+        """Return a client, and some of what it has in flight."""
+        holders = []
+        for client in self.clients:
+            if client.channel is None or client.closed:
+                continue
+            topic = self.model.topics[client.channel[0]]
+            channel = topic.channels[client.channel[1]]
+            copies = [each for each in channel.copies.values()
+                      if each.state == IN_FLIGHT and each.owner == client.number]  # fmt: skip
+            if copies:
+                holders.append((client, topic, channel, copies))
+        if not holders:
+            return None
+        client, topic, channel, copies = holders[number % len(holders)]
+        chosen = [copies[(pick + index) % len(copies)] for index in range(min(count, len(copies)))]
+        return client, topic, channel, chosen
+
+    def answer(self, client: Client, command: bytes, copy: Copy, topic: Topic) -> bool:
+        """Send FIN, REQ or TOUCH. Returns: whether it was done."""
+        client.take_errors()
+        client.send(command % to_hex(topic.messages[copy.number].guid))
+        self.alive.hub.run_until_idle()
+        if self.is_dead:
+            return False
+        client.receive()
+        errors = client.take_errors()
+        if errors:
+            expect(self.is_disturbed and not client.closed, "refused:", command, errors)
+            return False
+        expect(not client.closed, "closed by", command)
+        return True
+
+    def do_fin(self, number: int, pick: int, count: int) -> None:
+        self.finish(self.held_by(number, pick, 1 + count % 40))
+
+    def finish(self, held: tuple[Client, Topic, Channel, list[Copy]] | None) -> None:
+        """FIN some messages, one by one."""
+        if held is None:
+            return
+        client, topic, channel, copies = held
+        for copy in copies:
+            self.doubt.numbers[topic.name, channel.name] = {copy.number}
+            if self.answer(client, b"FIN %s\n", copy, topic):
+                self.model.finish(channel, copy.number)
+                client.in_flight -= 1
+            elif self.is_dead:
+                return
+
+    def do_req(self, number: int, pick: int, count: int, delay: int) -> None:
+        held = self.held_by(number, pick, 1 + count % 4)
+        if held is None:
+            return
+        client, topic, channel, copies = held
+        delay_ms = (0, *DELAYS_MS)[delay % (1 + len(DELAYS_MS))]
+        for copy in copies:
+            self.doubt.numbers[topic.name, channel.name] = {copy.number}
+            if self.answer(client, b"REQ %%s %d\n" % delay_ms, copy, topic):
+                copy.state = DEFERRED if delay_ms else QUEUED
+                copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
+                copy.due_reached = False
+                copy.parked = copy.parked or delay_ms != 0
+                copy.stamp = self.model.tick()
+                client.in_flight -= 1
+            elif self.is_dead:
+                return
+
+    def do_touch(self, number: int, pick: int) -> None:
+        held = self.held_by(number, pick, 1)
+        if held is not None:
+            client, topic, _, (copy,) = held
+            if self.answer(client, b"TOUCH %s\n", copy, topic):
+                copy.deadline_ns = min(self.mono_ns + 60 * SECOND_NS, copy.delivered_ns + 900 * SECOND_NS)
+
+    # At the end of each schedule.
+
+    def finale(self) -> None:
+        """Drain and delete everything: all that must come does, and all space is given back."""
+        self.next_fault = self.death = None
+        self.do("free")
+        for topic in [topic for topic in self.model.topics.values() if not topic.channels and not topic.ephemeral]:
+            self.do("create_channel", sorted(self.model.topics).index(topic.name), 0)
+        for client in list(self.clients):
+            self.do("hang_up", 0)
+        for index in range(len(self.model.topics)):
+            self.do("pause_topic", index, 0)
+        for _ in range(3):
+            self.do("advance", 3)
+        for name, topic in list(self.model.topics.items()):
+            for channel in list(topic.channels.values()):
+                self.do("pause_channel", self.channels().index((topic, channel)), 0)
+                self.drain(name, channel)
+        self.do("sync")
+        self.do("sync")
+        self.do("jobs")
+        self.check_drained()
+        while self.model.topics:
+            self.do("delete_topic", 0)
+        self.do("jobs")
+        self.check_space()
+
+    def channels(self) -> list[tuple[Topic, Channel]]:
+        """Return all channels, in the order of `channel_at`."""
+        return [(topic, channel) for _, topic in sorted(self.model.topics.items())
+                for _, channel in sorted(topic.channels.items())]  # fmt: skip
+
+    def drain(self, topic_name: str, channel: Channel) -> None:
+        """Consume a channel to the end."""
+        self.do("sub", TOPICS.index(topic_name), CHANNELS.index(channel.name), 99)
+        for _ in range(500):
+            if not channel.copies:
+                break
+            before = len(channel.copies)
+            self.do("fin", len(self.clients) - 1, 0, 39)
+            if len(channel.copies) == before:
+                self.do("advance", 3)
+                expect(channel.count(IN_FLIGHT), f"{topic_name}/{channel.name} keeps back", sorted(channel.copies))
+        expect(not channel.copies, f"{topic_name}/{channel.name} keeps", sorted(channel.copies))
+
+    def check_drained(self) -> None:
+        """Check that nothing is left of what was delivered and finished."""
+        for topic in self.alive.broker.topic_of.values():
+            expect(topic.log.first is topic.log.active, f"{topic.name} keeps segments of finished messages")
+            for channel in topic.channel_of.values():
+                counts = (channel.depth, channel.deferred_count, channel.in_flight_count)
+                expect(counts == (0, 0, 0), f"{topic.name}/{channel.name} is not empty:", counts)
+
+    def check_space(self) -> None:
+        """Check that the disk is as empty as at the first start."""
+        left = [path for path in self.disk.paths() if not path.endswith("/node.json")]
+        expect(not left, "files are left:", left)
+
+
+def with_size(body: bytes) -> bytes:
+    """Return a body behind its size."""
+    return struct.pack(">i", len(body)) + body
+
+
+PLANS = ("fail", "die_at_call", "die_at_store")

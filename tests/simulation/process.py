@@ -1,0 +1,222 @@
+"""One life of the simulated daemon: broker, TCP server, syncer, group commit and housekeeper without threads or waiting.
+
+A job for a thread is a `Job` in a list: the schedule says when it runs and when the loop is told of its end. The
+syncer's greenlet is resumed likewise. What stands here in place of the daemon's wiring is what `pyqd.apps.daemon` does,
+in its order.
+"""
+
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from pyqd.broker.broker import Broker
+from pyqd.hot.clock import mono
+from pyqd.primitives.durations import HOUR_NS
+from pyqd.primitives.options import Options, build
+from pyqd.protocol.greenlets import start_raw
+from pyqd.protocol.server import TcpServer
+from pyqd.services import group_commit, syncer
+from pyqd.services.group_commit import GroupCommit
+from pyqd.services.housekeeper import Housekeeper
+from pyqd.services.syncer import Syncer
+from tests.simulation.disk import ROOT, SimulatedFiles
+from tests.simulation.loop import Hub
+from tests.support.storage import SEGMENT_BYTES_MIN
+
+SYNC_NEVER = 1 << 30
+
+
+class Job:
+    """A blocking job: queued, then run, then its end told."""
+
+    def __init__(self, function: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self.function = function
+        self.done = done
+        self.has_run = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do what a thread does."""
+        try:
+            self.result = self.function()
+        except Exception as error:
+            self.error = error
+        self.has_run = True
+
+
+class Outcome:
+    """gevent's AsyncResult on the simulated loop, as far as group commit uses it."""
+
+    hub: Hub
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._ready = False
+        self._waiting: list[greenlet] = []
+
+    def ready(self) -> bool:
+        return self._ready
+
+    def set(self, value: Any) -> None:
+        self._value, self._ready = value, True
+        for waiting in self._waiting:
+            self.hub.loop.run_callback(waiting.switch)
+
+    def get(self) -> Any:
+        while not self._ready:
+            self._waiting.append(getcurrent())
+            self.hub.switch()
+        return self._value
+
+
+class NoGreenlet:
+    """A greenlet that never runs."""
+
+    def kill(self, block: bool = True) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def without_gevent() -> Iterator[None]:
+    """Let the services run on the simulated loop."""
+    former = (syncer.spawn, syncer.give_way, group_commit.AsyncResult)
+    syncer.spawn = lambda *args: NoGreenlet()  # type: ignore[assignment]
+    syncer.give_way = lambda: None
+    group_commit.AsyncResult = Outcome  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        syncer.spawn, syncer.give_way, group_commit.AsyncResult = former  # type: ignore[misc,assignment]
+
+
+@functools.cache
+def options_of(sync_every: int) -> Options:
+    """Return options with the smallest segments."""
+    return build(
+        {
+            "data-path": ROOT,
+            "node-id": 7,
+            "max-bytes-per-file": SEGMENT_BYTES_MIN,
+            "sync-every": sync_every,
+            "max-heartbeat-interval": 10 * HOUR_NS,
+        }
+    )
+
+
+class Failures(logging.Handler):
+    """Collects what is logged as critical: an internal error of a connection, a service or a turn."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.CRITICAL)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(f"{record.getMessage()}: {error!r}")
+
+
+class Process:
+    """One life. Raises, as it is made: StartupError."""
+
+    def __init__(self, files: SimulatedFiles, options: Options, on_error: Callable[[BaseException], None]) -> None:
+        self.files = files
+        self.on_error = on_error
+        self.jobs: list[Job] = []
+        self.syncing: greenlet | None = None
+        self.hub = Hub()
+        Outcome.hub = self.hub
+        self.broker = Broker(options, files, in_background=self.submit)
+        self.broker.scheduler.on_error = on_error
+        self.commit = GroupCommit(self.broker, self.submit, self.hub.loop.run_callback)
+        without: Any = SimpleNamespace(enabled=False)
+        self.server = TcpServer(self.broker, options, self.hub, without, without, on_error, self.commit.wait)
+        self.syncer = Syncer(self.broker, self.in_thread)
+        self.housekeeper = Housekeeper(self.broker)
+        self.syncer.on_bug = self.commit.on_bug = on_error
+
+    def start(self) -> None:
+        """Do as a start of the daemon does. Raises: StartupError."""
+        self.broker.load()
+        self.syncer.start()
+
+    def submit(self, function: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Take a job for a thread."""
+        self.jobs.append(Job(function, done))
+
+    def run_job(self, number: int, to_the_end: bool) -> None:
+        """Take one of the jobs a step further, or tell its end as well."""
+        job = self.jobs[number % len(self.jobs)]
+        if not job.has_run:
+            job.run()
+            if job.error is not None and not isinstance(job.error, OSError):
+                self.on_error(job.error)
+            if not to_the_end:
+                return
+        self.jobs.remove(job)
+        job.done(job.result, job.error)
+
+    def in_thread(self, function: Callable[[], None]) -> None:
+        """Run a function as a job, and switch back when its end is told. Raises: what it raises."""
+        current: Any = getcurrent()
+        ended: list[BaseException | None] = []
+
+        def done(_result: Any, error: BaseException | None) -> None:
+            ended.append(error)
+            current.switch()
+
+        self.submit(function, done)
+        while not ended:
+            current.parent.switch()
+        if ended[0] is not None:
+            raise ended[0]
+
+    def begin_sync(self, on_end: Callable[[bool], None]) -> None:
+        """Sync what is dirty, in jobs. on_end: told whether all went well."""
+        assert self.syncing is None
+
+        def run() -> None:
+            done = self.syncer.sync_dirty()
+            self.syncing = None
+            on_end(done)
+
+        self.syncing = greenlet(run)
+        self.syncing.switch()
+
+    def connect(self, number: int) -> socket.socket:
+        """Return a client's end of a new connection."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self.server.welcome(theirs, f"127.0.0.1:{number}")
+        return ours
+
+    def run_greenlet(self, function: Callable[[], object]) -> None:
+        """Run a function that may wait for a sync, as an HTTP handler may."""
+        start_raw(self.hub, function)
+
+    def turn(self) -> None:
+        """Do what the loop does at the end of a pass: turns, then the times that have come."""
+        self.hub.run_until_idle()
+        scheduler = self.broker.scheduler
+        scheduler.run_timers(mono())
+        while scheduler.run_wakes():
+            self.hub.run_until_idle()
+            scheduler.run_timers(mono())
+
+    def stop(self) -> bool:
+        """Do as SIGTERM does. Returns: whether all is on stable storage."""
+        self.server.close_all()
+        self.hub.run_until_idle()
+        self.broker.close_topics()
+        synced = self.syncer.sync_all()
+        if synced:
+            self.broker.mark_clean()
+        self.jobs.clear()
+        return synced

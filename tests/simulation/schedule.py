@@ -1,0 +1,161 @@
+"""Schedules: made from a seed, played, shrunk, and printed as a test."""
+
+import contextlib
+import dataclasses
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.model import Violation
+from tests.simulation.operations import Operations
+from tests.simulation.process import Failures, without_gevent
+
+Step = tuple[Any, ...]
+NUMBER_MAX = 1 << 16
+
+# How often a schedule has each operation, and the ranges of its numbers; 0: any.
+WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
+    "pub": (10, (0, 0)),
+    "mpub": (6, (0, 0, 0)),
+    "dpub": (4, (0, 0, 0)),
+    "dmpub": (3, (0, 0, 0, 0)),
+    "sub": (6, (0, 0, 0)),
+    "rdy": (3, (0, 0)),
+    "hang_up": (2, (0,)),
+    "fin": (12, (0, 0, 0)),
+    "req": (6, (0, 0, 0, 0)),
+    "touch": (1, (0, 0)),
+    "create_topic": (1, (0,)),
+    "create_channel": (3, (0, 0)),
+    "delete_topic": (0.7, (0,)),
+    "delete_channel": (1.5, (0,)),
+    "pause_topic": (1.5, (0, 2)),
+    "pause_channel": (1, (0, 2)),
+    "empty_topic": (0.7, (0,)),
+    "empty_channel": (0.7, (0,)),
+    "sync": (4, ()),
+    "begin_sync": (3, ()),
+    "job": (8, (0, 2)),
+    "jobs": (3, ()),
+    "housekeep": (2, ()),
+    "advance": (4, (0,)),
+    "jump": (1, (0,)),
+    "write_back": (2, (0, 0)),
+    "fill": (1, (60,)),
+    "free": (1, ()),
+    "stop": (1.5, ()),
+    "kill": (1.5, ()),
+    "cut": (2, (0, 0)),
+    "fail": (2, (0, 4, 3)),
+    "die_at_call": (1.5, (12, 6, 0)),
+    "die_at_store": (1.5, (40, 6, 0)),
+}
+
+
+@dataclasses.dataclass
+class Schedule:
+    """Steps to be played. sync_each: with --sync-every=1."""
+
+    sync_each: bool
+    steps: list[Step]
+
+
+def made_from(seed: int) -> Schedule:
+    """Return the schedule of a seed."""
+    rng = random.Random(seed)
+    # Each schedule has its own mix: some have no faults, some no consumers.
+    weights = {name: weight * rng.choice((0, 0.3, 1, 1, 2)) for name, (weight, _) in WEIGHTS.items()}
+    for name in ("pub", "sub", "fin"):
+        weights[name] = max(weights[name], WEIGHTS[name][0])
+    names = rng.choices(list(weights), list(weights.values()), k=rng.randrange(10, 70))
+    steps: list[Step] = []
+    for name in names:
+        steps.append((name, *(rng.randrange(top or NUMBER_MAX) for top in WEIGHTS[name][1])))
+    return Schedule(rng.random() < 0.5, steps)
+
+
+@dataclasses.dataclass
+class Result:
+    """What came of a schedule. failure: None where nothing did."""
+
+    operations: int
+    faults: int
+    failure: Violation | None = None
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Log nothing but internal errors, which are failures."""
+    logger = logging.getLogger("pyqd")
+    former = (logger.level, logger.propagate, logger.handlers[:])
+    failures = Failures()
+    logger.setLevel(logging.CRITICAL)
+    logger.propagate = False
+    logger.handlers = [failures]
+    try:
+        with without_gevent():
+            yield failures
+    finally:
+        logger.level, logger.propagate, logger.handlers = former
+        logger.setLevel(former[0])
+
+
+def play(schedule: Schedule, failures: Failures) -> Result:
+    """Play a schedule to its end. failures: of `quiet`, in which this is called."""
+    failures.found.clear()
+    world: Operations | None = None
+    failure = None
+    try:
+        world = Operations(schedule.sync_each)
+        world.failures = failures
+        for step in schedule.steps:
+            world.do(*step)
+        world.finale()
+    except Violation as violation:
+        failure = violation
+    finally:
+        if world is not None:
+            world.close()
+    assert world is not None
+    return Result(world.operation_count, world.fault_count, failure)
+
+
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    """Return a schedule that fails still, from which no step can be taken."""
+    steps = schedule.steps
+    size = max(1, len(steps) // 2)
+    while True:
+        at, changed = 0, False
+        while at < len(steps):
+            fewer = steps[:at] + steps[at + size :]
+            if fails(Schedule(schedule.sync_each, fewer)):
+                steps, changed = fewer, True
+            else:
+                at += size
+        if size == 1 and not changed:
+            break
+        size = max(1, size // 2)
+    return Schedule(schedule.sync_each, simplified(schedule.sync_each, steps, fails))
+
+
+def simplified(sync_each: bool, steps: list[Step], fails: Callable[[Schedule], bool]) -> list[Step]:
+    """Return the same steps with numbers as small as they can be."""
+    for index, step in enumerate(steps):
+        for place in range(1, len(step)):
+            for value in (0, 1, 2, 3, 5, 8):
+                if value >= step[place]:
+                    break
+                tried = (*step[:place], value, *step[place + 1 :])
+                if fails(Schedule(sync_each, [*steps[:index], tried, *steps[index + 1 :]])):
+                    step = steps[index] = tried
+                    break
+    return steps
+
+
+def as_test(schedule: Schedule, seed: int, failure: Violation) -> str:
+    """Return a schedule as a test for tests/simulation/test_found.py."""
+    lines = [f"def test_seed_{seed}(simulate):", f'    """{failure}."""', "    simulate("]
+    lines += [f"        sync_each={schedule.sync_each},", "        steps=["]
+    lines += [f"            {step!r}," for step in schedule.steps]
+    return "\n".join([*lines, "        ],", "    )", ""])

@@ -1,0 +1,343 @@
+"""The simulated machine with its broker and clients: lives, deaths, what is checked after each step.
+
+A step of a schedule is one call of `World.step`. Operations are in `operations`; here is what they have in common.
+"""
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+from pyqd.hot import clock
+from pyqd.hot.ledger import begin_small
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import StartupError, StorageError
+from tests.simulation import deaths
+from tests.simulation.adoption import Adoption
+from tests.simulation.clients import Client
+from tests.simulation.disk import WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
+from tests.simulation.model import DEFERRED, IN_FLIGHT, QUEUED, Channel, Doubt, Model, Topic, Violation, expect
+from tests.simulation.process import SYNC_NEVER, Failures, Process, options_of
+from tests.support.storage import body_of
+
+WALL_START_NS = 1_700_000_000 * SECOND_NS
+MONO_START_NS = 1_000 * SECOND_NS
+RING_BITS = 64
+KILL, CUT = "kill", "cut"
+
+
+class World:
+    """One machine. sync_each: --sync-every=1."""
+
+    def __init__(self, sync_each: bool) -> None:
+        self.sync_each = sync_each
+        self.lib = deaths.library()
+        self.disk = Disk()
+        self.model = Model()
+        self.failures = Failures()
+        self.wall_ns, self.mono_ns = WALL_START_NS, MONO_START_NS
+        self.clients: list[Client] = []
+        self.client_count = 0
+        self.number_count = 0
+        self.operation_count = self.fault_count = 0
+        self.doubt = Doubt()
+        self.errors: list[BaseException] = []
+        self.process: Process | None = None
+        self.files: SimulatedFiles | None = None
+        # How the process is to die in the next step: at a call or a store, of a kill or a power cut.
+        self.death: tuple[str, int] | None = None
+        self.after_death: tuple[str, int, float] = (KILL, 0, 0.0)
+        self.next_fault: Fault | None = None
+        self.stopped_cleanly = self.ended_cleanly = False
+        self.power_failed = False
+        self.zombies: list[Any] = []
+        begin_small(RING_BITS)
+        self.set_clocks()
+        self.start()
+
+    @property
+    def alive(self) -> Process:
+        """The process, which runs."""
+        assert self.process is not None
+        return self.process
+
+    def set_clocks(self) -> None:
+        """Hold the clocks of the compiled modules, and note whose due time has come."""
+        clock.hold(self.wall_ns, self.mono_ns)
+        for topic in self.model.topics.values():
+            for channel in topic.channels.values():
+                for copy in channel.copies.values():
+                    if copy.state == DEFERRED and copy.due_ns <= self.wall_ns:
+                        copy.due_reached = True
+
+    def note_error(self, error: BaseException) -> None:
+        """Take note of what no client asked for."""
+        self.errors.append(error)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has died in this step."""
+        return self.files is not None and self.files.dead
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether an operation may be refused: a fault is planned, or the disk is nearly full."""
+        return self.disk.limit_pages != WITHOUT_LIMIT or (self.files is not None and self.files.fault is not None)
+
+    # A step: what was planned is armed, the operation runs, the process may be dead then.
+
+    def step(self, operation: Callable[[], None]) -> None:
+        """Run one operation with what was planned for it, and check what can be seen of it."""
+        self.operation_count += 1
+        self.wall_ns += 1000
+        self.mono_ns += 1000
+        self.set_clocks()
+        if self.process is None:
+            self.start()
+            if self.process is None:
+                return
+        self.arm()
+        self.ended_cleanly = False
+        try:
+            operation()
+            if not self.is_dead:
+                self.finish_pass()
+        except Violation:
+            if not self.is_dead:
+                raise
+        except Exception as error:
+            if not self.is_dead:
+                raise Violation(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.disarm()
+        if self.is_dead:
+            self.bury()
+            self.stopped_cleanly = self.ended_cleanly
+        else:
+            self.check()
+            self.doubt = Doubt()
+
+    def arm(self) -> None:
+        """Put in place what is planned for the next operation."""
+        assert self.files is not None
+        self.files.fault, self.next_fault = self.next_fault, None
+        self.files.calls, self.files.die_at = 0, 0
+        self.fault_count += (self.files.fault is not None) + (self.death is not None)
+        if self.death is None:
+            return
+        self.lib.deaths_watch_sockets(
+            deaths.sockets_of([client.sock.fileno() for client in self.clients]), len(self.clients)
+        )
+        kind, number = self.death
+        if kind == "call":
+            self.files.die_at = number
+        else:
+            self.lib.deaths_arm(number)
+
+    def disarm(self) -> None:
+        """Take it away; a death that did not come comes now."""
+        if self.death is not None:
+            if self.death[0] == "store":
+                self.lib.deaths_disarm()
+            if not self.is_dead:
+                self.lib.deaths_die()
+            self.death = None
+
+    def finish_pass(self) -> None:
+        """Let the loop come to rest, and clients read what they were sent."""
+        process = self.alive
+        process.turn()
+        for _ in range(1000):
+            if self.is_dead or not any([client.receive() for client in self.clients if client.reads]):
+                break
+            process.turn()
+        self.drop_closed()
+
+    def drop_closed(self) -> None:
+        """Forget the clients whose connection has ended."""
+        if self.is_dead:
+            return
+        for client in [client for client in self.clients if client.closed]:
+            self.clients.remove(client)
+            self.note_gone(client)
+
+    def note_gone(self, client: Client) -> None:
+        """Note that a consumer has left its channel: what it has waits for its time-out."""
+        if client.channel is None:
+            return
+        topic = self.model.topics.get(client.channel[0])
+        channel = topic.channels.get(client.channel[1]) if topic else None
+        if topic is None or channel is None:
+            return
+        name = client.channel
+        if channel.name.endswith("#ephemeral") and not any(other.channel == name for other in self.clients):
+            self.model.delete_channel(topic, channel.name)
+
+    # Lives.
+
+    def start(self) -> None:
+        """Start the broker; a death or a fault may be planned for that too."""
+        files = SimulatedFiles(self.disk, self.lib)
+        self.files = files
+        process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
+        dies = self.death is not None
+        self.arm()
+        try:
+            process.start()
+        except StartupError as error:
+            if not dies and files.fault is None:
+                raise Violation(f"the broker does not start: {error}") from error
+            failed = True
+        else:
+            failed = False
+        finally:
+            self.disarm()
+        if self.is_dead:
+            self.process = process
+            self.bury(in_start=True)
+            return
+        if failed:
+            # It is tried again, as an operator does. An exit leaves what a kill leaves.
+            self.zombies.append(process)
+            self.stopped_cleanly = False
+            return
+        self.process = process
+        Adoption(self).run()
+        self.doubt = Doubt()
+        self.stopped_cleanly = self.power_failed = False
+        self.check()
+
+    def bury(self, in_start: bool = False) -> None:
+        """Let nothing of a dead process live on; take the power away if that is what it died of."""
+        assert self.process is not None
+        for index, client in enumerate(self.clients):
+            if not in_start:
+                client.receive(self.lib.deaths_sent(index))
+            client.close()
+        self.clients.clear()
+        self.zombies.append(self.process)
+        self.process.jobs.clear()
+        self.process = None
+        self.failures.found.clear()
+        self.errors.clear()
+        kind, seed, chance = self.after_death
+        if kind == CUT:
+            self.disk.cut(random.Random(seed), chance)
+            self.power_failed = True
+            self.mono_ns = MONO_START_NS
+        self.stopped_cleanly = False
+
+    def die(self) -> None:
+        """Die between two operations."""
+        self.lib.deaths_watch_sockets(
+            deaths.sockets_of([client.sock.fileno() for client in self.clients]), len(self.clients)
+        )
+        self.lib.deaths_die()
+
+    # What the broker has, against the model.
+
+    def check(self) -> None:
+        """Compare counts with the model."""
+        for error in self.errors:
+            raise Violation(f"{type(error).__name__}: {error}") from error
+        expect(not self.failures.found, "logged as critical:", *self.failures.found)
+        broker = self.alive.broker
+        expect(set(broker.topic_of) == set(self.model.topics), "topics", set(broker.topic_of), set(self.model.topics))
+        for topic in self.model.topics.values():
+            self.check_topic(topic, broker.topic_of[topic.name])
+
+    def check_topic(self, topic: Topic, found: Any) -> None:
+        """Compare one topic."""
+        found.check()
+        expect(set(found.channel_of) == set(topic.channels), "channels", set(found.channel_of), set(topic.channels))
+        expect(found.depth == len(topic.held), f"depth of {topic.name}", found.depth, len(topic.held))
+        expect(found.paused == topic.paused, f"pause of {topic.name}", found.paused)
+        expect(found.message_count == topic.count, f"messages of {topic.name}", found.message_count, topic.count)
+        for channel in topic.channels.values():
+            self.check_channel(channel, found.channel_of[channel.name])
+
+    def check_channel(self, channel: Channel, found: Any) -> None:
+        """Compare one channel."""
+        in_flight = channel.count(IN_FLIGHT)
+        waiting = len(channel.copies) - in_flight
+        not_due = sum(copy.state == DEFERRED and not copy.due_reached for copy in channel.copies.values())
+        counts = (found.depth, found.deferred_count, found.in_flight_count)
+        expect(found.in_flight_count == in_flight, f"in flight of {channel.name}", counts, in_flight)
+        least, most = waiting, waiting + len(channel.twice)
+        expect(least <= found.depth + found.deferred_count <= most, f"waiting in {channel.name}", counts, least, most)
+        expect(found.deferred_count >= not_due, f"deferred in {channel.name}", counts, not_due)
+        expect(found.paused == channel.paused, f"pause of {channel.name}", found.paused)
+        expect(0 <= found.message_count <= self.number_count, f"message count of {channel.name}", found.message_count)
+        if found.depth and not found.paused:
+            for consumer in found.consumers:
+                expect(
+                    consumer.in_flight >= consumer.rdy or self.is_stalled(consumer),
+                    f"{found.depth} messages of {channel.name} are not delivered to a consumer that can take them",
+                )
+
+    def is_stalled(self, consumer: Any) -> bool:
+        """Return whether a connection cannot send, as its client does not read."""
+        return any(not client.reads for client in self.clients)
+
+    # Messages that come.
+
+    def on_message(self, client: Client, guid: int, attempts: int, body: bytes) -> None:
+        """Check a delivery, and note it."""
+        number = int.from_bytes(body[:8], "little")
+        if client.channel is None or client.channel[0] not in self.model.topics:
+            return
+        topic = self.model.topics[client.channel[0]]
+        channel = topic.channels.get(client.channel[1])
+        if channel is None:
+            return
+        name = f"{topic.name}/{channel.name}"
+        message = topic.messages.get(number)
+        expect(message is not None, f"{name} delivers what nobody has published:", number)
+        assert message is not None
+        expect(body == body_of(number, message.size_bytes), f"{name} delivers another body of", number)
+        expect(message.guid in (0, guid), f"{name}: another id of", number, hex(guid), hex(message.guid))
+        message.guid = guid
+        expect(topic.number_of.setdefault(guid, number) == number, f"{name}: one id of two messages", hex(guid))
+        copy = channel.copies.get(number)
+        if number in channel.twice and (copy is None or copy.state == IN_FLIGHT):
+            channel.twice.discard(number)
+            return
+        expect(copy is not None, f"{name} delivers again what was finished:", number)
+        assert copy is not None
+        expect(copy.state != IN_FLIGHT, f"{name} delivers what is in flight:", number)
+        expect(channel.has_come(copy, self.wall_ns), f"{name} delivers early:", number, copy.due_ns - self.wall_ns)
+        expect(attempts == copy.attempts + 1, f"{name}: attempts of", number, attempts, copy.attempts + 1)
+        copy.attempts = attempts
+        copy.state, copy.owner = IN_FLIGHT, client.number
+        copy.delivered_ns = self.mono_ns
+        copy.deadline_ns = self.mono_ns + 60 * SECOND_NS
+        copy.stamp = self.model.tick()
+        client.in_flight += 1
+
+    def expire(self) -> None:
+        """Take back in the model what has timed out; the broker does so in its next turn."""
+        for topic in self.model.topics.values():
+            for channel in topic.channels.values():
+                for copy in channel.copies.values():
+                    if copy.state == IN_FLIGHT and copy.deadline_ns <= self.mono_ns:
+                        copy.state = QUEUED
+                        for client in self.clients:
+                            if client.number == copy.owner:
+                                client.in_flight -= 1
+
+    def close(self) -> None:
+        """Release everything."""
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+        self.lib.deaths_die()
+        self.zombies.clear()
+        self.process = None
+        self.lib.deaths_forget()
+        clock.hold(0, 0)
+        gc.collect(1)
+
+
+def storage_refused(error: BaseException) -> bool:
+    """Return whether an error says that the system refused something."""
+    return isinstance(error, StorageError)
