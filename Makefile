@@ -34,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run test test-fast debug test-debug bench flame cpu-cost stalls lint fmt types cov annotate dist check clean absent
+.PHONY: help env build run test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ debug: $(READY) ## debug build in build/debug-tree: invariants and indexes check
 
 test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
 	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(IN_PARALLEL) $(ARGS)
+
+simulate: build ## seeded schedules of operations and faults against a model, until stopped; ARGS="--seed=1 --schedules=1000"
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 # NSQD, given to make or in the environment, reaches the benchmark by the environment.
 bench: build ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn

@@ -54,7 +54,7 @@ cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
 
 
 def begin_small(uint64_t capacity_bits):
-    """Let the rings of new ledgers begin with that many bits, a power of two: tests, in which rings are to grow soon."""
+    """Let the rings of new ledgers begin with that many bits, a power of two: for tests in which rings grow soon."""
     global RING_BITS_MIN
     assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
     RING_BITS_MIN = capacity_bits

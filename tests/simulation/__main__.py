@@ -1,4 +1,4 @@
-"""`make simulate`: schedules from one seed after the other until stopped; a failing one is shrunk and printed as a test."""
+"""`make simulate`: play the schedule of each seed until stopped; shrink one that fails and print it as a test."""
 
 import argparse
 import gc
@@ -88,7 +88,12 @@ def main() -> int:
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
         try:
             for done in pool.imap_unordered(play_seeds, tasks(first, args.schedules)):
-                total = Done(*(sum(pair) for pair in zip(total[:3], done[:3], strict=True)), None)
+                total = Done(
+                    total.schedules + done.schedules,
+                    total.operations + done.operations,
+                    total.faults + done.faults,
+                    None,
+                )
                 if done.failed is not None:
                     failed.append(done.failed)
                     if not args.keep_going:

@@ -81,8 +81,7 @@ class Adoption:
         """Return what the model knows of a topic that the broker has."""
         topic = former.get(name)
         at, ghost = self.model.deleted.get(name, (0, None))
-        returns = ghost is not None and (
-            (self.power and at > self.model.synced) or name in self.doubt.topics)
+        returns = ghost is not None and ((self.power and at > self.model.synced) or name in self.doubt.topics)
         if topic is None:
             expect(returns or name in self.doubt.topics, f"topic {name} was deleted or never made")
             topic = Topic(name, 0)
@@ -116,9 +115,13 @@ class Adoption:
         anything = topic.name in self.doubt.topics
         self.adopt_pause(topic, found, (topic.name, ""))
         if anything or self.power or self.doubt.batch is not None:
-            expect(0 <= found.message_count <= self.world.number_count, f"messages of {topic.name}", found.message_count)
+            expect(
+                0 <= found.message_count <= self.world.number_count, f"messages of {topic.name}", found.message_count
+            )
             if not anything and not self.power:
-                expect(topic.count <= found.message_count, f"messages of {topic.name}", found.message_count, topic.count)
+                expect(
+                    topic.count <= found.message_count, f"messages of {topic.name}", found.message_count, topic.count
+                )
         else:
             expect(found.message_count == topic.count, f"messages of {topic.name}", found.message_count, topic.count)
         topic.count = found.message_count
@@ -127,7 +130,8 @@ class Adoption:
         for name, channel_found in found.channel_of.items():
             channel = former.get(name)
             strange = channel is None or (
-                self.power and topic.deleted.get(name, 0) > self.model.synced
+                self.power
+                and topic.deleted.get(name, 0) > self.model.synced
                 and not self.channel_is_durable(topic, channel)
             )
             if channel is None:
@@ -190,7 +194,7 @@ class Adoption:
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
         """Return the numbers that may be there or not, for the operation in progress."""
-        maybe = set(self.doubt.numbers.get((topic.name, channel_name), ()))
+        maybe = self.doubt.numbers.get((topic.name, channel_name), set()).copy()
         if self.doubt.batch is not None and self.doubt.batch[0] == topic.name:
             maybe |= {message.number for message in self.doubt.batch[1]}
         return maybe
@@ -201,9 +205,8 @@ class Adoption:
             for message in self.doubt.batch[1]:
                 topic.messages.setdefault(message.number, message)
         for row in rows:
-            message = topic.messages.get(row.number)
-            expect(message is not None, f"{topic.name} has what nobody has published:", row.number)
-            assert message is not None
+            expect(row.number in topic.messages, f"{topic.name} has what nobody has published:", row.number)
+            message = topic.messages[row.number]
             expect(message.guid in (0, row.guid), f"{topic.name}: another id of", row)
             message.guid = row.guid
             expect(
@@ -292,4 +295,3 @@ class Adoption:
         parked = row.state == DEFERRED or (former is not None and former.parked)
         due_ns = row.due_ns if row.state == DEFERRED else 0
         return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), stamp=self.model.stamp)
-

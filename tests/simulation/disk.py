@@ -452,5 +452,3 @@ class SimulatedFiles(Files):
             for name in list(node.entries):
                 self.remove_tree(f"{path}/{name}")
         self.remove(path)
-
-

@@ -72,9 +72,7 @@ class Loop:
         asked: dict[int, int] = {}
         for watcher in self.watchers:
             watched[watcher.fd, watcher.events] = watcher
-            asked[watcher.fd] = asked.get(watcher.fd, 0) | (
-                select.POLLIN if watcher.events == READ else select.POLLOUT
-            )
+            asked[watcher.fd] = asked.get(watcher.fd, 0) | (select.POLLIN if watcher.events == READ else select.POLLOUT)
         for fd, events in asked.items():
             poll.register(fd, events)
         found = [

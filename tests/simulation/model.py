@@ -116,7 +116,7 @@ class Doubt:
     """What the operation in progress may or may not have done when the process dies.
 
     numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
-    be there or not. batch: numbers of which all or none are there. loose: state and due time of these may be old or new.
+    be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not.
     """
 
     numbers: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)

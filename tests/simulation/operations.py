@@ -108,7 +108,7 @@ class Operations(World):
             stamp = self.model.tick()
 
             def ended(done: bool) -> None:
-                if done and not self.is_dead:
+                if done and not self.died():
                     self.model.note_synced(stamp)
 
             self.alive.begin_sync(ended)
@@ -129,7 +129,7 @@ class Operations(World):
         self.doubt.numbers = {}
         stamp = self.model.tick()
         synced = process.stop()
-        if self.is_dead:
+        if self.died():
             return
         if synced:
             self.model.note_synced(stamp)
@@ -184,7 +184,7 @@ class Operations(World):
     def do_create_topic(self, number: int) -> None:
         name = TOPICS[number % len(TOPICS)]
         self.doubt.topics.add(name) if name not in self.model.topics else None
-        if not self.refused(lambda: self.alive.broker.topic(name)) and not self.is_dead:
+        if not self.refused(lambda: self.alive.broker.topic(name)) and not self.died():
             self.model.add_topic(name)
 
     def do_create_channel(self, topic_number: int, number: int) -> None:
@@ -203,7 +203,7 @@ class Operations(World):
             self.alive.broker.topic(topic_name).channel(name)
 
         refused = self.refused(make)
-        if self.is_dead:
+        if self.died():
             return
         if topic_name in self.alive.broker.topic_of:
             topic = self.model.add_topic(topic_name)
@@ -215,7 +215,7 @@ class Operations(World):
         if topic is None:
             return
         self.doubt.topics.add(topic.name)
-        if not self.refused(lambda: self.alive.broker.delete_topic(topic.name)) and not self.is_dead:
+        if not self.refused(lambda: self.alive.broker.delete_topic(topic.name)) and not self.died():
             self.model.delete_topic(topic.name)
             self.leave(topic.name, None)
 
@@ -226,7 +226,7 @@ class Operations(World):
         self.doubt.channels.add((topic.name, channel.name))
         if topic.ephemeral:
             self.doubt.topics.add(topic.name)
-        if not self.refused(lambda: self.broker_topic(topic).delete_channel(channel.name)) and not self.is_dead:
+        if not self.refused(lambda: self.broker_topic(topic).delete_channel(channel.name)) and not self.died():
             self.model.delete_channel(topic, channel.name)
             self.leave(topic.name, channel.name)
 
@@ -242,7 +242,7 @@ class Operations(World):
             return
         self.doubt.paused.add((topic.name, ""))
         self.broker_topic(topic).pause(bool(paused))
-        if not self.is_dead:
+        if not self.died():
             topic.paused, topic.paused_stamp = bool(paused), self.model.tick()
             self.model.show_held(topic, self.wall_ns)
 
@@ -252,7 +252,7 @@ class Operations(World):
             return
         self.doubt.paused.add((topic.name, channel.name))
         self.broker_channel(topic, channel).pause(bool(paused))
-        if not self.is_dead:
+        if not self.died():
             channel.paused, channel.paused_stamp = bool(paused), self.model.tick()
 
     def do_empty_topic(self, number: int) -> None:
@@ -260,7 +260,7 @@ class Operations(World):
         if topic is None:
             return
         self.doubt.numbers[topic.name, ""] = set(topic.held)
-        if not self.refused(self.broker_topic(topic).empty) and not self.is_dead:
+        if not self.refused(self.broker_topic(topic).empty) and not self.died():
             topic.emptied = self.model.tick()
             topic.held.clear()
 
@@ -270,7 +270,7 @@ class Operations(World):
             return
         self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
         self.broker_channel(topic, channel).empty()
-        if not self.is_dead:
+        if not self.died():
             self.note_reset(channel, {})
 
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
@@ -320,7 +320,7 @@ class Operations(World):
     def publish(self, topic_name: str, messages: list[Message], command: bytes) -> None:
         """Send a command that publishes, and note what came of it."""
         client = self.publisher()
-        if client is None or self.is_dead:
+        if client is None or self.died():
             return
         if topic_name not in self.model.topics:
             self.doubt.topics.add(topic_name)
@@ -337,7 +337,7 @@ class Operations(World):
         client.answers.append(answered)
         client.send(command)
         self.alive.hub.run_until_idle()
-        if self.is_dead:
+        if self.died():
             return
         found = self.alive.broker.topic_of.get(topic_name)
         if found is None:
@@ -398,7 +398,7 @@ class Operations(World):
         client.answers.append(lambda data: expect(data == b"OK", "SUB is answered", data))
         client.send(b"SUB %s %s\n" % (topic_name.encode(), name.encode()))
         self.alive.hub.run_until_idle()
-        if self.is_dead:
+        if self.died():
             return
         client.receive()
         found = self.alive.broker.topic_of.get(topic_name)
@@ -459,7 +459,7 @@ class Operations(World):
         client.take_errors()
         client.send(command % to_hex(topic.messages[copy.number].guid))
         self.alive.hub.run_until_idle()
-        if self.is_dead:
+        if self.died():
             return False
         client.receive()
         errors = client.take_errors()
@@ -482,7 +482,7 @@ class Operations(World):
             if self.answer(client, b"FIN %s\n", copy, topic):
                 self.model.finish(channel, copy.number)
                 client.in_flight -= 1
-            elif self.is_dead:
+            elif self.died():
                 return
 
     def do_req(self, number: int, pick: int, count: int, delay: int) -> None:
@@ -500,7 +500,7 @@ class Operations(World):
                 copy.parked = copy.parked or delay_ms != 0
                 copy.stamp = self.model.tick()
                 client.in_flight -= 1
-            elif self.is_dead:
+            elif self.died():
                 return
 
     def do_touch(self, number: int, pick: int) -> None:
@@ -518,10 +518,13 @@ class Operations(World):
         self.do("free")
         for topic in [topic for topic in self.model.topics.values() if not topic.channels and not topic.ephemeral]:
             self.do("create_channel", sorted(self.model.topics).index(topic.name), 0)
-        for client in list(self.clients):
+        for _ in range(len(self.clients)):
             self.do("hang_up", 0)
         for index in range(len(self.model.topics)):
             self.do("pause_topic", index, 0)
+        latest_ns = max((message.due_ns for topic in self.model.topics.values() for message in topic.messages.values()),
+                        default=0)  # fmt: skip
+        self.wall_ns = max(self.wall_ns, latest_ns) + 3_600 * SECOND_NS
         for _ in range(3):
             self.do("advance", 3)
         for name, topic in list(self.model.topics.items()):

@@ -1,4 +1,4 @@
-"""One life of the simulated daemon: broker, TCP server, syncer, group commit and housekeeper without threads or waiting.
+"""One life of the simulated daemon: broker, TCP server, syncer, group commit and housekeeper, without threads.
 
 A job for a thread is a `Job` in a list: the schedule says when it runs and when the loop is told of its end. The
 syncer's greenlet is resumed likewise. What stands here in place of the daemon's wiring is what `pyqd.apps.daemon` does,
@@ -86,14 +86,19 @@ class NoGreenlet:
 @contextlib.contextmanager
 def without_gevent() -> Iterator[None]:
     """Let the services run on the simulated loop."""
-    former = (syncer.spawn, syncer.give_way, group_commit.AsyncResult)
-    syncer.spawn = lambda *args: NoGreenlet()  # type: ignore[assignment]
-    syncer.give_way = lambda: None
-    group_commit.AsyncResult = Outcome  # type: ignore[assignment,misc]
+    replaced: list[tuple[Any, str, Any]] = [
+        (syncer, "spawn", lambda *args: NoGreenlet()),
+        (syncer, "give_way", lambda: None),
+        (group_commit, "AsyncResult", Outcome),
+    ]
+    former = [getattr(module, name) for module, name, _ in replaced]
+    for module, name, value in replaced:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        syncer.spawn, syncer.give_way, group_commit.AsyncResult = former  # type: ignore[misc,assignment]
+        for (module, name, _), value in zip(replaced, former, strict=True):
+            setattr(module, name, value)
 
 
 @functools.cache

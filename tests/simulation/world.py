@@ -11,7 +11,7 @@ from typing import Any
 from pyqd.hot import clock
 from pyqd.hot.ledger import begin_small
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.primitives.errors import StartupError, StorageError
+from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
 from tests.simulation.adoption import Adoption
 from tests.simulation.clients import Client
@@ -74,8 +74,7 @@ class World:
         """Take note of what no client asked for."""
         self.errors.append(error)
 
-    @property
-    def is_dead(self) -> bool:
+    def died(self) -> bool:
         """Whether the process has died in this step."""
         return self.files is not None and self.files.dead
 
@@ -100,17 +99,17 @@ class World:
         self.ended_cleanly = False
         try:
             operation()
-            if not self.is_dead:
+            if not self.died():
                 self.finish_pass()
         except Violation:
-            if not self.is_dead:
+            if not self.died():
                 raise
         except Exception as error:
-            if not self.is_dead:
+            if not self.died():
                 raise Violation(f"{type(error).__name__}: {error}") from error
         finally:
             self.disarm()
-        if self.is_dead:
+        if self.died():
             self.bury()
             self.stopped_cleanly = self.ended_cleanly
         else:
@@ -139,7 +138,7 @@ class World:
         if self.death is not None:
             if self.death[0] == "store":
                 self.lib.deaths_disarm()
-            if not self.is_dead:
+            if not self.died():
                 self.lib.deaths_die()
             self.death = None
 
@@ -148,14 +147,14 @@ class World:
         process = self.alive
         process.turn()
         for _ in range(1000):
-            if self.is_dead or not any([client.receive() for client in self.clients if client.reads]):
+            if self.died() or sum(client.receive() for client in self.clients if client.reads) == 0:
                 break
             process.turn()
         self.drop_closed()
 
     def drop_closed(self) -> None:
         """Forget the clients whose connection has ended."""
-        if self.is_dead:
+        if self.died():
             return
         for client in [client for client in self.clients if client.closed]:
             self.clients.remove(client)
@@ -192,7 +191,7 @@ class World:
             failed = False
         finally:
             self.disarm()
-        if self.is_dead:
+        if self.died():
             self.process = process
             self.bury(in_start=True)
             return
@@ -336,8 +335,3 @@ class World:
         self.lib.deaths_forget()
         clock.hold(0, 0)
         gc.collect(1)
-
-
-def storage_refused(error: BaseException) -> bool:
-    """Return whether an error says that the system refused something."""
-    return isinstance(error, StorageError)

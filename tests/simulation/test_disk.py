@@ -1,0 +1,147 @@
+"""The simulated disk and deaths keep and lose what they should: a simulator that loses nothing would find nothing."""
+
+import errno
+import os
+import random
+
+import pytest
+
+from pyqd.primitives.errors import DiskFull, StorageError
+from tests.simulation import deaths
+from tests.simulation.disk import OPEN, ROOT, SYNC, Disk, Fault, SimulatedFiles
+
+PATH = f"{ROOT}/file"
+PAGE = 4096
+
+
+@pytest.fixture
+def disk():
+    return Disk()
+
+
+@pytest.fixture
+def files(disk):
+    files = SimulatedFiles(disk, deaths.library())
+    yield files
+    files.deaths.deaths_die()
+    files.mappings.clear()
+    files.deaths.deaths_forget()
+
+
+def cut(disk, chance=0.0):
+    disk.cut(random.Random(0), chance)
+    return SimulatedFiles(disk, deaths.library())
+
+
+def test_a_power_cut_keeps_what_was_synced_under_a_name_that_was(disk, files):
+    mapping = files.new_mapped(PATH, 2 * PAGE, False)
+    mapping.view()[0] = 1
+    files.sync(mapping, 0, PAGE)
+    files.sync_directory(ROOT)
+    mapping.view()[1] = 2
+    mapping.view()[PAGE] = 3
+    after = cut(disk)
+    assert after.read(PATH)[:2] == b"\1\0"
+    assert after.read(PATH)[PAGE] == 0
+
+
+def test_a_power_cut_takes_a_file_whose_directory_was_not_synced(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
+    files.sync(mapping, 0, PAGE)
+    assert not cut(disk).exists(PATH)
+
+
+def test_a_power_cut_may_keep_what_was_not_synced(disk, files):
+    files.new_mapped(PATH, PAGE, False).view()[0] = 1
+    assert cut(disk, chance=1.0).read(PATH)[0] == 1
+
+
+def test_a_rename_between_directories_is_there_whole_or_not_at_all(disk, files):
+    files.make_directory(f"{ROOT}/one")
+    files.make_directory(f"{ROOT}/two")
+    files.write(f"{ROOT}/one/file", b"x")
+    for directory in (ROOT, f"{ROOT}/one"):
+        files.sync_directory(directory)
+    files.rename(f"{ROOT}/one/file", f"{ROOT}/two/file")
+    files.sync_directory(f"{ROOT}/two")
+    after = cut(disk)
+    assert (after.exists(f"{ROOT}/one/file"), after.exists(f"{ROOT}/two/file")) == (False, True)
+
+
+def test_a_kill_keeps_all_that_was_stored_before_it_and_nothing_after(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
+    mapping.view()[0] = 1
+    files.deaths.deaths_die()
+    mapping.view()[1] = 2
+    with pytest.raises(StorageError):
+        files.remove(PATH)
+    after = SimulatedFiles(disk, deaths.library())
+    assert after.read(PATH)[:2] == b"\1\0"
+
+
+def test_a_death_comes_at_the_store_it_is_planned_for(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
+    view = mapping.view()
+    files.deaths.deaths_arm(3)
+    for index in range(5):
+        view[index] = 1
+    files.deaths.deaths_disarm()
+    assert files.dead
+    assert bytes(view[:5]) == b"\1\1\1\1\1"
+    assert SimulatedFiles(disk, deaths.library()).read(PATH)[:5] == b"\1\1\0\0\0"
+
+
+def test_a_write_after_death_reaches_no_file(disk, files):
+    files.new_mapped(PATH, PAGE, False)
+    fd = files.open_for_writing(PATH)
+    files.deaths.deaths_die()
+    os.pwrite(fd, b"x", 0)
+    os.close(fd)
+    assert SimulatedFiles(disk, deaths.library()).read(PATH)[0] == 0
+
+
+def test_a_page_that_was_not_written_back_is_taken_for_clean(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
+    files.sync_directory(ROOT)
+    mapping.view()[0] = 1
+    files.fault = Fault(SYNC, 0)
+    with pytest.raises(StorageError):
+        files.sync(mapping, 0, PAGE)
+    files.sync(mapping, 0, PAGE)
+    assert cut(disk).read(PATH)[0] == 0
+
+
+def test_a_page_made_dirty_again_is_written_by_the_next_sync(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
+    files.sync_directory(ROOT)
+    mapping.view()[0] = 1
+    files.fault = Fault(SYNC, 0)
+    with pytest.raises(StorageError):
+        files.sync(mapping, 0, PAGE)
+    files.dirty_again(mapping, 0, PAGE)
+    files.sync(mapping, 0, PAGE)
+    assert cut(disk).read(PATH)[0] == 1
+
+
+def test_a_full_disk_refuses_a_file_and_leaves_none(disk, files):
+    disk.limit_pages = 1
+    with pytest.raises(DiskFull):
+        files.new_mapped(PATH, 2 * PAGE, False)
+    assert disk.paths() == []
+    assert disk.free_pages == 1
+
+
+def test_a_removed_file_gives_its_room_back(disk, files):
+    files.new_mapped(PATH, 2 * PAGE, False)
+    assert disk.used_pages == 2
+    files.remove(PATH)
+    assert disk.used_pages == 0
+
+
+def test_a_fault_is_of_the_calls_of_its_kind_and_passes(disk, files):
+    files.fault = Fault(OPEN, 1)
+    files.write(PATH, b"x")
+    with pytest.raises(StorageError) as raised:
+        files.read(PATH)
+    assert raised.value.errno == errno.EMFILE
+    assert files.read(PATH) == b"x"
