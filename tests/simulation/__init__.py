@@ -21,6 +21,6 @@ and printed as a test, to be put into `test_found.py` with the fix.
     deaths       a death at any store into a mapped file
 
 A new operation is a method `do_NAME` of whole numbers in `operations`, with a line in `schedule.WEIGHTS`. It says in
-`doubt` what may be done or not if the process dies in it, calls the broker, and then changes the model unless the process
-is dead. A fault that is to be possible in more places is a kind in `disk`.
+`doubt` what may be done or not if the process dies in it, calls the broker, and then changes the model unless the
+process is dead. A fault that is to be possible in more places is a kind in `disk`.
 """

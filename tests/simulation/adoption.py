@@ -194,7 +194,8 @@ class Adoption:
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
         """Return the numbers that may be there or not, for the operation in progress."""
-        maybe = self.doubt.numbers.get((topic.name, channel_name), set()).copy()
+        none: set[int] = set()
+        maybe = none | self.doubt.numbers.get((topic.name, channel_name), none)
         if self.doubt.batch is not None and self.doubt.batch[0] == topic.name:
             maybe |= {message.number for message in self.doubt.batch[1]}
         return maybe
