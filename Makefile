@@ -34,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate dist check clean absent
+.PHONY: help env build run test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ cov: build ## coverage of the Python half: htmlcov/index.html
 
 annotate: build ## where the compiled code still talks to Python: Cython's annotated HTML
 	@ls build/cython/release/pyx/*.html
+
+wheels: $(READY) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
+	$(BIN)/python scripts/wheels.py $(ARGS)
 
 dist: $(READY) ## sdist and wheel in dist/
 	$(BIN)/python -m build --no-isolation

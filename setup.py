@@ -1,10 +1,11 @@
 """Build the compiled half of pyqd: every pyx/NAME.pyx becomes the extension module pyqd.hot.NAME.
 
-Everything that is not about extensions stands in pyproject.toml. The environment decides four things:
+Everything that is not about extensions stands in pyproject.toml. The environment decides five things:
 
 PYQD_DEBUG=1        debug build: the C macro PYQD_DEBUG is 1, indexes and None are checked, -O1
 PYQD_WERROR=1       a warning of Cython or of the C compiler ends the build
 PYQD_BUILD_BENCH=1  also build bench/NAME.pyx as bench.NAME, in place; never for a wheel
+PYQD_CFLAGS=...     options for the C compiler after all others, such as -O0 where time matters more than speed
 PYQD_SKIP_EXT=1     no extension at all: `make` installs the dependencies this way and compiles in a step of its own
 
 Generated C and Cython's annotated HTML go to build/cython/release or build/cython/debug. What decides how an extension
@@ -16,6 +17,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import sysconfig
 from pathlib import Path
 
@@ -63,6 +65,7 @@ COMPILE_FLAGS = [
     "-g" if DEBUG else "-g1",
     *WARNING_FLAGS,
     *(["-Werror"] if WERROR else []),
+    *shlex.split(os.environ.get("PYQD_CFLAGS", "")),
 ]
 
 
@@ -140,8 +143,8 @@ def build_identity():
     from Cython import __version__ as cython_version
 
     parts = [Path(__file__).read_text(), MODE, str(WERROR), cython_version, platform.python_version()]
-    parts += [str(sysconfig.get_config_var("EXT_SUFFIX")), os.environ.get("CC", ""), os.environ.get("CFLAGS", "")]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    parts += [str(sysconfig.get_config_var("EXT_SUFFIX")), *map(os.environ.get, ("CC", "CFLAGS", "PYQD_CFLAGS"))]
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 class BuildExt(build_ext):

@@ -1,98 +1,156 @@
 """What is released works: from the source distribution to a wheel, installed away from any checkout, to a daemon."""
 
-import os
-import subprocess
+import importlib.util
+import shutil
 import sys
 import sysconfig
-import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-import pyqd
-from tests.support.nsq import Client
-from tests.support.server import REPOSITORY, Daemon, Implementation
+from tests.support.machine import Machine
+from tests.support.pages import sections_of
+from tests.support.reader import Reader
+from tests.support.server import REPOSITORY
 
 BUILD_WAIT_S = 500
-# What would point an interpreter, or a build, to something else than what is under test.
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
+PAGE = REPOSITORY / "docs" / "install.md"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(BUILD_WAIT_S + 60),
-    pytest.mark.skipif(not (REPOSITORY / "MANIFEST.in").exists(), reason="releases are not made from this copy"),
-]
+pytestmark = pytest.mark.skipif(
+    not (REPOSITORY / "MANIFEST.in").exists(), reason="releases are not made from this copy"
+)
 
 
-def run(*command: object, cwd: Path) -> str:
-    """Run a command that has to succeed. Returns: what it printed."""
-    result = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name not in HIDDEN},
-        capture_output=True,
-        text=True,
-        timeout=BUILD_WAIT_S,
-        check=False,
+def load_wheels() -> ModuleType:
+    """Return scripts/wheels.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("wheels", REPOSITORY / "scripts" / "wheels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+wheels: Any = load_wheels()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+def link_dependencies(directory: Path) -> None:
+    """Link all packages of this environment, pyqd aside, into a directory."""
+    directory.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.suffix != ".pth" and "pyqd" not in entry.name:
+            (directory / entry.name).symlink_to(entry)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BUILD_WAIT_S + 100)
+def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is packed is looked at, and not how fast it is.
+    monkeypatch.setenv("PYQD_CFLAGS", "-O0 -g0")
+    python, log, dist = Path(sys.executable), tmp_path / "log", machine.home / "dist"
+    wheels.build_wheel(python, wheels.build_sdist(python, log, dist), log, dist)
+
+    link_dependencies(tmp_path / "dependencies")
+    machine.environment["PYTHONPATH"] = str(tmp_path / "dependencies")
+    reader = Reader(machine, PAGE)
+    for block in sections_of(PAGE)["From a wheel"]:
+        reader.follow(block)
+
+    environment = machine.home / "pyqd-env"
+    # Isolated from the environment's variables, the suite finds libraries by a path file.
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(f"{tmp_path / 'dependencies'}\n")
+    wheels.try_out(environment / "bin" / "python", log)
+
+
+def packed(directory: Path, *names: str) -> Path:
+    """Return a wheel with all compiled modules there are, and some more files."""
+    compiled = [f"pyqd/hot/{path.stem}.cpython-311.so" for path in (REPOSITORY / "pyx").glob("*.pyx")]
+    wheel = directory / "pyqd-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *names]:
+            archive.writestr(name, b"")
+    return wheel
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        "pyqd/hot/heap.pyx",
+        "pyqd/hot/heap.c",
+        "bench/cost.py",
+        "tests/test_heap.py",
+        "pyqd/tests/test_heap.py",
+        "setup.py",
+    ],
+)
+def test_a_wheel_with_a_file_that_does_not_belong_in_it_is_refused(stranger: str, tmp_path: Path) -> None:
+    wheels.check_contents(packed(tmp_path, "pyqd/hot/heap.pxd"))
+    with pytest.raises(wheels.WheelError, match=stranger):
+        wheels.check_contents(packed(tmp_path, stranger))
+
+
+def test_a_wheel_without_a_compiled_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = packed(tmp_path)
+    monkeypatch.setattr(wheels, "ROOT", tmp_path)
+    (tmp_path / "pyx").mkdir()
+    for path in (REPOSITORY / "pyx").glob("*.pyx"):
+        (tmp_path / "pyx" / path.name).touch()
+    (tmp_path / "pyx" / "novel.pyx").touch()
+    with pytest.raises(wheels.WheelError, match=r"lacks \['novel'\]"):
+        wheels.check_contents(wheel)
+
+
+def interpreter(directory: Path, name: str, says: str) -> None:
+    """Make a program that answers as an interpreter does when it is asked what it is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o755)
+
+
+def test_one_interpreter_of_each_version_is_found(tmp_path: Path) -> None:
+    on_path, managed = tmp_path / "bin", tmp_path / "pyenv"
+    interpreter(on_path, "python3.10", "echo cpython 10 1 0 /usr")
+    interpreter(on_path, "python3.11", "echo cpython 11 0 0 /usr")
+    interpreter(on_path, "python3.12", "exit 127")
+    interpreter(on_path, "python3.9", "echo cpython 9 1 0 /usr")
+    for version in ("3.10.1", "3.11.1", "3.12.1", "3.13.1"):
+        minor = version.split(".")[1]
+        interpreter(managed / "versions" / version / "bin", f"python3.{minor}", f"echo cpython {minor} 1 0 /pyenv")
+    interpreter(managed / "versions" / "3.14.0t" / "bin", "python3.14", "echo cpython 14 1 1 /pyenv")
+    found = wheels.find_interpreters({"PATH": str(on_path), "PYENV_ROOT": str(managed), "UV_PYTHON_INSTALL_DIR": "/-"})
+    # One without headers, or that does not run, makes way for the next; one without a GIL is of another kind.
+    assert [(entry.version, entry.obstacle, entry.path.is_relative_to(on_path)) for entry in found] == [
+        ("3.10", "", True),
+        ("3.11", "", False),
+        ("3.12", "", False),
+        ("3.13", "", False),
+    ]
+
+
+def test_only_headers_are_missing_where_no_other_interpreter_of_a_version_is(tmp_path: Path) -> None:
+    interpreter(tmp_path / "bin", "python3.13", "echo cpython 13 0 0 /usr")
+    [found] = wheels.find_interpreters(
+        {"PATH": str(tmp_path / "bin"), "PYENV_ROOT": "/-", "UV_PYTHON_INSTALL_DIR": "/-"}
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    assert found.obstacle == "it has no Python.h"
 
 
-def install(wheel: Path, directory: Path) -> Path:
-    """Install a wheel in a new environment, with the dependencies of this one. Returns: its interpreter."""
-    venv.create(directory, symlinks=True)
-    python = directory / "bin" / "python"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        wheel,
-        cwd=directory,
-    )
-    # A path in a .pth file brings the packages that lie there, and not what their own .pth files point to.
-    [packages] = directory.glob("lib/python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
-def test_the_wheel_built_of_the_source_distribution_runs_without_a_checkout(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "build", "--no-isolation", f"--outdir={tmp_path}", cwd=REPOSITORY)
-    [wheel] = tmp_path.glob("*.whl")
-    packed = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    sources = {path.stem for path in (REPOSITORY / "pyx").glob("*.pyx")}
-    assert {path.name.split(".")[0] for path in packed if path.suffix == ".so"} == sources
-    assert {path.parts[0] for path in packed if "dist-info" not in path.parts[0]} == {
-        "pyqd",
-        "pyqd_spark",
-        "pyspark_pyqd",
-    }
-
-    python = install(wheel, tmp_path / "environment")
-    where = run(python, "-c", "import pyqd.hot.channel; print(pyqd.hot.channel.__file__)", cwd=tmp_path)
-    assert where.startswith(f"{tmp_path}/environment/lib/")
-    program = python.parent / "pyqd"
-    assert run(program, "--version", cwd=tmp_path).startswith(f"pyqd v{pyqd.__version__} ")
-
-    # Isolated (-I): the tests' own PYTHONPATH leads to the checkout.
-    daemon = Daemon(Implementation("the installed pyqd", (str(python), "-I", str(program))), tmp_path)
-    try:
-        daemon.start()
-        assert daemon.http("GET", "/ping").body == b"OK"
-        assert daemon.http("POST", "/pub", b"hello", topic="t").body == b"OK"
-        with Client(daemon.tcp_address) as client:
-            client.sub("t", "c", rdy_count=1)
-            [message] = client.read_messages(1)
-            assert message.body == b"hello"
-            client.fin(message)
-            daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
-        daemon.stop()
-    finally:
-        daemon.kill()
+def test_the_program_of_a_step_that_fails_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(wheels.WheelError, match=r"sh failed with exit code 3; the end of .*\n(.*\n)*because"):
+        wheels.run(tmp_path / "log", shutil.which("sh"), "-c", "echo because; exit 3")
