@@ -104,6 +104,20 @@ install_missing() {
     [[ ${#missing[@]} -eq 0 ]] || explain_missing
 }
 
+# One section of docs/how-to.md publishes from PHP; its test is skipped where there is none.
+install_php() {
+    command -v php >/dev/null && return
+    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        say "no php here: the test that publishes from PHP will be skipped"
+        return
+    fi
+    say "installing php-cli and php-curl"
+    # Needs no `apt-get update` where one has been made, and where the lists are old the test is skipped.
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends php-cli php-curl >/dev/null ||
+        say "apt-get could not install php: the test that publishes from PHP will be skipped"
+    hash -r
+}
+
 make_venv() {
     if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
         say "$VENV is there"
@@ -126,7 +140,10 @@ install_packages() {
 for_tests=no
 [[ ${1:-} != --for-tests ]] || for_tests=yes
 install_missing
-[[ $for_tests == no ]] || exit 0
+if [[ $for_tests == yes ]]; then
+    install_php
+    exit 0
+fi
 make_venv
 install_packages
 say "ready"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-SAVED = re.compile(r"[Ss]ave it as `([\w./-]+)`")
+SAVED = re.compile(r"[Ss]ave it as\s+`([\w./-]+)`")
 PROMISED = re.compile(r"prints:?$")
 SHELLS = ("console", "sh")
 # A reader only looks at these.
-SAMPLES = ("json", "sql", "text")
+SAMPLES = ("json", "sql", "text", "yaml")
 
 
 @dataclass(frozen=True)

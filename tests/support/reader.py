@@ -70,13 +70,13 @@ class Terminal:
         os.close(read_fd)
         os.close(write_fd)
 
-    def carry_out(self, path: Path, output: Path, what: str) -> str:
+    def carry_out(self, path: Path, output: Path, what: str, wait_s: float) -> str:
         """Return what the block printed. Raises: AssertionError with that when it fails or takes too long."""
         output.touch()
         os.write(self._steps_fd, f"{path} {output}\n".encode())
-        readable, _, _ = select.select([self._done_fd], [], [], BLOCK_WAIT_S)
+        readable, _, _ = select.select([self._done_fd], [], [], wait_s)
         printed = output.read_text(errors="replace") + self._said.read_text(errors="replace")
-        assert readable, f"{what} takes more than {BLOCK_WAIT_S} s\n{printed}"
+        assert readable, f"{what} takes more than {wait_s} s\n{printed}"
         assert os.read(self._done_fd, 1), f"{what} failed\n{printed}"
         return printed
 
@@ -88,9 +88,10 @@ class Terminal:
 class Reader:
     """Follows blocks on a machine; `printed` is what the last one printed."""
 
-    def __init__(self, machine: Machine, page: Path) -> None:
+    def __init__(self, machine: Machine, page: Path, wait_s: float = BLOCK_WAIT_S) -> None:
         self.machine = machine
         self.page = page
+        self.wait_s = wait_s
         self.printed = ""
         self._terminals: dict[str, Terminal] = {}
         self._broker: subprocess.Popen[bytes] | None = None
@@ -143,7 +144,8 @@ class Reader:
         number = len(list(self.machine.directory.glob("block-*")))
         path = self.machine.directory / f"block-{number}"
         path.write_text(text)
-        return self._terminals[name].carry_out(path, self.machine.directory / f"output-{number}", self.what(block))
+        output = self.machine.directory / f"output-{number}"
+        return self._terminals[name].carry_out(path, output, self.what(block), self.wait_s)
 
 
 def assert_promised(block: Block, printed: str, page: Path) -> None:
