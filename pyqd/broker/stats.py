@@ -82,7 +82,7 @@ def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
         "paused": channel.paused,
         "e2e_processing_latency": latency_stats(channel.topic.broker, [channel]),
     }
-    if channel.limits != NO_LIMITS:
+    if channel.limits != NO_LIMITS or channel.dead_letter_count:
         stats["limits"] = shown(channel, channel.limits)
     return stats if channel.parked is None else with_damage(stats, channel.parked.log.damage)
 

@@ -96,6 +96,18 @@ CHANNEL_FAMILIES: Sequence[Family] = (
     Family("pyqd_channel_finished_total", "counter", "Messages finished by FIN.", lambda c: c.finish_count),
     Family("pyqd_channel_requeued_total", "counter", "Messages given back by REQ.", lambda c: c.requeue_count),
     Family("pyqd_channel_timed_out_total", "counter", "Messages that timed out in flight.", lambda c: c.timeout_count),
+    Family(
+        "pyqd_channel_dead_letters_total",
+        "counter",
+        "Messages moved to the dead-letter topic.",
+        lambda c: c.dead_letter_count,
+    ),
+    Family(
+        "pyqd_channel_dead_letters_waiting",
+        "gauge",
+        "Dead letters that the dead-letter topic has no room for, or that have none; part of the depth.",
+        lambda c: c.doomed_count,
+    ),
     Family("pyqd_channel_clients", "gauge", "Clients subscribed.", lambda c: len(c.consumers)),
     Family("pyqd_channel_paused", "gauge", "1 while the channel is paused.", lambda c: c.paused),
 )
