@@ -189,8 +189,8 @@ cdef class IoLoop(Publisher):
     cdef int wait_until_synced(self) except -1:
         """Hold the pass's answers back until what it published is on stable storage. Switches: yes.
 
-        All connections that wait share one sync. Where it fails, none of the answers was true: they are dropped, and
-        the client is told so and closed.
+        All connections that wait share one sync. If it fails, none of the answers was true: they are dropped, and the
+        client is told so and closed. What was queued before them is sent first, as it may be the rest of a message.
         """
         if not self.unsynced:
             return 0
@@ -199,8 +199,7 @@ cdef class IoLoop(Publisher):
         try:
             self.wait_durable(topics)
         except StorageError as error:
-            self.withholding = False
-            self.drop_queued()
+            self.drop_withheld()
             self.refuse(ClientError("E_PUB_FAILED", f"PUB failed {error}"))
         self.withholding = False
         self.blocked = False
@@ -281,8 +280,11 @@ cdef class IoLoop(Publisher):
 
     def withhold(self, bint withholding):
         """Let nothing be sent, or (False) again."""
-        self.withholding = withholding
-        if not withholding and self.heartbeat_wanted:
+        if withholding:
+            self.begin_withholding()
+            return
+        self.withholding = False
+        if self.heartbeat_wanted:
             self.wake_pump()
 
     def upgrade(self, Transport transport not None):
@@ -365,6 +367,8 @@ cdef class IoLoop(Publisher):
         self.log_refusal(error)
         if error.fatal:
             self.refused = True
+            # Until the error has left nothing more is delivered: it would only count as an attempt.
+            self.rdy = 0
 
     cdef int refuse_behind_batches(self, error) except -1:
         """Answer what the MPUBs before have come to, and refuse the command behind them, or them."""

@@ -151,6 +151,20 @@ cdef class Outbox(Consumer):
         self.end = queued
         return 0
 
+    cdef int begin_withholding(self) except -1:
+        """Let nothing leave from now on."""
+        if not self.withholding:
+            self.withholding = True
+            self.true_bytes = self.end - self.start
+        return 0
+
+    cdef int drop_withheld(self) except -1:
+        """End withholding, and drop what was queued meanwhile. The rest of a frame that is half sent stays."""
+        assert self.withholding and self.true_bytes <= self.end - self.start
+        self.withholding = False
+        self.end = self.start + self.true_bytes
+        return 0
+
     cdef int drop_queued(self) except -1:
         """Forget what is queued."""
         self.start = self.end

@@ -56,7 +56,7 @@ cdef class Publisher(Pump):
         """Queue the OK of a publish, to leave with the pass, or after the sync that covers it."""
         self.topic_count += count
         if self.limits.sync_each and not topic.ephemeral:
-            self.withholding = True
+            self.begin_withholding()
             if topic not in self.unsynced:
                 self.unsynced.append(topic)
         if self.tells_ids:

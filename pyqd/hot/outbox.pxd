@@ -15,6 +15,7 @@ cdef class Outbox(Consumer):
     cdef bint owned
     cdef bint broken                     # the peer is gone; what is put here is dropped
     cdef bint withholding                # nothing leaves now: an answer in it is not true yet
+    cdef uint64_t true_bytes             # while withholding: base[start:start + true_bytes] was queued before that
     cdef readonly uint64_t sent_bytes
 
     cdef char* room(self, uint64_t size_bytes) except NULL
@@ -26,4 +27,6 @@ cdef class Outbox(Consumer):
     cdef int flush_transport(self) except -1
     cdef int keep(self, uint64_t capacity) except -1
     cdef int release(self) except -1
+    cdef int begin_withholding(self) except -1
+    cdef int drop_withheld(self) except -1
     cdef int drop_queued(self) except -1

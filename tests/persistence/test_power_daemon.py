@@ -1,6 +1,7 @@
 """The whole daemon with --sync-every=1: what clients over TCP and HTTP were told survives a power cut."""
 
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.persistence.test_power_loss import FLAGS, unfinished
-from tests.support.nsq import Client, dpub, mpub, pub
+from tests.support.nsq import ERROR, MESSAGE, Client, Closed, Frame, dpub, mpub, parse_message, pub
 from tests.support.power import PowerFiles
-from tests.support.server import REPOSITORY
+from tests.support.server import REPOSITORY, wait_until
 from tests.support.storage import broker_on
 
 WAIT_S = 20
@@ -51,8 +52,18 @@ class Running:
         finally:
             connection.close()
 
-    def client(self) -> Client:
-        return Client(("127.0.0.1", self.tcp_port))
+    def client(self, receive_buffer_bytes: int = 0) -> Client:
+        return Client(("127.0.0.1", self.tcp_port), receive_buffer_bytes=receive_buffer_bytes)
+
+    def in_flight(self, topic: str) -> int:
+        """Return how many messages of the topic are in flight on all its channels."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=WAIT_S)
+        try:
+            connection.request("GET", f"/stats?format=json&topic={topic}")
+            (found,) = json.loads(connection.getresponse().read())["topics"]
+            return sum(channel["in_flight_count"] for channel in found["channels"])
+        finally:
+            connection.close()
 
 
 @pytest.fixture
@@ -131,3 +142,42 @@ def test_a_failed_sync_is_told_to_those_who_wait_and_ends_with_the_next(daemon: 
     with daemon.client() as client:
         client.pub("t", b"x")
     assert daemon.post("/pub?topic=t", b"x") == 200
+
+
+def frames_until_closed(client: Client) -> list[Frame]:
+    """Read whole frames until the daemon closes the connection between two of them."""
+    frames = []
+    while True:
+        try:
+            frames.append(client.read_frame())
+        except Closed:
+            return frames
+
+
+@pytest.mark.parametrize("upgrade", ["plain", "deflate"])
+def test_a_failed_sync_is_told_behind_the_message_that_is_half_sent(daemon: Running, upgrade: str) -> None:
+    bodies = [os.urandom(1 << 20) for _ in range(10)]
+    with daemon.client(receive_buffer_bytes=4096) as client:
+        if upgrade == "deflate":
+            client.identify(deflate=True)
+            client.start_deflate()
+        client.sub("t", "c", rdy_count=len(bodies))
+        for body in bodies:
+            assert daemon.post("/pub?topic=t", body) == 200
+        # The socket is full, and the rest of a message waits in the connection.
+        seen = [0]
+
+        def has_stopped() -> bool:
+            seen.append(daemon.in_flight("t"))
+            return seen[-1] != 0 and len(set(seen[-10:])) == 1
+
+        wait_until(has_stopped, "the consumer takes no more")
+        assert seen[-1] < len(bodies)
+        daemon.process.send_signal(signal.SIGUSR2)
+        assert daemon.line() == b"True\n"
+        client.send(pub("other", b"x"))
+        *messages, failure = frames_until_closed(client)
+    assert failure.type == ERROR
+    assert failure.data.startswith(b"E_PUB_FAILED PUB failed ")
+    assert {frame.type for frame in messages} == {MESSAGE}
+    assert [parse_message(frame.data).body for frame in messages] == bodies[: len(messages)]

@@ -23,7 +23,7 @@ class Stream:
 
     def __init__(self, below: Any) -> None:
         self.below = below
-        self.wire_received = b""
+        self.wire_received = bytearray()
 
     def settimeout(self, wait_s: float) -> None:
         self.below.settimeout(wait_s)
