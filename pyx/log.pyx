@@ -37,6 +37,7 @@ cimport cython
 
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.guid cimport GuidFactory
+from pyqd.hot.logstart cimport FoundSegments
 from pyqd.hot.mapping cimport Mapping
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
@@ -52,7 +53,8 @@ from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging
 
 from pyqd.diskqueue.damage import DamageReport
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.hot.logstart import SUFFIX
+from pyqd.primitives.errors import DiskFull, StorageError
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
 cdef uint64_t SEGMENT_BYTES_ON_THE_SPOT_MAX = 8 << 20
@@ -71,8 +73,6 @@ cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
 # A smaller batch costs less as stores than as two calls.
 cdef uint64_t STAGED_BATCH_BYTES_MIN = 8 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
-SUFFIX = ".seg"
-HALF_MADE = SUFFIX + ".making"
 
 cdef Staging staging = Staging()
 
@@ -116,62 +116,72 @@ cdef class Log:
         # File names are not given twice, even where a directory is removed and made again: a job of the former log that
         # runs late must not hit a file of this one.
         self.file_counter = <uint64_t> wall_ns()
+        found = directory is not None and files.exists(directory)
         if directory is not None:
             files.make_directory(directory)
-            self.load_segments()
+            self.take_up(FoundSegments(files, directory, self.damage, power_failed))
         if self.renumber:
             # Numbers behind what was lost may have been given out: they are not given again.
             self.epoch += 1
         if self.active is None:
-            self.first = self.active = self.new_segment(SEGMENT_BYTES_MIN)
-            self.active.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+            self.begin_first(found)
         elif self.epoch > self.active.header().first_seq >> ORDINAL_BITS:
-            self.roll(0)
+            self.begin_epoch()
         self.synced_end = self.first.first_ordinal
         # The first append looks, when whoever made the log has said what to call.
         self.mark = 0
 
-    cdef int load_segments(self) except -1:
-        """Find the segments of an earlier run, put them in order and find the end of the last."""
-        cdef Segment segment
-        segments = []
-        for name in sorted(self.files.list_directory(self.directory)):
-            if name.endswith(HALF_MADE):
-                # A kill came between reserving its blocks and giving it its name.
-                self.files.remove(os.path.join(self.directory, name))
-            if not name.endswith(SUFFIX):
-                continue
-            path = os.path.join(self.directory, name)
-            segment = self.load_segment(path)
-            if segment is None:
-                continue
-            if segment.number != 0:
-                segments.append(segment)
-            elif self.spares or not self.is_spare_for_good(segment):
-                self.files.remove(path)
-            else:
-                self.spares.append(segment)
-        segments.sort(key=segment_number)
-        return self.chain(segments)
+    cdef int take_up(self, FoundSegments found) except -1:
+        """Go on from the segments of an earlier run."""
+        self.first, self.active = found.first, found.last
+        self.spares, self.holes = found.spares, found.holes
+        self.end, self.end_of_spares = found.end, found.end_of_spares
+        self.file_counter = max(self.file_counter, found.file_counter)
+        self.renumber = found.renumber
+        if self.active is not None:
+            self.epoch = max(self.epoch, (self.active.header().first_seq >> ORDINAL_BITS) + self.power_failed)
+        return 0
 
-    def load_segment(self, path):
-        """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
+    cdef int begin_first(self, bint found) except -1:
+        """Begin the log's first segment. found: the log was there before, and must open even on a full disk."""
+        cdef Segment segment = self.take_spare(0)
+        # The kill may have come while the only segment, an empty one, began again.
+        self.end = self.end_of_spares
+        if segment is None:
+            try:
+                segment = self.new_segment(SEGMENT_BYTES_MIN)
+            except DiskFull:
+                if not found:
+                    raise
+                segment = Segment(self.files.new_mapped(None, PAGE_BYTES, False))
+                segment.file_bytes = 0
+                self.closed = True
+        segment.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+        if self.closed:
+            segment.take_no_more()
+        self.first = self.active = segment
+        return 0
+
+    cdef int begin_epoch(self) except -1:
+        """Have the next record go to another segment: the active one is of an earlier epoch.
+
+        The next append makes that segment, within the limits of space, or begins the active one again if it is empty.
+        So a start takes no space for it, however many logs there are. Where records are known to be lost the small
+        segment is made at once if there is room, or each start would find and report the same damage.
+        """
         cdef Segment segment
-        name = os.path.basename(path)[:-len(SUFFIX)]
-        if name.isascii() and name.isdigit():
-            self.file_counter = max(self.file_counter, min(int(name), <uint64_t> 1 << 63) + 1)
-        try:
-            segment = Segment(self.files.open_mapped(path))
-            segment.load()
-        except LaterFormatError:
-            raise
-        except CorruptionError as error:
-            self.damage.file_set_aside(path, error)
-            self.renumber = True
-            return None
-        if self.power_failed and segment.number and segment.header().synced_bytes < segment.tail:
-            segment.unverified = True
-        return segment
+        self.closed = True
+        if self.renumber:
+            try:
+                segment = self.take_spare(0)
+                self.follow_with(self.new_segment(SEGMENT_BYTES_MIN) if segment is None else segment)
+                return 0
+            except DiskFull:
+                pass
+        elif self.active.room_bytes() >= RECORD_ALIGN_BYTES:
+            # What the power failure left there is not to be taken for a damaged record by the next start.
+            store_word(self.active.base + self.active.tail, 0)
+        return self.active.take_no_more()
 
     def ready(self, segment not None):
         """Make a segment safe to walk: verify it where an earlier run wrote it, and bridge what is damaged."""
@@ -182,58 +192,6 @@ cdef class Log:
     cdef int mend(self, Segment segment) except -1:
         """Verify a segment and bridge what is damaged. Cost: O(bytes in it)."""
         segment.mend(self.damage.reporter(segment.mapping.path))
-        return 0
-
-    cdef int open_segment(self, Segment segment, bint last) except -1:
-        """Find what records there are in a segment of an earlier run.
-
-        A sealed one is taken at its word until it is read, but after a power failure only as far as it was synced.
-        """
-        cdef SegmentHeader* header = segment.header()
-        if header.synced_bytes > segment.capacity_bytes:
-            header.synced_bytes = segment.capacity_bytes
-            segment.cut = True
-        if header.sealed_bytes == 0:
-            segment.walk(self.power_failed, self.damage.reporter(segment.mapping.path))
-        elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
-            if segment.cut:
-                self.damage.report(segment.mapping.path, segment.tail, 0, 0, "the file is shorter than its header says")
-            self.mend(segment)
-        if last and segment.cut:
-            self.renumber = True
-        return 0
-
-    cdef bint is_spare_for_good(self, Segment segment) except -1:
-        """Have a spare found at the start be one on stable storage too, as in `trim`. Returns: whether it is now."""
-        try:
-            self.files.sync(segment.mapping, 0, PAGE_BYTES)
-        except StorageError:
-            return False
-        return True
-
-    cdef int chain(self, list segments) except -1:
-        cdef Segment segment
-        cdef Segment previous = None
-        for segment in segments:
-            self.open_segment(segment, segment is segments[len(segments) - 1])
-            if previous is None:
-                self.first = segment
-            elif segment.first_ordinal < previous.end_ordinal() or segment.number == previous.number:
-                self.damage.file_set_aside(segment.mapping.path, CorruptionError(
-                    segment.mapping.path, 16, "another segment holds the same records"))
-                continue
-            else:
-                if segment.first_ordinal > previous.end_ordinal():
-                    self.holes.append((previous.end_ordinal(), segment.first_ordinal))
-                previous.seal()
-                previous.next = segment
-            previous = segment
-        if previous is not None:
-            self.active = previous
-            previous.header().sealed_bytes = 0
-            previous.unverified = False
-            self.end = previous.end_ordinal()
-            self.epoch = max(self.epoch, (previous.header().first_seq >> ORDINAL_BITS) + self.power_failed)
         return 0
 
     def new_segment(self, uint64_t size_bytes):
@@ -435,6 +393,15 @@ cdef class Log:
         self.batch_at = NULL
         return 0
 
+    cdef bint reuse_active(self, uint64_t need_bytes) except -1:
+        """Begin the epoch in the active segment itself if it is empty and large enough. Returns: whether it is."""
+        if not self.closed or self.active.count != 0 or self.active.file_bytes < need_bytes:
+            return False
+        self.closed = False
+        self.active.take_more()
+        self.active.begin_again((self.epoch << ORDINAL_BITS) | self.end, wall_ns())
+        return True
+
     cdef int roll(self, uint64_t span_bytes) except -1:
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
         cdef uint64_t size
@@ -442,6 +409,8 @@ cdef class Log:
         cdef bint outrun = False
         cdef Segment segment
         assert self.end < ORDINAL_MASK
+        if self.reuse_active(need):
+            return self.pass_mark()
         if self.on_growing is not None:
             self.on_growing(self)
         self.rolled_bytes = span_bytes
@@ -507,6 +476,8 @@ cdef class Log:
     cdef int follow_with(self, Segment segment) except -1:
         """Seal the active segment and go on in another."""
         self.populates = 2 * self.staged_bytes < self.active.tail
+        self.closed = False
+        self.active.take_more()
         self.active.seal()
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.active.next = segment
@@ -538,6 +509,7 @@ cdef class Log:
         self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = None
         self.on_retired = self.on_dropped = None
         self.directory = None
+        self.closed = False
         self.spares = []
         self.indexes = {}
         first, self.first, self.active = self.first, segment, segment
@@ -716,10 +688,10 @@ cdef class Log:
         cdef Segment segment = self.first
         cdef uint64_t total = 0
         while segment is not None:
-            total += segment.capacity_bytes
+            total += segment.file_bytes
             segment = segment.next
         for segment in self.spares:
-            total += segment.capacity_bytes
+            total += segment.file_bytes
         return total
 
     def check(self):
@@ -778,8 +750,3 @@ cdef class Log:
                        (<const char*> record)[48:48 + record.size_bytes])
             segment = segment.next
             offset = SEGMENT_HEADER_BYTES
-
-
-def segment_number(Segment segment not None) -> int:
-    """Return a segment's place in its log: the key by which recovery sorts."""
-    return segment.number

@@ -5,7 +5,7 @@ the header, so a start need not walk it). Its name says nothing; the number in t
 So a drained file becomes the next segment by one store of its header, with no rename on the loop.
 
 Invariants:
-1. `SEGMENT_HEADER_BYTES <= tail <= capacity_bytes`, and `tail` is a multiple of 8.
+1. `SEGMENT_HEADER_BYTES <= tail <= capacity_bytes <= file_bytes`, and `tail` is a multiple of 8.
 2. Records `first_ordinal ... first_ordinal + count - 1` lie below `tail`, dense and in order.
 3. `next` is None or begins at `end_ordinal()` or later (later only behind a recorded hole).
 """
@@ -56,7 +56,7 @@ cdef class Segment:
             raise CorruptionError(mapping.path or "memory", 0, "shorter than a segment's header")
         self.mapping = mapping
         self.base = mapping.base
-        self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
+        self.file_bytes = self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
         self.tail = SEGMENT_HEADER_BYTES
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1:
@@ -85,6 +85,23 @@ cdef class Segment:
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
+        return 0
+
+    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1:
+        """Give an empty segment another first sequence number; a kill leaves a spare that tells the ordinal."""
+        cdef uint64_t number = self.number
+        assert self.count == 0 and self.tail == SEGMENT_HEADER_BYTES
+        self.number = 0
+        return self.begin(number, first_seq, created_ns)
+
+    cdef int take_no_more(self) except -1:
+        """Keep records from being appended, at no cost to `append`: there is no capacity left."""
+        self.capacity_bytes = self.tail
+        return 0
+
+    cdef int take_more(self) except -1:
+        """Undo `take_no_more`."""
+        self.capacity_bytes = self.file_bytes
         return 0
 
     cdef int seal(self) except -1:

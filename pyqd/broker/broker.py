@@ -141,11 +141,25 @@ class Broker:
                 topic = Topic(self, name, os.path.join(topics, entry), found=True)
                 self.topic_of[name] = topic
                 topic.load_channels()
-            if self.power_failed:
-                # Not before: a kill while the start mends what the power failure left is no reason to trust it.
-                self.write_node(boot=self.boot)
+            self.note_loaded()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
+
+    def note_loaded(self) -> None:
+        """Write down what the next start must know of this one, before anything is served. Raises: StorageError."""
+        changed: dict[str, Any] = {}
+        # A closed log has no record of its epoch yet, so no file but this one could tell the next start of it.
+        self.epoch = max(
+            [self.epoch, *(log.epoch for topic in self.topic_of.values() for log in topic.logs() if log.closed)]
+        )
+        if self.epoch != self.node["epoch"]:
+            changed["epoch"] = self.epoch
+        if self.power_failed:
+            # Not before: a kill while the start mends what the power failure left is no reason to trust it.
+            changed["boot"] = self.boot
+            self.node.pop("epoch_boot", None)
+        if changed:
+            self.write_node(**changed)
 
     def load_node(self) -> None:
         """Read what is known of the data directory; after a power failure begin a new epoch of sequence numbers.
@@ -160,11 +174,14 @@ class Broker:
             node = read_node(self.files, path) or {**node, "epoch": EPOCH_UNKNOWN, "boot": "", "clean": False}
             self.names_durable = node["clean"]
             if not node["clean"] and node["boot"] != boot:
-                node["epoch"] += 1
                 self.power_failed = True
+                # Once per boot: a start that fails before it is complete gives out no number.
+                node["epoch"] += node.get("epoch_boot") != boot
+                node["epoch_boot"] = boot
         elif self.files.list_directory(os.path.join(self.root, TOPICS_DIRECTORY)):
             logger.error("%s is missing beside %s: recovering as after a power failure", path, TOPICS_DIRECTORY)
             self.power_failed = True
+            node.update(boot="", epoch_boot=boot)
         self.epoch = node["epoch"]
         self.boot = boot
         # Readers by position know the log by this name, wherever the directory is served from.

@@ -302,7 +302,7 @@ class Space:
     def shrink_log(self, log: Log, trim: Any) -> None:
         """Go on in a small segment, and let the large one and the spares go once the small one is on stable storage."""
         log.drop_spares()
-        if log.active.capacity_bytes <= SEGMENT_BYTES_MIN:
+        if log.active.file_bytes <= SEGMENT_BYTES_MIN:
             return
         try:
             log.shrink()

@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.guid cimport GuidFactory
+from pyqd.hot.logstart cimport FoundSegments
 from pyqd.hot.record cimport Record
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment, SegmentHeader
 
@@ -31,6 +32,8 @@ cdef class Log:
     cdef readonly bint abandoned         # its files are gone
     cdef readonly bint power_failed      # before this start: what was not synced may be missing
     cdef bint renumber                   # records at the end were lost: their numbers are not given again
+    cdef readonly bint closed            # the active segment is of an earlier epoch and takes no more records
+    cdef uint64_t end_of_spares          # where the records of the last spare found would have begun
     cdef int spares_underway             # asked for or being retired, and not yet offered
     cdef public object on_pages_wanted   # called with (log, Segment, start, bytes) to have pages present; may be None
     cdef readonly uint64_t mark          # the active segment's tail from which on something is to be asked for
@@ -69,6 +72,10 @@ cdef class Log:
     cdef int pass_mark(self) except -1
     cdef bint wants_pages(self) noexcept
     cdef int want_pages(self) except -1
+    cdef int take_up(self, FoundSegments found) except -1
+    cdef int begin_first(self, bint found) except -1
+    cdef int begin_epoch(self) except -1
+    cdef bint reuse_active(self, uint64_t need_bytes) except -1
     cdef int roll(self, uint64_t span_bytes) except -1
     cdef int follow_with(self, Segment segment) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)
@@ -78,8 +85,4 @@ cdef class Log:
     cdef int trim(self, uint64_t floor) except -1
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns)
     cdef Segment segment_of(self, uint64_t ordinal)
-    cdef int load_segments(self) except -1
-    cdef int open_segment(self, Segment segment, bint last) except -1
     cdef int mend(self, Segment segment) except -1
-    cdef bint is_spare_for_good(self, Segment segment) except -1
-    cdef int chain(self, list segments) except -1

@@ -21,7 +21,8 @@ cdef struct SegmentHeader:
 cdef class Segment:
     cdef readonly Mapping mapping
     cdef char* base                      # of the mapping
-    cdef readonly uint64_t capacity_bytes
+    cdef readonly uint64_t file_bytes    # as many as it takes of the disk
+    cdef readonly uint64_t capacity_bytes  # the same, but for a segment that takes no more records: its tail
     cdef readonly uint64_t tail          # offset of the next record, relative to base
     cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before
     cdef readonly uint64_t first_ordinal
@@ -41,6 +42,9 @@ cdef class Segment:
         return self.capacity_bytes - self.tail
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int take_no_more(self) except -1
+    cdef int take_more(self) except -1
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept
     cdef int retire(self) except -1

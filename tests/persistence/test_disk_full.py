@@ -1,5 +1,6 @@
 """A disk that is full for real: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,13 @@ def daemon(disk: Path) -> Iterator[Daemon]:
         running.stop()
     finally:
         running.kill()
+
+
+def cut_power(daemon: Daemon) -> None:
+    """Kill the daemon and have the next start take it for a power failure; what was written is there."""
+    daemon.kill()
+    node = json.loads((daemon.data_path / "node.json").read_text())
+    (daemon.data_path / "node.json").write_text(json.dumps({**node, "boot": "another"}))
 
 
 def body_of(number: int) -> bytes:
@@ -170,6 +178,7 @@ def test_a_fin_that_the_ledger_has_no_room_for_is_refused_and_works_once_there_i
 
 def hold(daemon: Daemon, topic: str, attempts: int) -> bytes:
     """Publish a message and have it delivered so often; it is in flight then until the client is gone. Returns: id."""
+    daemon.http("POST", "/topic/create", None, topic=topic)
     daemon.http("POST", "/channel/create", None, topic=topic, channel="c")
     assert daemon.http("POST", "/pub", b"held", topic=topic).status == 200
     with Client(daemon.tcp_address) as client:
@@ -182,14 +191,14 @@ def hold(daemon: Daemon, topic: str, attempts: int) -> bytes:
     return message.id
 
 
-def attempts_now(daemon: Daemon, topic: str, message_id: bytes) -> int:
-    """Consume a topic up to a message. Returns: the attempts that its delivery tells."""
+def attempts_now(daemon: Daemon, topic: str, message_id: bytes | None) -> int:
+    """Consume a topic up to a message, or the first for None. Returns: the attempts that its delivery tells."""
     with Client(daemon.tcp_address) as client:
         client.sub(topic, rdy_count=1)
         while True:
             message = client.read_message()
             client.fin(message)
-            if message.id == message_id:
+            if message_id in (message.id, None):
                 return message.attempts
 
 
@@ -219,3 +228,22 @@ def test_a_stop_on_a_full_disk_gives_up_spare_segments_to_save_attempts(daemon: 
     os.unlink(disk / "ballast")
     daemon.start()
     assert attempts_now(daemon, "one", held) == 4
+
+
+def test_a_start_after_a_power_failure_takes_no_space_on_a_nearly_full_disk(daemon: Daemon, disk: Path) -> None:
+    topics = [f"t{number}" for number in range(30)]
+    for topic in topics:
+        daemon.http("POST", "/topic/create", None, topic=topic)
+        daemon.http("POST", "/channel/create", None, topic=topic, channel="c")
+        assert daemon.http("POST", "/pub", b"kept", topic=topic).status == 200
+    end = publish_until_refused(daemon)
+    cut_power(daemon)
+    free_bytes = os.statvfs(disk).f_bavail
+    daemon.start()
+    assert os.statvfs(disk).f_bavail == free_bytes
+    assert consume(daemon, end) == list(range(end))
+    for topic in topics:
+        daemon.wait_for_channel(topic, "c", depth=1)
+        assert attempts_now(daemon, topic, None) == 1
+    wait_until(lambda: healthy(daemon), "health is well again")
+    assert publish_until_refused(daemon, end) > end + 100

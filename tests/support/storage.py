@@ -24,9 +24,9 @@ class FullFiles(Files):
         self.room: int | None = None
 
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
-        if self.room is not None:
+        if self.room is not None and path is not None:
             if self.room == 0:
-                raise DiskFull("reserve", path or "memory", errno.ENOSPC, "No space left on device")
+                raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
             self.room -= 1
         return super().new_mapped(path, size_bytes, populate)
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import struct
 from typing import Any, ClassVar
 
 import pytest
@@ -10,7 +12,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import wall
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import DiskFull, StartupError
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
 
 
 def test_a_new_data_directory_has_no_topics(tmp_path):
@@ -82,6 +84,134 @@ def test_an_epoch_begins_after_a_power_failure_only(tmp_path, clean, boot, epoch
     consumer = consumer_on(channel)
     assert [channel.take_message(consumer)[3] for _ in range(2)] == [body_of(0), body_of(1)]
     assert broker.topic("t").log.epoch == epoch
+
+
+def after_power_failure(path, files=None, boot="another", **flags):
+    """Load a broker that takes the last run for one that a power failure ended."""
+    node = json.loads((path / "node.json").read_text())
+    (path / "node.json").write_text(json.dumps({**node, "clean": False, "boot": boot}))
+    return broker_on(path, files, **flags)
+
+
+def segments_of(path):
+    return {each: each.stat().st_size for each in path.glob("topics/*/log/*.seg")}
+
+
+def first_position(log):
+    return struct.unpack_from("<Q", log.active.mapping.view(), SEGMENT_HEADER_BYTES + 8)[0]
+
+
+def test_starts_that_fail_after_a_power_failure_raise_the_epoch_once(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    topic.publish_body(body_of(0), wall())
+    later = tmp_path / "topics" / "u.topic"
+    later.mkdir()
+    (later / "state").write_bytes(b"PYQDTOP\0" + (2).to_bytes(4, "little") + bytes(4084))
+    for _ in range(3):
+        with pytest.raises(StartupError, match="later pyqd"):
+            after_power_failure(tmp_path)
+    shutil.rmtree(later)
+    before = segments_of(tmp_path)
+    broker = broker_on(tmp_path)
+    assert broker.power_failed
+    assert (broker.epoch, broker.topic("t").log.epoch) == (1, 1)
+    assert segments_of(tmp_path) == before
+    assert broker_on(tmp_path).topic("t").log.epoch == 1
+
+
+def test_the_epoch_of_a_log_that_nothing_was_appended_to_outlives_a_restart(tmp_path):
+    broker_on(tmp_path).topic("t").publish_body(body_of(0), wall())
+    (tmp_path / "node.json").unlink()
+    for _ in range(3):
+        topic = broker_on(tmp_path).topic("t")
+        assert topic.log.epoch == 1
+    topic.publish_body(body_of(1), wall())
+    assert first_position(topic.log) == 1 << 48 | 1
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_empty_log_goes_on_in_its_segment_after_a_power_failure_on_a_full_disk(tmp_path, restart):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    files = FullFiles()
+    files.room = 0
+    before = segments_of(tmp_path)
+    broker = after_power_failure(tmp_path, files)
+    if restart:
+        broker = broker_on(tmp_path, files)
+    topic = broker.topic("t")
+    topic.publish_body(body_of(0), wall())
+    assert first_position(topic.log) == 1 << 48
+    assert segments_of(tmp_path) == before
+    channel = broker_on(tmp_path).topic("t").channel("c")
+    assert channel.take_message(consumer_on(channel))[3] == body_of(0)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_log_takes_a_segment_after_a_power_failure_when_a_record_comes_and_not_before(tmp_path, restart):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    topic.publish_body(body_of(0), wall())
+    garbage = topic.log.active
+    garbage.mapping.view()[garbage.tail : garbage.tail + 100] = b"x" * 100
+    files = FullFiles()
+    files.room = 0
+    broker = after_power_failure(tmp_path, files)
+    if restart:
+        broker = broker_on(tmp_path, files)
+    assert broker.damage.found_count == 0
+    topic = broker.topic("t")
+    with pytest.raises(DiskFull):
+        topic.publish_body(body_of(1), wall())
+    files.room = None
+    topic.publish_body(body_of(1), wall())
+    topic.check()
+    assert first_position(topic.log) == 1 << 48 | 1
+    channel = broker_on(tmp_path).topic("t").channel("c")
+    consumer = consumer_on(channel)
+    assert [channel.take_message(consumer)[3] for _ in range(2)] == [body_of(0), body_of(1)]
+
+
+def test_a_start_that_ends_while_an_empty_segment_begins_again_keeps_the_place_in_the_log(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.publish_bodies([b"x"] * 10, wall())
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    for _ in range(10):
+        channel.finish_message(consumer, channel.take_message(consumer)[0])
+    topic.log.shrink()
+    topic.trim_finished()
+    topic.log.drop_spares()
+    # A segment's number is stored last.
+    topic.log.active.mapping.view()[16:24] = bytes(8)
+    topic = after_power_failure(tmp_path).topic("t")
+    assert (topic.log.first.first_ordinal, topic.log.end) == (10, 10)
+    topic.publish_body(body_of(0), wall())
+    channel = topic.channel("c")
+    assert channel.take_message(consumer_on(channel))[3] == body_of(0)
+    topic.check()
+
+
+def test_a_log_without_a_segment_opens_on_a_full_disk_and_goes_on_once_there_is_room(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    topic.channel("c")
+    for path in segments_of(tmp_path):
+        path.unlink()
+    files = FullFiles()
+    files.room = 0
+    topic = broker_on(tmp_path, files).topic("t")
+    with pytest.raises(DiskFull):
+        topic.publish_body(body_of(0), wall())
+    assert topic.log.size_bytes() == 0
+    files.room = None
+    topic.publish_body(body_of(0), wall())
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == 0
+    topic.trim_finished()
+    topic.check()
+    assert None not in [spare.mapping.path for spare in topic.log.spares]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 1, "epoch": -1}'])
