@@ -69,6 +69,7 @@ def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it
     reader = Reader(machine, PAGE)
     for block in sections_of(PAGE)["From a wheel"]:
         reader.follow(block)
+    reader.close()
 
     environment = machine.home / "pyqd-env"
     # Isolated from the environment's variables, the suite finds libraries by a path file.

@@ -50,6 +50,12 @@ def test_every_metric_of_the_dashboard_is_in_a_scrape(tmp_path: Path) -> None:
     assert named <= sample_names(tmp_path)
 
 
+def test_every_metric_of_the_how_to_is_in_a_scrape(tmp_path: Path) -> None:
+    named = set(METRIC.findall((ROOT / "docs" / "how-to.md").read_text()))
+    assert len(named) > 5
+    assert named <= sample_names(tmp_path)
+
+
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

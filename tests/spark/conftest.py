@@ -138,6 +138,7 @@ def make_reader(fast_spark_home: Path, tmp_path: Path) -> Iterator[Callable[[Pat
     yield make
     for reader in readers:
         reader.close()
+        reader.machine.close()
 
 
 @pytest.fixture

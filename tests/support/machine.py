@@ -1,4 +1,4 @@
-"""A machine of a reader's own: a network namespace with nothing but loopback, and an empty home directory.
+"""A machine of a reader's own: a network with nothing but loopback, an empty home directory and an empty /var/lib.
 
 Documentation names ports and hosts. In a namespace of its own a test uses them as they are written, beside other tests
 that use the same ones, and nothing outside can be reached by mistake.
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,8 @@ HOLDER = """\
 import fcntl, socket, struct, subprocess, sys
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-subprocess.run(["mount", "--bind", sys.argv[1], "/etc/hosts"], check=True)
+for source, target in zip(sys.argv[1::2], sys.argv[2::2]):
+    subprocess.run(["mount", "--bind", source, target], check=True)
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 print("ready", flush=True)
@@ -46,13 +47,18 @@ sys.stdin.read()
 
 
 class Machine:
-    """Runs commands in a namespace of its own. directory: holds the home directory, `home`, and what commands print."""
+    """Runs commands in a namespace of its own.
+
+    directory: holds the directories `home` and `var_lib`, and what commands print.
+    """
 
     def __init__(self, directory: Path, names: Sequence[str] = ()) -> None:
         """names: host names that lead to loopback. Skips the test where no namespace can be made."""
         self.directory = directory
         self.home = directory / "home"
         self.home.mkdir()
+        self.var_lib = directory / "var_lib"
+        self.var_lib.mkdir()
         hosts = directory / "hosts"
         hosts.write_text(" ".join(["127.0.0.1", "localhost", os.uname().nodename, *names]) + "\n")
         self.environment: dict[str, str] = {name: value for name, value in os.environ.items() if name not in HIDDEN} | {
@@ -63,7 +69,7 @@ class Machine:
             "GOPROXY": "off",
         }
         self._started: list[subprocess.Popen[bytes]] = []
-        self._holder, self.prefix = hold(hosts)
+        self._holder, self.prefix = hold({hosts: "/etc/hosts", self.var_lib: "/var/lib"})
 
     def start(self, command: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         """Start a command in the home directory, in a process group of its own; `close` ends what is left of it."""
@@ -105,13 +111,17 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait(WAIT_S)
 
 
-def hold(hosts: Path) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """Make a namespace. Returns: the process that holds it, and the words before a command that run it there."""
+def hold(mounted: Mapping[Path, str]) -> tuple[subprocess.Popen[bytes], list[str]]:
+    """Make a namespace. mounted: what is seen under other names there.
+
+    Returns: the process that holds it, and the words before a command that run it there.
+    """
     said = []
+    places = [str(place) for pair in mounted.items() for place in pair]
     for flags in WAYS:
         try:
             holder = subprocess.Popen(
-                ["unshare", *flags, sys.executable, "-c", HOLDER, str(hosts)],
+                ["unshare", *flags, sys.executable, "-c", HOLDER, *places],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -136,7 +136,7 @@ class Reader:
     def close(self) -> None:
         for terminal in self._terminals.values():
             terminal.close()
-        self.machine.close()
+        self._terminals.clear()
 
     def _carry_out(self, name: str, command: Sequence[str], text: str, block: Block) -> str:
         if name not in self._terminals:

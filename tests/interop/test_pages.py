@@ -1,0 +1,175 @@
+"""Pages of the documentation do what they say: each section is followed as it stands, in an empty home directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pyqd.broker.broker import Broker
+from pyqd.primitives.options import parse_args
+from tests.interop.process import ROOT
+from tests.support.machine import Machine
+from tests.support.nsqd_data import messages, write_metadata, write_queue
+from tests.support.pages import SHELLS, Block, sections_of
+from tests.support.reader import Reader
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
+
+PAGES = {
+    name: sections_of(ROOT / "docs" / name) for name in ("how-to.md", "http.md", "configuration.md", "interchange.md")
+}
+# Changes the users and services of the machine; tests/meta/test_contrib.py looks at the unit.
+NOT_FOLLOWED = ("Run as a systemd service",)
+GO_WAIT_S = 120
+BLOCK_WAIT_S = 60.0
+PROGRAMS = ("curl", "openssl", "php", "go", "tar")
+
+
+def obstacle(blocks: list[Block]) -> str:
+    """Return what a section needs and this machine lacks, or an empty string."""
+    text = "\n".join(block.text for block in blocks if block.language == "sh")
+    for program in PROGRAMS:
+        if f"{program} " in text and shutil.which(program) is None:
+            return f"{program} is not installed"
+    if (
+        "php " in text
+        and "curl" not in subprocess.run(["php", "-m"], capture_output=True, text=True, check=True).stdout
+    ):
+        return "php has no extension for curl"
+    return ""
+
+
+def fetch_modules(commands: str, directory: Path) -> dict[str, str]:
+    """Fetch the Go modules of a section into this machine's cache, as a namespace has no network.
+
+    Returns: settings by which Go finds them there. Skips the test where they cannot be had.
+    """
+    wanted = re.findall(r"^go get (\S+)$", commands, re.MULTILINE)
+    if not wanted:
+        return {}
+    directory.mkdir()
+    environment = os.environ | {"GOFLAGS": "-mod=mod"}
+
+    def go(*words: str) -> str:
+        command = ["go", *words]
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=GO_WAIT_S, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"{' '.join(command)}: {done.stderr}")
+        return done.stdout
+
+    go("mod", "init", "example.com/fetched")
+    go("get", *wanted)
+    names = ("GOMODCACHE", "GOCACHE")
+    return dict(zip(names, go("env", *names).splitlines(), strict=True)) | {"GONOSUMDB": "*"}
+
+
+def prepare_broker(reader: Reader) -> None:
+    """Start the broker that a reference presumes, and let each call that it refuses fail the test."""
+    (reader.machine.home / "data").mkdir()
+    reader.start_broker("pyqd --data-path=data")
+    (reader.machine.directory / ".curlrc").write_text("fail-with-body\n")
+    reader.machine.environment["CURL_HOME"] = str(reader.machine.directory)
+
+
+def prepare_nsqd(reader: Reader) -> None:
+    """Leave the data of a stopped nsqd where the page has them."""
+    data = reader.machine.var_lib / "nsqd"
+    data.mkdir()
+    write_metadata(data, {"orders": ["email"]})
+    write_queue(data, "orders:email", messages(1, 2, 3))
+
+
+def prepare_pyqd(reader: Reader) -> None:
+    """Leave the data of a stopped pyqd where the page has them."""
+    data = reader.machine.var_lib / "pyqd"
+    data.mkdir()
+    broker = Broker(parse_args([f"--data-path={data}"]))
+    broker.load()
+    broker.topic("orders").channel("email")
+    broker.close()
+
+
+def prepare_config(reader: Reader) -> None:
+    """Save the file that an earlier section shows, and make the directory that it names."""
+    (reader.machine.var_lib / "pyqd").mkdir()
+    for block in PAGES["configuration.md"]["Configuration file"]:
+        reader.follow(block)
+
+
+PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
+    ("http.md", "Publishing"): prepare_broker,
+    ("http.md", "Single messages"): prepare_broker,
+    ("configuration.md", "Checking"): prepare_config,
+    ("interchange.md", "From nsqd to pyqd"): prepare_nsqd,
+    ("interchange.md", "From pyqd to nsqd"): prepare_pyqd,
+    ("interchange.md", "Looking into a data directory"): prepare_pyqd,
+}
+
+
+def followed() -> list[tuple[str, str]]:
+    """Return page and title of each section that has something to be typed."""
+    found = []
+    for page, titles in PAGES.items():
+        for title, blocks in titles.items():
+            if title not in NOT_FOLLOWED and any(block.language in SHELLS for block in blocks):
+                found.append((page, title))
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+@pytest.mark.parametrize(("page", "title"), followed())
+def test_a_section_can_be_followed_word_by_word(page: str, title: str, machine: Machine, tmp_path: Path) -> None:
+    blocks = PAGES[page][title]
+    if missing := obstacle(blocks):
+        pytest.skip(missing)
+    machine.environment |= fetch_modules("\n".join(block.text for block in blocks), tmp_path / "modules")
+    reader = Reader(machine, ROOT / "docs" / page, wait_s=BLOCK_WAIT_S)
+    PREPARED.get((page, title), lambda reader: None)(reader)
+    for block in blocks:
+        reader.follow(block)
+    for log in (machine.home / "pyqd.log", machine.directory / "broker.log"):
+        assert not log.exists() or "Traceback" not in log.read_text()
+    reader.close()
+
+
+def test_a_command_that_fails_fails_the_reader(machine: Machine) -> None:
+    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=BLOCK_WAIT_S)
+    reader.follow(Block("sh", "x=1\n", 10))
+    reader.follow(Block("sh", 'echo "x is $x"\n', 20))
+    reader.follow(Block("text", "x is 1\n", 30, promised=True))
+    with pytest.raises(AssertionError, match=r"page.md, line 40: promised\nx is 2\n\nbut printed\nx is 1"):
+        reader.follow(Block("text", "x is 2\n", 40, promised=True))
+    with pytest.raises(AssertionError, match=r"page.md, line 50 failed\nbefore"):
+        reader.follow(Block("sh", "echo before; false\necho behind\n", 50))
+    reader.close()
+
+
+def test_a_program_that_fails_fails_the_reader(machine: Machine) -> None:
+    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=BLOCK_WAIT_S)
+    reader.follow(Block("python", "x = 1\n", 10))
+    reader.follow(Block("python", "print(x)\n", 20))
+    assert reader.printed == "1\n"
+    with pytest.raises(AssertionError, match=r"(?s)page.md, line 30 failed.*NameError"):
+        reader.follow(Block("python", "y\n", 30))
+    reader.close()
+
+
+def test_a_block_that_does_not_end_fails_the_reader(machine: Machine) -> None:
+    reader = Reader(machine, ROOT / "docs" / "page.md", wait_s=0.1)
+    with pytest.raises(AssertionError, match=r"page\.md, line 10 takes more than"):
+        reader.follow(Block("sh", "sleep 1000\n", 10))
+    reader.close()
