@@ -27,7 +27,7 @@ PAGES = {
 # Changes the users and services of the machine; tests/meta/test_contrib.py looks at the unit.
 NOT_FOLLOWED = ("Run as a systemd service",)
 GO_WAIT_S = 120
-BLOCK_WAIT_S = 60.0
+BLOCK_WAIT_S = 120.0
 PROGRAMS = ("curl", "openssl", "php", "go", "tar")
 
 
