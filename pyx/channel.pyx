@@ -376,6 +376,7 @@ cdef class ChannelCore(ChannelCursor):
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
         self.ledger.header.paused = paused
+        self.ledger.change_count += 1
         if not paused:
             self.feed.scheduler.request_wake(self)
 

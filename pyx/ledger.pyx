@@ -93,8 +93,20 @@ cdef class Ledger:
         return self.files.new_mapped(growing, LEDGER_HEADER_BYTES + capacity_bits // 8, True)
 
     cdef int replace_file(self, Mapping mapping) except -1:
+        cdef Mapping former = self.mapping
         if self.path is not None:
-            self.files.rename(self.path + GROWING, self.path)
+            if former is not None:
+                former.pin()
+            try:
+                self.files.rename(self.path + GROWING, self.path)
+            except StorageError:
+                if former is not None:
+                    former.unpin()
+                raise
+            mapping.moved(self.path)
+            if former is not None:
+                # A sync in a thread may hold it for a while; its path names another file now.
+                former.file_removed()
             if self.on_replaced is not None:
                 self.on_replaced()
         self.adopt(mapping)
@@ -116,6 +128,7 @@ cdef class Ledger:
             or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
         ):
             raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        self.change_count += 1
         self.mapping = mapping
         self.header = header
         self.words = <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES)
@@ -132,6 +145,7 @@ cdef class Ledger:
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1:
         """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
         cdef LedgerHeader* header = self.header
+        self.change_count += 1
         if header.floor > end or header.cursor > end:
             header.floor = min(header.floor, end)
             store_barrier()
@@ -179,6 +193,7 @@ cdef class Ledger:
         """Note a record as finished. Asserts that it was not. Cost: O(1); O(run) where the floor moves."""
         cdef LedgerHeader* header = self.header
         assert ordinal >= header.floor, "finished twice"
+        self.change_count += 1
         if ordinal == header.floor and ordinal < header.cursor:
             header.floor = ordinal + 1
             if self.ones != 0:
@@ -209,6 +224,7 @@ cdef class Ledger:
         if end - 1 - header.floor >= self.capacity_bits:
             self.grow(end - 1)
             header = self.header
+        self.change_count += 1
         ring_set_range(self.words, self.capacity_bits, start, end)
         self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
@@ -223,6 +239,7 @@ cdef class Ledger:
 
     cdef int hand_out(self) except -1:
         """Move the cursor over a record that is handed out now."""
+        self.change_count += 1
         self.header.cursor += 1
         return 0
 
@@ -233,6 +250,7 @@ cdef class Ledger:
     cdef int skip(self) except -1:
         """Move the cursor over a finished record."""
         assert self.ahead > 0
+        self.change_count += 1
         self.header.cursor += 1
         self.ahead -= 1
         if self.header.floor + 1 == self.header.cursor:
@@ -273,6 +291,7 @@ cdef class Ledger:
         # A reset may go back: what is on stable storage then speaks of other deliveries.
         header.trusted_below = 0
         self.reset_count += 1
+        self.change_count += 1
         memset(self.words, 0, self.capacity_bits // 8)
         store_barrier()
         header.reset_to = 0
@@ -358,6 +377,7 @@ cdef class Ledger:
         cdef LedgerSettings* found = self.newest_settings()
         cdef LedgerSettings* other = &self.header.settings[found == &self.header.settings[0]]
         assert len(content) <= SETTINGS_BYTES_MAX
+        self.change_count += 1
         other.checksum = 0
         store_barrier()
         other.number = 1 if found == NULL else found.number + 1

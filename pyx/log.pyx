@@ -497,6 +497,15 @@ cdef class Log:
         for segment in spares:
             self.drop(segment)
 
+    def files_moved(self, str directory not None):
+        """Note that the log's files are in another directory now, until they are removed."""
+        cdef Segment segment = self.first
+        for spare in self.spares:
+            spare.mapping.moved(os.path.join(directory, os.path.basename(spare.mapping.path)))
+        while segment is not None:
+            segment.mapping.moved(os.path.join(directory, os.path.basename(segment.mapping.path)))
+            segment = segment.next
+
     def abandon(self):
         """Let go of all segments, as the log's files are gone; what is appended from here on is kept by nobody.
 
@@ -516,10 +525,12 @@ cdef class Log:
         # Whoever holds one of them keeps no other in use, and freeing a long chain does not recurse.
         while first is not None:
             segment, first.next = first.next, None
+            first.mapping.file_removed()
             first = segment
 
     def drop(self, Segment segment):
         """Have the file of a spare or drained segment removed."""
+        segment.mapping.file_removed()
         if self.on_dropped is not None:
             self.on_dropped(self, segment)
         elif segment.mapping.path is not None:

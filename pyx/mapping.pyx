@@ -3,19 +3,73 @@
 A segment that is trimmed while a sync of it runs in a thread must stay mapped until that sync returns; so the range
 belongs to an object that both hold, and not to the log. The calls that make a mapping are in `pyqd.diskqueue.files`,
 the seam to the operating system that tests replace.
+
+A file is mapped in the arena (pyx/arena.pyx), which unmaps it while it is not in use. Its path is therefore kept true:
+whoever renames the file says so (`moved`), and so does whoever removes it (`file_removed`). Memory that the caller has
+mapped stays mapped.
 """
 
+from libc.errno cimport EEXIST, ENOENT, errno
 from libc.stdint cimport uintptr_t
+
+import os
 
 cimport cython
 
+from pyqd.hot.arena cimport (
+    extent_free,
+    extent_move,
+    extent_new,
+    extent_pin,
+    extent_remove,
+    extent_unpin,
+)
+
+from pyqd.primitives.errors import storage_error
+
 cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t length)
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
 
 cdef uint64_t PAGE_BYTES = 4096
+cdef uint64_t unmanaged = 0              # files that are mapped outside the arena, and so for good
+
+
+def map_file(int fd, uint64_t size_bytes, str path not None):
+    """Map an open file, shared, whole, to be read and written. Returns: the Mapping. Raises: StorageError."""
+    global unmanaged
+    cdef Mapping mapping
+    cdef bytes encoded = os.fsencode(path)
+    cdef Extent* extent = extent_new(fd, size_bytes, encoded)
+    cdef void* at
+    if extent != NULL:
+        mapping = Mapping.__new__(Mapping)
+        mapping.extent = extent
+        mapping.base = extent.base
+        mapping.size_bytes = size_bytes
+        mapping.path = path
+        return mapping
+    if errno == EEXIST:
+        at = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if <uintptr_t> at != ~<uintptr_t> 0:
+            mapping = Mapping(<uintptr_t> at, size_bytes, path)
+            mapping.counted = True
+            unmanaged += 1
+            return mapping
+    failed = errno
+    raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+
+
+def unmanaged_count():
+    """Return how many files are mapped outside the arena."""
+    return unmanaged
 
 
 @cython.final
@@ -35,9 +89,46 @@ cdef class Mapping:
         self.path = path
 
     def __dealloc__(self):
+        global unmanaged
         self.close()
-        if self.base != NULL:
+        if self.extent != NULL:
+            extent_free(self.extent)
+        elif self.base != NULL:
             munmap(self.base, self.size_bytes)
+            unmanaged -= self.counted
+
+    def pin(self):
+        """Have the range mapped until `unpin`. Returns: False where its file is gone. Raises: StorageError."""
+        cdef int failed
+        if self.extent == NULL:
+            return True
+        with nogil:
+            failed = extent_pin(self.extent)
+        if failed == ENOENT and self.extent.removed:
+            return False
+        if failed != 0:
+            raise storage_error("map", self.path, OSError(failed, os.strerror(failed)))
+        return True
+
+    def unpin(self):
+        """Let the range be unmapped again when it is not in use."""
+        if self.extent != NULL:
+            extent_unpin(self.extent)
+
+    def hold(self):
+        """Keep the range mapped for the object's life, as its file is about to be removed. Raises: StorageError."""
+        self.pin()
+
+    def moved(self, str path not None):
+        """Note the path that the file has now. Raises: MemoryError."""
+        if self.extent != NULL and extent_move(self.extent, os.fsencode(path)) != 0:
+            raise MemoryError
+        self.path = path
+
+    def file_removed(self):
+        """Note that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
+        if self.extent != NULL:
+            extent_remove(self.extent)
 
     def keep_descriptor(self, int fd):
         """Own a descriptor of the file, open for writing."""

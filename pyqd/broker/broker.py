@@ -288,13 +288,20 @@ class Broker:
         if path is not None:
             self.in_background(lambda: self.files.remove(path), self.log_failure)
 
-    def discard(self, directory: str) -> None:
-        """Take a directory out of the tree at once, by a rename, and remove it in a thread. Raises: StorageError."""
+    def discard(self, directory: str) -> str:
+        """Take a directory out of the tree at once, by a rename. Returns: its path now, for `remove_discarded`.
+
+        Raises: StorageError.
+        """
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
         self.files.make_directory(discarded)
         self.discarded_count += 1
         moved = os.path.join(discarded, str(self.discarded_count))
         self.files.rename(directory, moved)
+        return moved
+
+    def remove_discarded(self, directory: str, moved: str) -> None:
+        """Remove in a thread what `discard` has moved there from a directory."""
 
         def remove() -> None:
             # First, or a power failure could bring a part of it back under its old name.
@@ -352,11 +359,16 @@ class Broker:
         if topic is None or topic.exiting:
             return False
         logger.info("TOPIC(%s): deleting", name)
-        if topic.directory is not None:
-            self.discard(topic.directory)
+        directory, moved = topic.directory, ""
+        if directory is not None:
+            topic.hold_files()
+            moved = self.discard(directory)
+            topic.files_moved(directory, moved)
         del self.topic_of[name]
         self.deleted_end += topic.log.end
         topic.abandon()
+        if directory is not None:
+            self.remove_discarded(directory, moved)
         self.short_of_room.discard(name)
         return True
 

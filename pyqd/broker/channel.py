@@ -249,6 +249,20 @@ class Channel(LimitedChannel):
         """Return the channel's ledgers."""
         return [self.ledger] if self.parked is None else [self.ledger, self.parked.ledger]
 
+    def hold_files(self) -> None:
+        """Keep the ledgers mapped for good, as clients may hold the channel longer than it has files.
+
+        Raises: StorageError.
+        """
+        for ledger in self.ledgers():
+            ledger.sync_target()[0].hold()
+
+    def files_moved(self, directory: str, moved: str) -> None:
+        """Note that the channel's directory has another path until it is removed."""
+        for log in self.logs():
+            if log.directory is not None:
+                log.files_moved(moved + log.directory.removeprefix(directory))
+
     def close(self) -> None:
         """Save how often the unfinished messages have been delivered; everything else is in the files already.
 

@@ -289,10 +289,13 @@ class Space:
         topic = self.topic
         if quiet_ns < QUIET_NS and self.refusal is None:
             return
+        # First what needs no look at a ledger: of thousands of idle topics none may be mapped.
         for channel in topic.channel_of.values():
             parked = channel.parked
-            if parked is not None and parked.ledger.floor == parked.log.end:
+            if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
                 self.shrink_log(parked.log, partial(trim_parked, parked))
+        if is_smallest(topic.log):
+            return
         drained = topic.end == topic.log.end and all(
             channel.ledger.floor == topic.log.end for channel in topic.channel_of.values()
         )
@@ -327,6 +330,11 @@ class Space:
                 log.drop_spares()
 
         self.topic.broker.in_background(sync, done)
+
+
+def is_smallest(log: Log) -> bool:
+    """Say whether a log has one segment of the smallest size and no spare."""
+    return log.first is log.active and log.active.capacity_bytes <= SEGMENT_BYTES_MIN and not log.spares
 
 
 def segments_behind(segment: Any) -> int:

@@ -148,12 +148,17 @@ class Topic(TopicCore):
         if channel is None:
             return False
         logger.info("TOPIC(%s): deleting channel %s", self.name, name)
-        if channel.directory is not None:
+        directory, moved = channel.directory, ""
+        if directory is not None:
             assert self.directory is not None
-            self.broker.discard(channel.directory)
-            self.names.forget(channel.directory)
+            channel.hold_files()
+            moved = self.broker.discard(directory)
+            channel.files_moved(directory, moved)
+            self.names.forget(directory)
             self.names.changed(self.directory)
         self.drop_channel(channel)
+        if directory is not None:
+            self.broker.remove_discarded(directory, moved)
         if self.ephemeral and not self.channel_of:
             self.broker.delete_topic(self.name)
         return True
@@ -198,6 +203,21 @@ class Topic(TopicCore):
         for log in self.logs():
             log.on_dropped = None
             log.drop_spares()
+
+    def hold_files(self) -> None:
+        """Keep state and ledgers mapped for good, as clients may hold the topic longer than it has files.
+
+        Raises: StorageError.
+        """
+        self.mapping.hold()
+        for channel in self.channel_of.values():
+            channel.hold_files()
+
+    def files_moved(self, directory: str, moved: str) -> None:
+        """Note that the topic's directory has another path until it is removed."""
+        for log in self.logs():
+            if log.directory is not None:
+                log.files_moved(moved + log.directory.removeprefix(directory))
 
     def close(self) -> None:
         """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""

@@ -11,11 +11,12 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from cffi import FFI
 
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096
@@ -23,7 +24,6 @@ STAT_BLOCK_BYTES = 512
 MAKING = ".making"
 RESERVING = "reserving"
 PROT_READ_WRITE = 0x1 | 0x2
-MAP_SHARED = 0x01
 MAP_PRIVATE = 0x02
 MAP_ANONYMOUS = 0x20
 MADV_POPULATE_WRITE = 23
@@ -44,13 +44,24 @@ _libc: Any = _ffi.dlopen(None)
 _MAP_FAILED = 2 ** (8 * _ffi.sizeof("size_t")) - 1
 
 
-def _map(fd: int, size_bytes: int, flags: int, path: str | None) -> Mapping:
-    address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, flags, fd, 0)
+def _map_memory(size_bytes: int) -> Mapping:
+    address = _libc.mmap(_ffi.NULL, size_bytes, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     number = int(_ffi.cast("uintptr_t", address))
     if number == _MAP_FAILED:
         error = _ffi.errno
-        raise storage_error("map", path or "memory", OSError(error, os.strerror(error)))
-    return Mapping(number, size_bytes, path)
+        raise storage_error("map", "memory", OSError(error, os.strerror(error)))
+    return Mapping(number, size_bytes)
+
+
+@contextlib.contextmanager
+def _pinned(mapping: Mapping) -> Iterator[bool]:
+    """Keep a mapping's range mapped for a system call. Yields: False where its file is gone. Raises: StorageError."""
+    found = mapping.pin()
+    try:
+        yield found
+    finally:
+        if found:
+            mapping.unpin()
 
 
 def _reserve(fd: int, size_bytes: int, path: str) -> None:
@@ -112,7 +123,7 @@ class Files:
         path None: anonymous memory.
         """
         if path is None:
-            return _map(-1, size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, None)
+            return _map_memory(size_bytes)
         making = path + MAKING
         try:
             fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -121,7 +132,7 @@ class Files:
         try:
             _reserve(fd, size_bytes, path)
             _write_first_page(fd, size_bytes, path)
-            mapping = _map(fd, size_bytes, MAP_SHARED, path)
+            mapping = map_file(fd, size_bytes, path)
             self.rename(making, path)
         except StorageError:
             # It is gone where its directory was moved away meanwhile, as that of a deleted topic is.
@@ -139,7 +150,9 @@ class Files:
 
         Blocks, with the interpreter's lock released. What is stored there meanwhile stays.
         """
-        _populate(mapping, start_bytes, length_bytes)
+        with _pinned(mapping) as found:
+            if found:
+                _populate(mapping, start_bytes, length_bytes)
 
     def check_reserving(self, directory: str) -> None:
         """See whether blocks can be reserved there; having no room for one is another matter. Raises: StorageError."""
@@ -169,7 +182,7 @@ class Files:
             if os.fstat(fd).st_size == 0:
                 raise CorruptionError(path, 0, "the file is empty")
             size_bytes = _reserve_missing(fd, path)
-            return _map(fd, size_bytes, MAP_SHARED, path)
+            return map_file(fd, size_bytes, path)
         finally:
             os.close(fd)
 
@@ -185,14 +198,17 @@ class Files:
         if mapping.path is None or length_bytes <= 0:
             return
         address = _ffi.cast("void *", mapping.address + start_bytes)
-        if _libc.msync(address, length_bytes, MS_SYNC) != 0:
-            error = _ffi.errno
-            raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
+        with _pinned(mapping) as found:
+            if found and _libc.msync(address, length_bytes, MS_SYNC) != 0:
+                error = _ffi.errno
+                raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
 
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Have the next sync write a page-aligned range, whatever the kernel takes for written; blocks likewise."""
         if mapping.path is not None and length_bytes > 0:
-            mapping.dirty_again(start_bytes, length_bytes)
+            with _pinned(mapping) as found:
+                if found:
+                    mapping.dirty_again(start_bytes, length_bytes)
 
     def sync_file_system(self, path: str) -> bool:
         """Write all of the file system that a path lies in to stable storage; blocks, with the lock released.

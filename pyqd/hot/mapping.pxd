@@ -1,6 +1,8 @@
 # A range of mapped memory and who gives it back. Design notes: pyx/mapping.pyx.
 from libc.stdint cimport uint64_t
 
+from pyqd.hot.arena cimport Extent
+
 cdef extern from *:
     """
     #define pyqd_barrier() __asm__ volatile("" ::: "memory")
@@ -27,6 +29,8 @@ cdef extern from *:
 cdef class Mapping:
     cdef char* base                      # owned; page aligned
     cdef readonly uint64_t size_bytes
+    cdef Extent* extent                  # owned; NULL for memory that the caller has mapped
+    cdef bint counted                    # it is a file, mapped outside the arena
     cdef readonly str path               # None for anonymous memory
     cdef int fd                          # owned, open for writing; -1: none
     cdef bint fd_refused                 # it could not be opened

@@ -1,5 +1,5 @@
 # send(2), sendmsg(2) and recv(2) on a socket that does not block. All of it is inline, so there is no .pyx.
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
@@ -34,13 +34,22 @@ cdef inline ssize_t send_some(int fd, const char* data, uint64_t size_bytes) noe
         return 0 if errno == EAGAIN else -1
     return sent
 
-# Send some bytes of two pieces that belong behind one another. Returns: as send_some.
+cdef extern from *:
+    """
+    static inline void pyqd_touch(const char *at) { (void) *(const volatile char *) at; }
+    """
+    # Reads a byte, which maps the file that it belongs to.
+    void touch "pyqd_touch" (const char* at) noexcept nogil
+
+# Send some bytes of two pieces that belong behind one another. Returns: as send_some. The second piece may lie in a
+# mapped file: one that is not mapped now is an error of the call, and mapped when it is touched (see pyx/arena.pyx).
 cdef inline ssize_t send_two(
     int fd, const char* first, uint64_t first_bytes, const char* second, uint64_t second_bytes,
 ) noexcept nogil:
     cdef iovec[2] pieces
     cdef msghdr message
     cdef ssize_t sent
+    cdef int faults = 0
     memset(&message, 0, sizeof(message))
     pieces[0].iov_base = <void*> first
     pieces[0].iov_len = first_bytes
@@ -50,7 +59,10 @@ cdef inline ssize_t send_two(
     message.msg_iovlen = 2
     while True:
         sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
-        if sent >= 0 or errno != EINTR:
+        if sent < 0 and errno == EFAULT and faults < 3:
+            faults += 1
+            touch(second)
+        elif sent >= 0 or errno != EINTR:
             break
     if sent < 0:
         return 0 if errno == EAGAIN else -1

@@ -34,6 +34,7 @@ cdef class TopicCore(Feed):
     cdef readonly uint64_t memory_count_max
     cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
     cdef public int64_t retention_time_ns
+    cdef uint64_t state_change_count     # goes up with changes of the state that no message makes
     cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
     cdef uint64_t open_bytes             # of their bodies
 

@@ -32,6 +32,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
+from pyqd.hot import arena
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.parked import Parked
@@ -211,17 +212,8 @@ def no_bug_handler(_error: BaseException) -> None:
 
 
 def mark_of(topic: Topic) -> Mark:
-    """Return numbers that are others whenever something of the topic's files has changed."""
-    mark: list[Any] = [topic.names, topic.names.change_count, topic.log.end, topic.end, topic.paused]
-    for channel in topic.channel_of.values():
-        if channel.directory is None:
-            continue
-        ledger = channel.ledger
-        mark += (ledger, ledger.cursor, ledger.floor, ledger.ones, channel.paused)
-        parked = channel.parked
-        if parked is not None:
-            mark += (parked.log.end, parked.ledger.cursor, parked.ledger.floor, parked.ledger.ones)
-    return tuple(mark)
+    """Return what is another value whenever something of the topic's files has changed."""
+    return (topic.names, topic.names.change_count, topic.change_sum())
 
 
 class Syncer:
@@ -279,7 +271,11 @@ class Syncer:
     def sync_dirty(self) -> bool:
         """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
         self._appended_count = self._broker.accepted_count()
-        return self._do_all(self._jobs(pause=give_way), self._in_thread)
+        begun = arena.begin_sync()
+        done = self._do_all(self._jobs(pause=give_way), self._in_thread)
+        if done:
+            arena.end_sync(begun)
+        return done
 
     def sync_all(self) -> bool:
         """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""

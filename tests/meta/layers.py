@@ -16,7 +16,7 @@ LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "
 HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
     "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
-    "diskqueue": ("ledger", "log", "logreader", "logstart", "mapping", "segment", "staging"),
+    "diskqueue": ("arena", "ledger", "log", "logreader", "logstart", "mapping", "segment", "staging"),
     "broker": (
         "amend",
         "channel",

@@ -1,0 +1,656 @@
+"""Address range in which files are mapped on demand, so that idle files cost no mapping of the process.
+
+Problem: Linux allows a process vm.max_map_count mappings, 65,530 by default, and a topic with one channel has three
+files. Compiled code holds pointers into mapped files everywhere, so a file cannot move in memory.
+
+    arena  | file A | no access ........ | file B | no access: file C, not mapped now | file D | ...
+             slots of 64 KiB, 2**order of them for each file; a table leads from a slot to its extent
+
+The arena is one reserved range without access rights. Each file has an *extent*, a fixed range of the arena. An extent
+that is not in use is unmapped in place, and what takes its place merges with its neighbours to one mapping. An access
+to it raises SIGSEGV; the handler maps the file again at the same address and returns, and the access is repeated. So a
+pointer stays valid for the life of its extent, and an access to a mapped file costs nothing more.
+
+Extents are unmapped as a clock with two hands does it. When more than half of the budget is mapped, the extent that was
+mapped first is *guarded*: it loses its access rights. An access gives them back, and the extent counts as the newest.
+When the budget is used up, the extent that has been guarded for the longest time is unmapped.
+
+A page that cannot be written back is reported by the next sync of its file, unless the kernel has forgotten the file
+before. A mapping keeps a file in the kernel's memory. Nothing can be stored to a guarded extent; so all that one holds
+is on stable storage after a complete sync that began later (`begin_sync`, `end_sync`). An extent that must go before is
+kept in the kernel's memory by a descriptor until the next complete sync. There are KEPT_MAX of these.
+
+A system call does not raise SIGSEGV but fails with EFAULT, so who gives it an address of the arena pins the extent
+before. Threads pin as well, as the handler of another thread may unmap any extent that is not pinned.
+
+A file that cannot be mapped again ends the process: the message on standard error names it, then the previous handler
+of SIGSEGV runs. What was stored is in the page cache, as after any kill.
+
+Invariants:
+1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state.
+2. A pinned extent is EXTENT_PRESENT. A removed one that is present has memory of its own and is never unmapped.
+3. Whoever holds the lock touches no address of the arena, and neither allocates nor frees memory in the handler.
+
+Rejected: several files of one topic in one file (another format, and still a mapping for each topic); topics that are
+unloaded when idle (everything that holds a pointer would have to ask first); userfaultfd(2) (needs privileges, and a
+thread that answers for each access).
+
+Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel's documentation of sysctl.
+"""
+
+from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
+from libc.stdint cimport int64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset, strdup, strlen
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
+    int mprotect(void* address, size_t length, int protection)
+    int munmap(void* address, size_t length)
+    enum:
+        PROT_NONE
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
+        MAP_PRIVATE
+        MAP_ANONYMOUS
+        MAP_NORESERVE
+        MAP_FIXED
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_of "stat":
+        uint64_t st_dev
+        uint64_t st_ino
+        long st_size
+    int fstat(int fd, stat_of* found)
+
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char* path, int flags)
+    enum:
+        O_RDONLY
+        O_RDWR
+        O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    ssize_t write(int fd, const void* data, size_t size_bytes)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct siginfo_t:
+        void* si_addr
+    ctypedef struct sigset_t:
+        pass
+    cdef struct action_of "sigaction":
+        void (*sa_sigaction)(int, siginfo_t*, void*) noexcept nogil
+        int sa_flags
+        sigset_t sa_mask
+    int sigaction(int number, const action_of* action, action_of* previous)
+    int sigemptyset(sigset_t* signals)
+    enum:
+        SIGSEGV
+        SA_SIGINFO
+        SA_ONSTACK
+
+cdef extern from *:
+    """
+    static inline int pyqd_try_lock(volatile int *at) { return !__sync_lock_test_and_set(at, 1); }
+    static inline void pyqd_unlock(volatile int *at) { __sync_lock_release(at); }
+    """
+    bint try_lock "pyqd_try_lock" (int* at) noexcept nogil
+    void unlock_at "pyqd_unlock" (int* at) noexcept nogil
+
+cdef enum:
+    PAGE_BYTES = 4096
+    SLOT_BYTES = 64 << 10
+    # A larger file is mapped outside the arena.
+    ORDER_MAX = 17
+    TABLE_SLOTS = 16384
+    TABLE_COUNT = 4096
+    KEPT_MAX = 256
+    # Extents that are unmapped at once when the kernel refuses a mapping.
+    EVICTED_AT_ONCE = 64
+    GUARDED_AT_ONCE = 16
+    # One instruction may need two extents, in each of some threads: these are never guarded.
+    RECENT_MIN = 16
+    MAPPED_MIN = 32
+
+cdef uint64_t TABLE_BYTES = <uint64_t> TABLE_SLOTS * SLOT_BYTES
+cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
+
+cdef struct ExtentList:
+    Extent* first
+    Extent* last
+    uint64_t count
+
+# Free ranges of 2**order slots, as their first slots.
+cdef struct FreeRanges:
+    uint64_t* slots
+    uint64_t count
+    uint64_t capacity
+
+cdef int lock_word = 0
+cdef bint tried = False
+cdef char* arena = NULL
+cdef uint64_t arena_slots = 0
+cdef uint64_t used_slots = 0             # given out so far, from the first on
+cdef Extent*** tables = NULL             # by slot // TABLE_SLOTS, then by slot % TABLE_SLOTS
+cdef FreeRanges[ORDER_MAX + 1] free_ranges
+cdef ExtentList present
+cdef ExtentList guarded
+cdef uint64_t extents = 0
+cdef uint64_t mapped = 0
+cdef uint64_t pinned = 0                 # of the mapped ones
+cdef uint64_t budget = 16384
+cdef uint64_t remapped = 0               # extents mapped again since the start
+cdef uint64_t guard_counter = 0
+cdef uint64_t synced_guard = 0           # extents guarded up to there hold nothing that is not on stable storage
+cdef int[KEPT_MAX] kept
+cdef uint32_t kept_count = 0
+cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
+cdef action_of previous_action
+
+memset(free_ranges, 0, sizeof(free_ranges))
+memset(&present, 0, sizeof(present))
+memset(&guarded, 0, sizeof(guarded))
+
+
+cdef void lock() noexcept nogil:
+    while not try_lock(&lock_word):
+        sched_yield()
+
+
+cdef void unlock() noexcept nogil:
+    unlock_at(&lock_word)
+
+
+cdef void append(ExtentList* to, Extent* extent) noexcept nogil:
+    extent.following = NULL
+    extent.preceding = to.last
+    if to.last == NULL:
+        to.first = extent
+    else:
+        to.last.following = extent
+    to.last = extent
+    to.count += 1
+
+
+cdef void remove(ExtentList* of, Extent* extent) noexcept nogil:
+    if extent.preceding == NULL:
+        of.first = extent.following
+    else:
+        extent.preceding.following = extent.following
+    if extent.following == NULL:
+        of.last = extent.preceding
+    else:
+        extent.following.preceding = extent.preceding
+    of.count -= 1
+
+
+cdef Extent* extent_at(const char* address) noexcept nogil:
+    """Return the extent that an address lies in; NULL for none."""
+    cdef uint64_t slot
+    cdef Extent** table
+    cdef Extent* extent
+    if arena == NULL or address < arena:
+        return NULL
+    slot = <uint64_t> (address - arena) // SLOT_BYTES
+    if slot >= arena_slots or tables[slot // TABLE_SLOTS] == NULL:
+        return NULL
+    table = tables[slot // TABLE_SLOTS]
+    extent = table[slot % TABLE_SLOTS]
+    if extent == NULL or <uint64_t> (address - extent.base) >= whole_pages(extent.size_bytes):
+        return NULL
+    return extent
+
+
+cdef uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
+    return (size_bytes + PAGE_BYTES - 1) & ~<uint64_t> (PAGE_BYTES - 1)
+
+
+cdef bint reserve_arena() noexcept nogil:
+    """Reserve the arena, once. Returns: whether there is one; not under a limit of the address space (RLIMIT_AS)."""
+    global tried, arena, arena_slots, tables, spare_fd
+    cdef uint64_t size_bytes = TABLE_COUNT * TABLE_BYTES
+    cdef void* at
+    if tried:
+        return arena != NULL
+    tried = True
+    tables = <Extent***> calloc(TABLE_COUNT, sizeof(Extent**))
+    if tables == NULL:
+        return False
+    while size_bytes >= ARENA_BYTES_MIN:
+        at = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if <uintptr_t> at != ~<uintptr_t> 0:
+            arena_slots = size_bytes // SLOT_BYTES
+            arena = <char*> at
+            spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+            return True
+        size_bytes //= 2
+    return False
+
+
+cdef void install_handler() noexcept nogil:
+    """Be the first to handle SIGSEGV; a handler installed since, such as faulthandler's, comes second."""
+    global previous_action
+    cdef action_of current
+    cdef action_of wanted
+    if sigaction(SIGSEGV, NULL, &current) != 0 or current.sa_sigaction == on_fault:
+        return
+    memset(&wanted, 0, sizeof(wanted))
+    wanted.sa_sigaction = on_fault
+    wanted.sa_flags = SA_SIGINFO | SA_ONSTACK
+    sigemptyset(&wanted.sa_mask)
+    previous_action = current
+    sigaction(SIGSEGV, &wanted, NULL)
+
+
+cdef void say(const char* text) noexcept nogil:
+    if write(2, text, strlen(text)) < 0:
+        return
+
+
+cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
+    """Handle SIGSEGV: map the file of an extent that was accessed; leave anything else to the previous handler."""
+    cdef int before = errno
+    cdef Extent* extent
+    cdef int failed
+    lock()
+    extent = extent_at(<const char*> info.si_addr)
+    failed = ESTALE if extent == NULL else make_present(extent)
+    unlock()
+    if failed == 0:
+        (&errno)[0] = before
+        return
+    if extent != NULL:
+        say(b"pyqd: cannot map ")
+        say(extent.path)
+        say(b" again: ")
+        say(name_of(failed))
+        say(b"; everything accepted is in this file, start pyqd again when the cause is gone\n")
+    # The access is repeated, and then that handler sees it.
+    sigaction(SIGSEGV, &previous_action, NULL)
+    (&errno)[0] = before
+
+
+cdef const char* name_of(int failed) noexcept nogil:
+    """Return an error's name; strerror(3) is not safe in a signal handler."""
+    if failed == ENOENT:
+        return b"no such file (ENOENT)"
+    if failed == ESTALE:
+        return b"another file has its name (ESTALE)"
+    if failed == EMFILE or failed == ENFILE:
+        return b"too many open files (EMFILE)"
+    if failed == ENOMEM:
+        return b"too many mappings (vm.max_map_count) or no memory (ENOMEM)"
+    return b"open(2) or mmap(2) failed"
+
+
+cdef int make_present(Extent* extent) noexcept nogil:
+    """Have an extent mapped and accessible, under the lock. Returns: 0, or the error number."""
+    cdef int failed
+    if extent.state == EXTENT_PRESENT:
+        return 0
+    if extent.state == EXTENT_GUARDED:
+        if mprotect(extent.base, whole_pages(extent.size_bytes), PROT_READ | PROT_WRITE) != 0:
+            return errno
+        remove(&guarded, extent)
+    else:
+        failed = map_again(extent)
+        if failed != 0:
+            return failed
+    extent.state = EXTENT_PRESENT
+    append(&present, extent)
+    guard_oldest()
+    return 0
+
+
+cdef void pin(Extent* extent) noexcept nogil:
+    global pinned
+    pinned += extent.pin_count == 0
+    extent.pin_count += 1
+
+
+cdef int map_again(Extent* extent) noexcept nogil:
+    """Map an extent's file where it was. Returns: 0, or the error number."""
+    global mapped, remapped
+    cdef int fd, failed
+    cdef stat_of found
+    if extent.removed:
+        # Nothing that counts reads it any more.
+        if not map_at(extent.base, extent.size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1):
+            return errno
+        pin(extent)
+    else:
+        fd = open_file(extent.path)
+        if fd < 0:
+            return errno
+        failed = 0
+        if fstat(fd, &found) != 0:
+            failed = errno
+        elif found.st_ino != extent.inode or found.st_dev != extent.device:
+            failed = ESTALE
+        elif <uint64_t> found.st_size < extent.size_bytes:
+            failed = EOVERFLOW
+        elif not map_at(extent.base, extent.size_bytes, MAP_SHARED, fd):
+            failed = errno
+        close(fd)
+        open_spare()
+        if failed != 0:
+            return failed
+    mapped += 1
+    remapped += 1
+    return 0
+
+
+cdef int open_file(const char* path) noexcept nogil:
+    """Open a file for mapping, by the spare descriptor if there is no other. Returns: -1 with errno set if it fails."""
+    global spare_fd
+    cdef int fd
+    while True:
+        fd = open(path, O_RDWR | O_CLOEXEC)
+        if fd >= 0 or (errno != EINTR and (errno != EMFILE or spare_fd < 0)):
+            return fd
+        if errno == EMFILE:
+            close(spare_fd)
+            spare_fd = -1
+
+
+cdef void open_spare() noexcept nogil:
+    global spare_fd
+    if spare_fd < 0:
+        spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+
+
+cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept nogil:
+    """Map an absent extent within the budget. Returns: False with errno set if the kernel refuses."""
+    cdef int failed
+    while mapped >= budget and evict_oldest():
+        pass
+    for _ in range(2):
+        if <uintptr_t> mmap(
+                base, size_bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0) == <uintptr_t> base:
+            return True
+        failed = errno
+        if failed != ENOMEM:
+            break
+        for _ in range(EVICTED_AT_ONCE):
+            evict_oldest()
+    (&errno)[0] = failed
+    return False
+
+
+cdef bint unmap(Extent* extent) noexcept nogil:
+    """Give an extent's range back to the arena; what was mapped there is not any more. Returns: whether it could be."""
+    return <uintptr_t> mmap(
+        extent.base, whole_pages(extent.size_bytes), PROT_NONE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == <uintptr_t> extent.base
+
+
+cdef void guard_oldest() noexcept nogil:
+    """Guard the oldest extents while more than half of the budget can be accessed; a few at a time."""
+    global guard_counter
+    cdef int left = GUARDED_AT_ONCE
+    cdef Extent* extent
+    while present.count - pinned > max(budget // 2, <uint64_t> RECENT_MIN) and left > 0:
+        left -= 1
+        extent = present.first
+        remove(&present, extent)
+        if extent.pin_count == 0 and mprotect(extent.base, whole_pages(extent.size_bytes), PROT_NONE) == 0:
+            guard_counter += 1
+            extent.guarded_at = guard_counter
+            extent.state = EXTENT_GUARDED
+            append(&guarded, extent)
+        else:
+            append(&present, extent)
+
+
+cdef bint evict_oldest() noexcept nogil:
+    """Unmap the extent that has been guarded for the longest time. Returns: whether there was one."""
+    global mapped
+    cdef Extent* extent = guarded.first
+    if extent == NULL:
+        return False
+    if extent.guarded_at > synced_guard:
+        keep_known(extent)
+    if not unmap(extent):
+        return False
+    remove(&guarded, extent)
+    extent.state = EXTENT_ABSENT
+    mapped -= 1
+    return True
+
+
+cdef void keep_known(Extent* extent) noexcept nogil:
+    """Keep the kernel from forgetting a file that may have failed to be written back, until the next complete sync."""
+    global kept_count
+    cdef int fd
+    if kept_count < KEPT_MAX and not extent.removed:
+        fd = open(extent.path, O_RDONLY | O_CLOEXEC)
+        if fd >= 0:
+            kept[kept_count] = fd
+            kept_count += 1
+
+
+cdef uint8_t order_for(uint64_t size_bytes) noexcept nogil:
+    cdef uint8_t order = 0
+    while (<uint64_t> SLOT_BYTES << order) < size_bytes:
+        order += 1
+    return order
+
+
+cdef int64_t take_slots(uint8_t order) noexcept nogil:
+    """Take 2**order slots, under the lock. Returns: the first one; -1 when the arena is full."""
+    global used_slots
+    cdef FreeRanges* ranges = &free_ranges[order]
+    cdef uint64_t slot, at
+    cdef uint64_t count = <uint64_t> 1 << order
+    if ranges.count > 0:
+        ranges.count -= 1
+        return <int64_t> ranges.slots[ranges.count]
+    if arena_slots - used_slots < count:
+        return -1
+    slot = used_slots
+    at = slot
+    while at < slot + count:
+        if tables[at // TABLE_SLOTS] == NULL:
+            tables[at // TABLE_SLOTS] = <Extent**> calloc(TABLE_SLOTS, sizeof(Extent*))
+            if tables[at // TABLE_SLOTS] == NULL:
+                return -1
+        at += TABLE_SLOTS
+    at = slot + count - 1
+    if tables[at // TABLE_SLOTS] == NULL:
+        tables[at // TABLE_SLOTS] = <Extent**> calloc(TABLE_SLOTS, sizeof(Extent*))
+        if tables[at // TABLE_SLOTS] == NULL:
+            return -1
+    used_slots += count
+    return <int64_t> slot
+
+
+cdef void give_slots(uint64_t slot, uint8_t order) noexcept nogil:
+    """Make slots free again, under the lock; without memory for the note they stay unused."""
+    cdef FreeRanges* ranges = &free_ranges[order]
+    cdef uint64_t capacity
+    cdef void* grown
+    if ranges.count == ranges.capacity:
+        capacity = max(<uint64_t> 64, 2 * ranges.capacity)
+        grown = realloc(ranges.slots, capacity * sizeof(uint64_t))
+        if grown == NULL:
+            return
+        ranges.slots = <uint64_t*> grown
+        ranges.capacity = capacity
+    ranges.slots[ranges.count] = slot
+    ranges.count += 1
+
+
+cdef void set_table(uint64_t slot, uint8_t order, Extent* extent) noexcept nogil:
+    cdef uint64_t at
+    for at in range(slot, slot + (<uint64_t> 1 << order)):
+        tables[at // TABLE_SLOTS][at % TABLE_SLOTS] = extent
+
+
+cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil:
+    """Map a file, shared, whole, to be read and written. path: by which it is mapped again.
+
+    Returns: its extent; NULL with errno EEXIST where it has to be mapped outside the arena, or another error.
+    """
+    global extents, mapped
+    cdef Extent* extent
+    cdef stat_of found
+    cdef int64_t slot
+    cdef int failed = EEXIST
+    if size_bytes > <uint64_t> SLOT_BYTES << ORDER_MAX or not reserve_arena():
+        (&errno)[0] = EEXIST
+        return NULL
+    install_handler()
+    if fstat(fd, &found) != 0:
+        return NULL
+    extent = <Extent*> calloc(1, sizeof(Extent))
+    if extent == NULL:
+        (&errno)[0] = ENOMEM
+        return NULL
+    extent.path = strdup(path)
+    extent.size_bytes = size_bytes
+    extent.device, extent.inode = found.st_dev, found.st_ino
+    extent.order = order_for(size_bytes)
+    lock()
+    slot = take_slots(extent.order) if extent.path != NULL else -1
+    if slot >= 0:
+        extent.base = arena + <uint64_t> slot * SLOT_BYTES
+        if map_at(extent.base, size_bytes, MAP_SHARED, fd):
+            set_table(<uint64_t> slot, extent.order, extent)
+            extent.state = EXTENT_PRESENT
+            append(&present, extent)
+            mapped += 1
+            extents += 1
+            guard_oldest()
+            failed = 0
+        else:
+            failed = errno
+            give_slots(<uint64_t> slot, extent.order)
+    unlock()
+    if failed != 0:
+        free(extent.path)
+        free(extent)
+        (&errno)[0] = failed
+        return NULL
+    return extent
+
+
+cdef void extent_free(Extent* extent) noexcept nogil:
+    """Unmap an extent for good."""
+    global extents, mapped, pinned
+    cdef uint64_t slot = <uint64_t> (extent.base - arena) // SLOT_BYTES
+    cdef bint unmapped = True
+    lock()
+    if extent.state != EXTENT_ABSENT:
+        remove(&present if extent.state == EXTENT_PRESENT else &guarded, extent)
+        mapped -= 1
+        pinned -= extent.pin_count > 0
+        unmapped = unmap(extent)
+    extents -= 1
+    set_table(slot, extent.order, NULL)
+    if unmapped:
+        give_slots(slot, extent.order)
+    unlock()
+    free(extent.path)
+    free(extent)
+
+
+cdef int extent_pin(Extent* extent) noexcept nogil:
+    """Have an extent mapped until it is unpinned. Returns: 0, or the error number; ENOENT: it has no file any more."""
+    cdef int failed = ENOENT
+    lock()
+    if not extent.removed or extent.state != EXTENT_ABSENT:
+        failed = make_present(extent)
+    if failed == 0:
+        pin(extent)
+    unlock()
+    return failed
+
+
+cdef void extent_unpin(Extent* extent) noexcept nogil:
+    global pinned
+    lock()
+    extent.pin_count -= 1
+    pinned -= extent.pin_count == 0
+    unlock()
+
+
+cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
+    """Note the path that an extent's file has now. Returns: 0, or ENOMEM."""
+    cdef char* copy = strdup(path)
+    cdef char* former
+    if copy == NULL:
+        return ENOMEM
+    lock()
+    former, extent.path = extent.path, copy
+    unlock()
+    free(former)
+    return 0
+
+
+cdef void extent_remove(Extent* extent) noexcept nogil:
+    """Note that an extent's file is gone, or about to be: no other file of its path is ever mapped for it."""
+    lock()
+    extent.removed = True
+    unlock()
+
+
+def configure(uint64_t mapped_max):
+    """Set how many files may be mapped at a time."""
+    global budget
+    cdef uint64_t left
+    lock()
+    budget = max(mapped_max, <uint64_t> MAPPED_MIN)
+    left = present.count
+    while present.count - pinned > budget // 2 and left > 0:
+        left -= 1
+        guard_oldest()
+    while mapped > budget and evict_oldest():
+        pass
+    unlock()
+
+
+def is_reserved():
+    """Say whether there is an arena; without one every file stays mapped."""
+    return reserve_arena()
+
+
+def mapped_count():
+    """Return how many files of the arena are mapped now."""
+    return mapped
+
+
+def file_count():
+    """Return how many files have a place in the arena, mapped or not."""
+    return extents
+
+
+def mapped_max():
+    """Return how many files may be mapped at a time."""
+    return budget
+
+
+def remapped_count():
+    """Return how often a file has been mapped again since the start."""
+    return remapped
+
+
+def begin_sync():
+    """Return a token for `end_sync`, before anything of a complete sync is gathered."""
+    return guard_counter
+
+
+def end_sync(uint64_t begun):
+    """Note that all that was stored before `begin_sync` returned the token is on stable storage."""
+    global synced_guard, kept_count
+    lock()
+    if begun >= synced_guard:
+        synced_guard = begun
+        while kept_count > 0:
+            kept_count -= 1
+            close(kept[kept_count])
+    unlock()
