@@ -12,7 +12,7 @@ from typing import Any
 from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
-from pyqd.diskqueue.damage import DamageCount, set_aside
+from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.diskqueue.syncs import Syncs
 from pyqd.hot.log import Log
@@ -192,7 +192,15 @@ class Broker:
     def write_node(self, **changed: Any) -> None:
         """Write down what is known of the data directory, durably. Raises: StorageError."""
         self.node.update(changed)
-        self.files.write(os.path.join(self.root, NODE_FILE), json.dumps(self.node).encode())
+        path = os.path.join(self.root, NODE_FILE)
+        content = json.dumps(self.node).encode()
+        try:
+            self.files.write(path, content)
+        except DiskFull:
+            # A full disk must not keep the daemon from starting: it has to be drained.
+            if not self.files.exists(path) and self.files.exists(path + BAD):
+                self.files.rename(path + BAD, path)
+            self.files.write_in_place(path, content)
         self.files.sync_directory(self.root)
 
     def new_log(self, directory: str | None) -> Log:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -247,3 +247,27 @@ def test_a_start_after_a_power_failure_takes_no_space_on_a_nearly_full_disk(daem
         assert attempts_now(daemon, topic, None) == 1
     wait_until(lambda: healthy(daemon), "health is well again")
     assert publish_until_refused(daemon, end) > end + 100
+
+
+@pytest.mark.parametrize("stop", [Daemon.stop, Daemon.kill, cut_power])
+def test_a_daemon_starts_on_a_disk_without_a_free_byte_and_is_drained(
+    daemon: Daemon, disk: Path, stop: Callable[[Daemon], None]
+) -> None:
+    daemon.http("POST", "/topic/create", None, topic="empty")
+    daemon.http("POST", "/channel/create", None, topic="empty", channel="c")
+    end = publish_until_refused(daemon)
+    fill(disk / "ballast")
+    for _ in range(2):
+        stop(daemon)
+        daemon.start()
+    assert daemon.http("POST", "/pub", body_of(end), topic=TOPIC).status == 503
+    assert consume(daemon, end) == list(range(end))
+    os.unlink(disk / "ballast")
+    wait_until(lambda: healthy(daemon), "health is well again")
+    assert publish_until_refused(daemon, end) > end + 100
+
+
+def test_a_stop_on_a_full_disk_is_a_clean_one(daemon: Daemon, disk: Path) -> None:
+    fill(disk / "ballast")
+    daemon.stop()
+    assert json.loads((daemon.data_path / "node.json").read_bytes())["clean"]

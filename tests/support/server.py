@@ -276,9 +276,9 @@ class Daemon:
         deadline_s = time.monotonic() + START_WAIT_S
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                # Where HTTP is refused, it is refused by a server that is ready.
+                # A server that refuses HTTP is ready, and so is one that says that its disk is full.
                 # The process is looked at again: what answered may be another one that took the port first.
-                if self.http("GET", "/ping").status in (200, 403) and self._process.poll() is None:
+                if self.http("GET", "/ping").status in (200, 403, 500) and self._process.poll() is None:
                     return True
             if time.monotonic() > deadline_s:
                 self.kill()

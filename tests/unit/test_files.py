@@ -229,3 +229,15 @@ def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_chan
 def test_only_pages_of_the_mapping_are_made_dirty_again(files, wrong):
     with pytest.raises(ValueError, match="no range of pages"):
         files.new_mapped(None, 4096, True).dirty_again(*wrong)
+
+
+@pytest.mark.parametrize("content", [b"short", b"longer than what was there"])
+def test_a_small_file_is_overwritten_in_the_block_that_it_has(files, tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(b"what was there")
+    before = path.stat()
+    files.write_in_place(str(path), content)
+    assert path.read_bytes() == content.ljust(len(b"what was there"))
+    assert (path.stat().st_ino, path.stat().st_blocks) == (before.st_ino, before.st_blocks)
+    with pytest.raises(StorageError):
+        files.write_in_place(str(tmp_path / "missing"), content)
