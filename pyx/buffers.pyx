@@ -4,8 +4,7 @@ A connection that has nothing half received and nothing unsent owns no buffer, a
 counted. So this is touched when a buffer is made, grows or is freed, and never for a message. That there is more than
 the limit is told once, by a callable that must not wait; whoever acts on it calls `arm` then.
 
-Not counted: what the system holds for sockets, and what a transport holds, which is bounded for each (`WAITING_BYTES`
-in pyx/transport.pyx).
+A transport counts what it and its codec hold (pyx/transport.pyx). Not counted: what the system holds for sockets.
 """
 
 from libc.stdint cimport INT64_MAX

@@ -18,6 +18,9 @@ cdef enum:
 
 RAW = -15                                # the window of 32 KiB, without header and checksum
 LEVELS_PER_LEVEL = 3
+# Measured: bytes allocated for one object, with isal 1.7.
+COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
+DECOMPRESSOR_BYTES = 88_000
 
 
 cdef class Deflate(Transport):
@@ -29,6 +32,8 @@ cdef class Deflate(Transport):
         self.compressor = isal_zlib.compressobj(isal_level, isal_zlib.DEFLATED, RAW)
         self.decompressor = isal_zlib.decompressobj(RAW)
         self.undecoded = b""
+        self.state_bytes = COMPRESSOR_BYTES[isal_level] + DECOMPRESSOR_BYTES
+        self.codec_bytes = self.state_bytes
 
     cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
         size_bytes = min(size_bytes, <uint64_t> ENCODED_BYTES)
@@ -57,4 +62,5 @@ cdef class Deflate(Transport):
         self.ended = self.decompressor.eof
         self.more = not self.ended and (len(self.undecoded) != 0 or <uint64_t> len(decoded) == capacity)
         memcpy(into, <const char*> decoded, <size_t> len(decoded))
+        self.codec_bytes = self.state_bytes + <uint64_t> len(self.undecoded)
         return len(decoded)

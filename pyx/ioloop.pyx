@@ -256,8 +256,9 @@ cdef class IoLoop(Publisher):
 
     @property
     def buffer_bytes(self):
-        """The memory that the connection's own buffers take."""
-        return self.held_capacity + (self.capacity if self.owned else 0)
+        """The memory that the connection's own buffers take, and those of its transports."""
+        transport_bytes = 0 if self.transport is None else self.transport.held_bytes()
+        return self.held_capacity + (self.capacity if self.owned else 0) + transport_bytes
 
     def late(self, int64_t now_ns, int64_t first_ns, int64_t rest_ns):
         """Return what the client has been waited for too long; None where it has not.

@@ -134,6 +134,7 @@ cdef class Snappy(Transport):
             at += CHUNK_HEADER_BYTES + size_bytes
             left -= CHUNK_HEADER_BYTES + size_bytes
         self.undecoded = at[:left]
+        self.codec_bytes = left
         return <ssize_t> decoded
 
     cdef ssize_t decode_chunk(

@@ -19,6 +19,7 @@ cdef enum:
     RECORD_BYTES = 16 << 10
     RECORD_OVERHEAD_BYTES = 128          # at most, of any suite
     UNASKED_BYTES = 512                  # what OpenSSL may have to say by itself
+    STATE_BYTES = 48 << 10               # of a connection after its handshake, measured with OpenSSL 3
 
 cdef object WantRead = SSL.WantReadError
 cdef object Ended = SSL.ZeroReturnError
@@ -41,6 +42,12 @@ cdef class Tls(Transport):
         self.connection = connection
         # What came with the end of the handshake is in the connection already.
         self.more = True
+        self.count_state()
+
+    cdef int count_state(self) except -1:
+        """Note the memory that OpenSSL takes. A memory buffer of its grows to four thirds of what it has to hold."""
+        self.codec_bytes = STATE_BYTES + (self.in_bytes + self.out_bytes) * 4 // 3
+        return 0
 
     cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
         cdef uint64_t encoded = 0
@@ -60,6 +67,9 @@ cdef class Tls(Transport):
             while True:
                 records = self.connection.bio_read(expected_bytes)
                 self.put_encoded(records)
+                if <uint64_t> len(records) > self.out_bytes:
+                    self.out_bytes = <uint64_t> len(records)
+                    self.count_state()
                 if <uint64_t> len(records) < expected_bytes:
                     return 0
         except WantRead:
@@ -67,6 +77,9 @@ cdef class Tls(Transport):
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
         self.connection.bio_write(PyMemoryView_FromMemory(<char*> data, <Py_ssize_t> size_bytes, PyBUF_READ))
+        if size_bytes > self.in_bytes:
+            self.in_bytes = size_bytes
+            self.count_state()
         return 0
 
     cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:

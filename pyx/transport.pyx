@@ -16,6 +16,9 @@ Receiving: `receive` reads from below once and decodes into the caller's buffer,
 bytes that claim to be gigabytes cost a pass each 192 KiB, not memory. What did not fit is decoded by the next call, for
 which the socket does not become readable: `has_more` tells.
 
+Memory: what waits and what the codec holds is part of `buffers`, so that --max-buffer-bytes bounds it. The size of a
+codec's state is measured, as no library tells it.
+
 Rejected: OpenSSL on the socket itself. It wants the same bytes again after each partial write, sends a record per
 call, and reads a record in two; with its memory buffers a turn is one call and one send.
 """
@@ -23,6 +26,7 @@ call, and reads a record in two; with its memory buffers a turn is one call and 
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
+from pyqd.hot.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.sockets cimport RECEIVE_NONE, receive_some, send_some
 
 cdef enum:
@@ -51,6 +55,23 @@ cdef class Transport:
         self.encoded = b""
         self.scratch = lower_scratch if below is None else upper_scratch
 
+    def __dealloc__(self):
+        buffer_freed(self.counted_bytes)
+
+    cdef int count_bytes(self) except -1:
+        """Count in `buffers` what is held now. Called where a call from above ends: once per pass or turn."""
+        cdef uint64_t before = self.counted_bytes
+        self.counted_bytes = self.codec_bytes + <uint64_t> len(self.encoded) + <uint64_t> len(self.early)
+        if self.counted_bytes > before:
+            buffer_grown(self.counted_bytes - before)
+        else:
+            buffer_freed(before - self.counted_bytes)
+        return 0
+
+    cdef uint64_t held_bytes(self) noexcept:
+        """Return the memory of this transport and those below it."""
+        return self.counted_bytes + (0 if self.below is None else self.below.held_bytes())
+
     cdef ssize_t receive(self, char* into, uint64_t capacity) except -3:
         """Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE; RECEIVE_BROKEN. Raises: TransportError."""
         cdef ssize_t decoded = 0
@@ -67,6 +88,7 @@ cdef class Transport:
             else:
                 self.take(self.scratch, <uint64_t> received)
                 decoded = self.decode(into, capacity)
+        self.count_bytes()
         if decoded == 0 and not self.ended:
             return RECEIVE_NONE
         return decoded
@@ -91,17 +113,21 @@ cdef class Transport:
     cdef ssize_t send(self, const char* data, uint64_t size_bytes) except -2:
         """Take some bytes to be sent. Returns: how many; 0 when the socket is full; -1 when the peer is gone."""
         cdef int pushed
+        cdef ssize_t encoded
         if <uint64_t> len(self.encoded) - self.encoded_at >= WAITING_BYTES:
             pushed = self.push()
             if pushed != 1:
                 return pushed
-        return <ssize_t> self.encode(data, min(size_bytes, <uint64_t> CHUNK_BYTES))
+        encoded = <ssize_t> self.encode(data, min(size_bytes, <uint64_t> CHUNK_BYTES))
+        self.count_bytes()
+        return encoded
 
     cdef int flush(self) except -2:
         """Send all that was taken. Returns: 1; 0 when the socket is full; -1 when the peer is gone."""
         cdef int pushed
         self.finish_encoding()
         pushed = self.push()
+        self.count_bytes()
         if pushed == 1 and self.below is not None:
             return self.below.flush()
         return pushed
@@ -153,3 +179,10 @@ cdef class Transport:
     def finish(self):
         """End this side of the stream, as far as the socket takes it now. Switches: no."""
         self.flush()
+
+    def release(self):
+        """Count nothing more of this transport: its connection is over."""
+        buffer_freed(self.counted_bytes)
+        self.counted_bytes = 0
+        if self.below is not None:
+            self.below.release()

@@ -5,5 +5,8 @@ from pyqd.hot.transport cimport Transport
 
 cdef class Tls(Transport):
     cdef readonly object connection      # OpenSSL.SSL.Connection with memory buffers
+    cdef uint64_t in_bytes               # most that one of its two memory buffers has held: they do not shrink
+    cdef uint64_t out_bytes
 
     cdef int put_records(self, uint64_t expected_bytes) except -1
+    cdef int count_state(self) except -1

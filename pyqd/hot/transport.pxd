@@ -10,6 +10,8 @@ cdef class Transport:
     cdef char* scratch                   # what is received from below, until decoded or copied
     cdef bint more                       # decode stopped for want of room
     cdef bint ended                      # the peer has ended its stream
+    cdef uint64_t codec_bytes            # memory of the codec, by the subclass
+    cdef uint64_t counted_bytes          # part of `buffers`
 
     cdef ssize_t receive(self, char* into, uint64_t capacity) except -3
     cdef ssize_t receive_below(self, char* into, uint64_t capacity) except -3
@@ -22,3 +24,5 @@ cdef class Transport:
     cdef int finish_encoding(self) except -1
     cdef int take(self, const char* data, uint64_t size_bytes) except -1
     cdef ssize_t decode(self, char* into, uint64_t capacity) except -1
+    cdef int count_bytes(self) except -1
+    cdef uint64_t held_bytes(self) noexcept

@@ -232,6 +232,7 @@ class Connection(IoLoop):
         if self.transport is not None:
             with contextlib.suppress(TransportError):
                 self.transport.finish()
+            self.transport.release()
         self.socket.close()
         self.io_greenlet = None
 

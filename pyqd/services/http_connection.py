@@ -103,11 +103,18 @@ class HttpConnection(HttpFront):
             self._writable.close()
             self._writable = None
         self._reader.release()
-        self._note_buffers(0)
+        self._count_buffers(0)
         self._socket.close()
+
+    def transport_bytes(self) -> int:
+        """Return the memory of what lies between the connection and its socket."""
+        return 0
 
     def _note_buffers(self, size_bytes: int) -> None:
         """Count what is half received or not sent yet."""
+        self._count_buffers(size_bytes + self.transport_bytes())
+
+    def _count_buffers(self, size_bytes: int) -> None:
         if size_bytes != self.buffer_bytes:
             note_change(size_bytes - self.buffer_bytes)
             self.buffer_bytes = size_bytes

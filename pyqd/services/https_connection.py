@@ -49,6 +49,10 @@ class HttpsConnection(HttpConnection):
             except BlockingIOError:
                 continue
 
+    def transport_bytes(self) -> int:
+        """Return the memory that TLS takes."""
+        return self._secured.held_bytes
+
     def close_front(self) -> None:
         """Let go of what the loop holds of the connection."""
         self._readable.close()

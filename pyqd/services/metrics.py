@@ -137,7 +137,11 @@ class DaemonCollector(Collector):
             ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", metrics.shed()),
         ):
             yield CounterMetricFamily(name, text, value=value)
-        yield gauge("pyqd_buffer_bytes", "Memory of what is half received or not sent yet.", buffers.total())
+        yield gauge(
+            "pyqd_buffer_bytes",
+            "Memory of what is half received or not sent yet, and of TLS and compression.",
+            buffers.total(),
+        )
 
     def collect_disk(self) -> Iterator[Metric]:
         """Yield what there is to say about the disk."""

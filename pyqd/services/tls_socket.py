@@ -14,6 +14,9 @@ from pyqd.hot.tls import reason_of
 
 CHUNK_BYTES = 64 * 1024
 RECORDS_BYTES_MAX = 80 * 1024
+# Of OpenSSL's connection, and of its two memory buffers, which do not shrink. See pyx/tls.pyx.
+STATE_BYTES = 48 * 1024
+BUFFERS_PART = 4 / 3
 
 
 class TlsSocket:
@@ -24,8 +27,14 @@ class TlsSocket:
         self._connection = connection
         self._records = memoryview(b"")
         self._sending_count = 0
+        self._in_bytes = self._out_bytes = 0
         # What came with the end of the handshake is in the connection already.
         self.has_more = True
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that TLS takes."""
+        return STATE_BYTES + len(self._records) + int((self._in_bytes + self._out_bytes) * BUFFERS_PART)
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -39,6 +48,7 @@ class TlsSocket:
             if not records:
                 return 0
             self._connection.bio_write(records)
+            self._in_bytes = max(self._in_bytes, len(records))
             count = self._decoded_into(buffer)
         if count < 0:
             return 0
@@ -76,6 +86,7 @@ class TlsSocket:
         try:
             self._sending_count = self._connection.send(data)
             self._records = memoryview(self._connection.bio_read(RECORDS_BYTES_MAX))
+            self._out_bytes = max(self._out_bytes, len(self._records))
         except SSL.Error as error:
             raise ConnectionResetError(f"tls: {reason_of(error)}") from error
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.certificates import Certificates
 from tests.support.nsq import ERROR, MAGIC, RESPONSE, Client, Closed, identify, pub, sub
 from tests.support.server import Daemon, free_port, pyqd, wait_until
+from tests.support.streams import IDENTIFIER, stored_chunk
 
 WAIT_S = 10.0
 BODY_BYTES = 4 << 20
@@ -232,6 +233,64 @@ def test_the_largest_buffers_go_when_all_together_take_too_much(start: Callable[
     scraped = daemon.http("GET", "/metrics").body
     assert b"\npyqd_connections_shed_total 1.0\n" in scraped
     assert b"\npyqd_buffer_bytes 0.0\n" in scraped
+
+
+def buffer_bytes(daemon: Daemon) -> float:
+    scraped = daemon.http("GET", "/metrics").body.decode()
+    return float(next(line.split()[1] for line in scraped.splitlines() if line.startswith("pyqd_buffer_bytes ")))
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "least_bytes"),
+    [({}, 0), ({"tls_v1": True}, 40_000), ({"snappy": True}, 60_000), ({"deflate": True}, 400_000)],
+    ids=lambda value: next(iter(value), "plain") if isinstance(value, dict) else "",
+)
+def test_memory_of_tls_and_compression_counts_until_the_connection_ends(
+    start: Callable[..., Daemon], tmp_path: Path, upgrade: dict[str, object], least_bytes: int
+) -> None:
+    certificates = Certificates(tmp_path)
+    daemon = start(*certificates.server_flags())
+    with Client(daemon.tcp_address) as client:
+        reply = client.identify(**upgrade)
+        if reply["tls_v1"]:
+            client.start_tls(certificates.client_context())
+        if reply["snappy"]:
+            # The beginning of a chunk is kept until the rest has come.
+            client.start_snappy().below.sendall(IDENTIFIER + stored_chunk(bytes(60_000))[:-1])
+        if reply["deflate"]:
+            client.start_deflate()
+        wait_until(lambda: buffer_bytes(daemon) >= least_bytes, "what the connection holds is counted")
+        assert buffer_bytes(daemon) < least_bytes + 200_000
+    wait_until(lambda: buffer_bytes(daemon) == 0, "nothing is left")
+
+
+def test_an_https_connection_counts_what_tls_holds(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    https_port = free_port()
+    daemon = start(*certificates.server_flags(), f"--https-address=127.0.0.1:{https_port}")
+    connection = http.client.HTTPSConnection("127.0.0.1", https_port, context=certificates.client_context())
+    connection.request("GET", "/ping")
+    assert connection.getresponse().read() == b"OK"
+    assert buffer_bytes(daemon) >= 40_000
+    connection.close()
+    wait_until(lambda: buffer_bytes(daemon) == 0, "nothing is left")
+
+
+def test_connections_are_closed_for_what_compression_holds(start: Callable[..., Daemon]) -> None:
+    daemon = start("--max-buffer-bytes=2000000")
+    clients = [Client(daemon.tcp_address) for _ in range(8)]
+    closed = 0
+    for client in clients:
+        try:
+            client.identify(deflate=True)
+            client.start_deflate()
+        except (Closed, OSError, AssertionError):
+            closed += 1
+    assert "buffers take more than 2000000 bytes, its own" in daemon.log_text()
+    assert buffer_bytes(daemon) < 2_000_000
+    for client in clients:
+        client.close()
+    wait_until(lambda: buffer_bytes(daemon) == 0, "nothing is left")
 
 
 def test_an_http_request_that_trickles_is_closed(start: Callable[..., Daemon]) -> None:
