@@ -15,6 +15,9 @@ flight, a ring of what waits for redelivery, and a parked log for what has a due
 Redelivered and fresh messages alternate, fresh first: a message that is requeued again and again neither starves the
 rest nor waits behind a million of them. Only a long ring goes first, so that it stays bounded.
 
+An id names one message in flight. Two messages of one id should not be, but files may be damaged and clocks set back:
+the second is held back in the ring until the first is finished, and never taken for a copy of it unread.
+
 What faces the log is in pyx/cursor.pyx: reading on, parking. Here is what faces the clients. What an earlier run left
 is taken up in pyx/recovery.pyx.
 
@@ -28,6 +31,7 @@ Source: spec of broker semantics, "Delivery to a client", "In-flight outcomes".
 """
 
 from libc.stdint cimport INT64_MAX, int32_t
+from libc.string cimport memcmp
 
 from pyqd.hot.clock cimport mono_ns, wall_ns
 from pyqd.hot.consumer cimport REGION_LOCAL, ZONE_LOCAL, count_ready
@@ -43,6 +47,7 @@ from pyqd.primitives.errors import StorageError
 cdef enum:
     RING_FIRST = 10000                   # a ring that long is served before fresh messages
     DUE_PER_TURN = 20000                 # bounds one turn of releasing or expiring
+    HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
     LOOK_AGAIN_NS_MAX = 10000000000      # the wall clock may jump: due times are looked at this often
 
 
@@ -75,6 +80,7 @@ cdef class ChannelCore(ChannelCursor):
         """
         cdef ReadyEntry entry
         cdef const Record* record
+        cdef int held_back_count = 0
         while True:
             record = NULL
             if self.ready.count == 0 or not (self.ready_turn or self.ready.count > RING_FIRST):
@@ -86,18 +92,24 @@ cdef class ChannelCore(ChannelCursor):
                     return 0
                 self.ready_turn = False
                 entry = self.ready.pop()
-                # A kill between parking a message and finishing its old record leaves it twice; once is enough.
-                if self.slots.ids.get(entry.record.guid) >= 0:
-                    if not self.try_finish(&entry):
-                        return 0
-                    continue
             if consumer.sample_rate != 0 and consumer.sampled_out():
                 if not self.try_finish(&entry):
                     return 0
                 continue
-            break
-        self.slots.add(
-            entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns, now_ns + consumer.msg_timeout_ns)
+            if self.slots.add(
+                    entry.record, entry.attempts + 1, entry.source, consumer.number, now_ns,
+                    now_ns + consumer.msg_timeout_ns):
+                break
+            if self.is_copy(&entry):
+                # A kill between parking a message and finishing its old record leaves it twice; once is enough.
+                if not self.try_finish(&entry):
+                    return 0
+                continue
+            self.ready.push(entry.record, entry.attempts, entry.source)
+            self.held_back = True
+            held_back_count += 1
+            if held_back_count == HELD_BACK_PER_TAKE:
+                return 0
         if entry.source == FROM_PARKED:
             # Below the cursor of the topic's log a delivery is presumed; a parked record has to tell itself.
             (<Record*> entry.record).handed_out = entry.attempts + 1
@@ -109,6 +121,13 @@ cdef class ChannelCore(ChannelCursor):
         delivery.record = entry.record
         delivery.attempts = entry.attempts + 1
         return 1
+
+    cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
+        """Say whether an entry is the message that is in flight by its id, and not another one with the same id."""
+        cdef const Record* other = self.slots.slots[self.slots.ids.get(entry.record.guid)].record
+        return (
+            entry.record.timestamp_ns == other.timestamp_ns and entry.record.size_bytes == other.size_bytes
+            and memcmp(record_body(entry.record), record_body(other), other.size_bytes) == 0)
 
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1:
         """FIN: the consumer is done with the message.
@@ -138,6 +157,9 @@ cdef class ChannelCore(ChannelCursor):
         self.ledger.header.finish_count += 1
         if self.latency is not None:
             self.latency.note(published_ns)
+        if self.held_back:
+            self.held_back = False
+            self.feed.scheduler.request_wake(self)
         return DONE
 
     cdef int make_finishable(self, uint64_t guid) except -1:

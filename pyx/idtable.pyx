@@ -115,13 +115,13 @@ cdef class IdTable:
         if 2 * (<uint64_t>self.count + 1) > self.capacity:
             self.resize(2 * self.capacity)
         index = probe(self.cells, self.capacity - 1, self.shift, guid)
-        if PYQD_DEBUG:
-            assert self.cells[index].guid == 0, "the id is in the table"
+        if self.cells[index].guid != 0:
+            return 0
         self.cells[index] = Cell(guid=guid, slot=slot)
         self.count += 1
         if PYQD_DEBUG:
             self.check_often()
-        return 0
+        return 1
 
     cdef int64_t get(self, uint64_t guid) noexcept:
         cdef uint64_t index = probe(self.cells, self.capacity - 1, self.shift, guid)
@@ -225,9 +225,8 @@ cdef class Table:
 
     def put(self, uint64_t guid, uint32_t slot):
         """Add an id; KeyError when it is there already, AssertionError for 0."""
-        if self.core.get(guid) >= 0:
+        if not self.core.put(guid, slot):
             raise KeyError(guid)
-        self.core.put(guid, slot)
 
     def get(self, uint64_t guid):
         """Return the slot of an id, -1 when it is absent."""

@@ -669,6 +669,16 @@ cdef class Log:
                 return Position(segment, offset, ordinal)
         return self.locate(ordinal)
 
+    def highest_guid(self, bint thorough):
+        """Return the highest id in the last segment that has records; 0 for none.
+
+        After a start the last segment has been read. Only if it has no record and `thorough`, another one is.
+        """
+        cdef Segment segment = self.segment_of(max(self.end, <uint64_t> 1) - 1)
+        if segment.unverified and thorough:
+            self.mend(segment)
+        return segment.highest_guid
+
     def end_position(self):
         """Return the Position behind the last record."""
         return Position(self.active, self.active.tail, self.end)

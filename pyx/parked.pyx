@@ -111,6 +111,7 @@ cdef class Parked:
                     if record.flags & RECORD_LOST or self.is_superseded(record):
                         self.ledger.finish(record_ordinal(record))
                     else:
+                        self.highest_guid = max(self.highest_guid, record.guid)
                         self.wait_for(record)
                 offset += record_span(record.size_bytes)
             segment = segment.next

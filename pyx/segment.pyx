@@ -192,6 +192,7 @@ cdef class Segment:
         self.count = 0
         while True:
             if record_verdict(self.base + offset, self.capacity_bytes - offset, seq) == RECORD_VALID:
+                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
                 offset += record_span((<const Record*> (self.base + offset)).size_bytes)
                 self.count += 1
                 seq += 1
@@ -233,6 +234,7 @@ cdef class Segment:
         cdef uint64_t lost, behind
         while seq < end_seq or offset < self.tail:
             if seq < end_seq and record_verdict(self.base + offset, self.tail - offset, seq) == RECORD_VALID:
+                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
                 offset += record_span((<const Record*> (self.base + offset)).size_bytes)
                 seq += 1
                 continue

@@ -53,17 +53,21 @@ cdef class SlotTable:
         self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
         int64_t now_ns, int64_t deadline_ns,
     ) except -1:
-        """Note a record as in flight; its id is not in flight yet. Raises: MemoryError (nothing changed)."""
+        """Note a record as in flight. Returns: 1; 0 when its id is in flight already (nothing changed).
+
+        Raises: MemoryError (nothing changed).
+        """
         cdef uint32_t slot
         if self.free_count == 0:
             self.grow()
         slot = self.free_slots[self.free_count - 1]
-        self.ids.put(record.guid, slot)
+        if not self.ids.put(record.guid, slot):
+            return 0
         self.deadlines.push(slot, deadline_ns)
         self.free_count -= 1
         self.slots[slot] = Slot(
             record=record, delivered_ns=now_ns, consumer=consumer, attempts=attempts, source=source)
-        return 0
+        return 1
 
     cdef int remove(self, uint32_t slot) except -1:
         """Forget a slot that is in use."""

@@ -63,7 +63,8 @@ cdef class TopicCore(Feed):
         Feed.__init__(self, log, scheduler)
         self.mapping = mapping
         self.state = <TopicState*> mapping.base
-        if self.state.magic == 0:
+        fresh = self.state.magic == 0
+        if fresh:
             self.state.version = TOPIC_STATE_VERSION
             self.state.held_from = log.first.first_ordinal
             self.state.given_below = log.first.first_ordinal + 1
@@ -75,6 +76,7 @@ cdef class TopicCore(Feed):
             self.state.magic = MAGIC
         self.guids = GuidFactory(node_id)
         self.guids.resume_after(self.state.last_guid)
+        self.resume_ids_after(log.highest_guid(power_failed or fresh))
         self.channels = []
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
@@ -392,6 +394,12 @@ cdef class TopicCore(Feed):
         self.log.abandon()
         self.watched = self.log.active
         self.trim_wanted = False
+
+    def resume_ids_after(self, uint64_t guid):
+        """Give only ids above one that was found on disk: the state page may be older than the records."""
+        # Only a record that some other program has written has a higher one.
+        if guid >> 63 == 0:
+            self.guids.resume_after(guid)
 
     def note_given(self, uint64_t end):
         """Note that all below an ordinal was given to channels whose names and ledgers are on stable storage.

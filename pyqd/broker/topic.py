@@ -101,6 +101,9 @@ class Topic(TopicCore):
         if self.broker.power_failed:
             self.hand_over_held()
         self.channels.extend(self.channel_of.values())
+        for channel in self.channel_of.values():
+            if channel.parked is not None:
+                self.resume_ids_after(channel.parked.highest_guid)
         try:
             self.recover()
         except StorageError as error:

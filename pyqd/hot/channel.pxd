@@ -21,6 +21,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef SlotTable slots
     cdef ReadyRing ready
     cdef bint ready_turn                 # the next message comes from the ring, if it has one
+    cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef readonly list consumers         # Consumer
     cdef uint64_t rotation               # who is asked first in the next turn
     cdef int64_t max_msg_timeout_ns
@@ -36,6 +37,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
+    cdef bint is_copy(self, const ReadyEntry* entry) noexcept
     cdef bint try_finish(self, const ReadyEntry* entry) except -1
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1

@@ -17,7 +17,8 @@ cdef class IdTable:
     cdef readonly uint32_t count
     cdef uint64_t unchecked_count      # changes since the last check; counted in debug builds only
 
-    # guid is not 0 and not in the table. Returns 0. Raises MemoryError: nothing changed. Amortised O(1).
+    # guid is not 0. Returns 1; 0 when the id is in the table: nothing changed. Raises MemoryError: nothing changed.
+    # Amortised O(1).
     cdef int put(self, uint64_t guid, uint32_t slot) except -1
     # Returns the slot, -1 when the id is absent.
     cdef int64_t get(self, uint64_t guid) noexcept

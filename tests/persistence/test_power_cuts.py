@@ -16,6 +16,7 @@ from tests.support.storage import consumer_on, options_for
 
 WAIT_S = 10
 SUBSETS_MAX = 64
+HOUR_NS = 3600 * 10**9
 HELD = [b"%d" % number for number in range(10)]
 
 
@@ -232,3 +233,47 @@ def test_a_channel_made_behind_what_others_were_given_stays_there(machine: Machi
     machine.cut()
     assert list(machine.topic().channel_of) == ["second"]
     assert machine.found() == []
+
+
+def ids_in(log: Any) -> list[int]:
+    return [guid for _, guid, *_ in log.records()]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one cut", "two cuts"])
+@pytest.mark.parametrize("due", [False, True], ids=["queued", "deferred"])
+def test_an_id_is_not_given_twice_though_the_clock_went_back_before_the_power_failed(
+    machine: Machine, due: bool, again: bool
+) -> None:
+    topic = machine.topic()
+    topic.channel("c")
+    machine.publish([b"synced"])
+    now_ns = time.time_ns()
+    for _ in range(5):
+        topic.publish_body(b"not synced", now_ns, now_ns + HOUR_NS if due else 0)
+    state = machine.files.pages_of(topic.mapping)
+    machine.cut(tuple(change for change in machine.files.changes() if change not in state))
+    if again:
+        state = machine.files.pages_of(machine.topic().mapping)
+        machine.cut(tuple(change for change in machine.files.changes() if change not in state))
+    topic = machine.topic()
+    taken = ids_in(topic.log)
+    assert len(taken) == 6
+    for _ in range(5):
+        # The clock comes to the same moment once more.
+        topic.publish_body(b"later", now_ns)
+    assert len(set(ids_in(topic.log))) == 11
+
+
+def test_an_id_of_a_parked_message_is_not_given_again_though_its_topics_log_is_lost(machine: Machine) -> None:
+    topic = machine.topic()
+    topic.channel("c")
+    machine.publish([b"synced"])
+    now_ns = time.time_ns()
+    topic.publish_body(b"not synced", now_ns, now_ns + HOUR_NS)
+    lost = machine.files.pages_of(topic.mapping) | machine.files.pages_of(topic.log.active.mapping)
+    machine.cut(tuple(change for change in machine.files.changes() if change not in lost))
+    topic = machine.topic()
+    parked = ids_in(topic.channel("c").parked.log)
+    assert len(parked) == 1
+    topic.publish_body(b"later", now_ns)
+    assert not set(parked) & set(ids_in(topic.log))

@@ -136,6 +136,7 @@ class PowerFiles(Files):
         """Return what is not on stable storage: pages of files, and names of directories."""
         found: list[Change] = []
         with self._lock:
+            self._discover()
             for number in list(self._durable):
                 durable, now = self._durable[number], self._content_now(number)
                 pages = range(0, len(now), PAGE_BYTES)
@@ -145,6 +146,18 @@ class PowerFiles(Files):
                 names = sorted(before.keys() | after.keys())
                 found += [(number, name) for name in names if before.get(name) != after.get(name)]
         return found
+
+    def _discover(self) -> None:
+        """Get to know files that were made otherwise than by a mapping, and directories in new directories."""
+        count = -1
+        while count != len(self._descriptors):
+            count = len(self._descriptors)
+            for number in list(self._names):
+                self._names_now(self._descriptors[number])
+
+    def pages_of(self, mapping: Mapping) -> set[Change]:
+        """Return the pages of a mapped file, as `changes` names them."""
+        return {(self._mapped[mapping.address], at) for at in range(0, mapping.size_bytes, PAGE_BYTES)}
 
     def write_out(self, changes: Iterable[Change]) -> None:
         """Let the kernel write these changes, of its own accord."""

@@ -499,3 +499,30 @@ def test_an_ephemeral_channel_is_gone_after_a_restart(tmp_path):
     topic.channel("d")
     topic.broker.close()
     assert list(broker_on(tmp_path).topic("t").channel_of) == ["d"]
+
+
+@pytest.mark.parametrize("given_back", [False, True], ids=["queued", "both were in flight"])
+def test_another_message_with_the_id_of_one_in_flight_is_delivered_after_it(tmp_path, given_back):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    guid = topic.publish_body(b"first", wall())
+    topic.log.append_message(guid, b"second", wall())
+    topic.publish_body(b"third", wall())
+    if given_back:
+        channel = broker.topic("t").channel("c")
+        channel.ledger.note_handed_out(), channel.ledger.note_handed_out()
+    broker = broker_on(tmp_path)
+    channel = broker.topic("t").channel("c")
+    consumer = consumer_on(channel)
+    taken = [message[3] for message in iter(lambda: channel.take_message(consumer), None)]
+    assert sorted(taken) == [b"first", b"third"]
+    assert channel.depth == 1
+    channel.check()
+    assert channel.finish_message(consumer, guid) == DONE
+    again = channel.take_message(consumer)
+    assert (again[0], again[3]) == (guid, b"second")
+    assert channel.take_message(consumer) is None
+    assert channel.finish_message(consumer, guid) == DONE
+    assert channel.depth == 0
+    channel.check()
