@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ class Listener:
     def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
         self._accepted = accepted
         self._socket: socket.socket | None = None
-        self._path: str | None = None
+        self._path = ""
+        self._file: os.stat_result | None = None
         self._watcher: Any = None
         self._retry: Any = None
 
@@ -52,6 +54,7 @@ class Listener:
         self._watcher.start(self._accept)
         if isinstance(address, UnixAddress):
             self._path = os.path.abspath(address.path)
+            self._file = os.lstat(self._path)
             return UnixAddress(self._path)
         host, port, *_ = self._socket.getsockname()
         return TcpAddress(host, port)
@@ -66,9 +69,8 @@ class Listener:
         self._retry.close()
         self._socket.close()
         self._socket = None
-        if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+        if self._file is not None and is_file(self._path, self._file):
+            os.unlink(self._path)
 
     def _resume(self) -> None:
         """Accept again after a pause."""
@@ -139,13 +141,52 @@ def listening_socket(address: Address) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
     try:
-        listener.bind(where)
+        try:
+            listener.bind(where)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not isinstance(address, UnixAddress) or not removed_stale(where):
+                raise
+            listener.bind(where)
         listener.listen(BACKLOG_MAX)
         listener.setblocking(False)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def removed_stale(path: str) -> bool:
+    """Remove the file of a unix socket on which nothing listens, as SIGKILL leaves one. Returns: whether it was that.
+
+    A socket on which a daemon listens, and a file of any other kind, stay.
+    """
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISSOCK(found.st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(path) != errno.ECONNREFUSED:
+                return False
+        # Moved away before it is removed: another daemon may have replaced it since the probe.
+        aside = f"{path}.stale-{os.getpid()}"
+        os.rename(path, aside)
+        if not is_file(aside, found):
+            os.rename(aside, path)
+            return False
+        os.unlink(aside)
+    except OSError as error:
+        logger.warning("cannot remove the stale socket %s: %s", path, error.strerror)
+        return False
+    logger.warning("%s: a stale socket on which nothing listened is replaced", os.path.abspath(path))
+    return True
+
+
+def is_file(path: str, known: os.stat_result) -> bool:
+    """Return whether a path names that very file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), known)
+    return False
 
 
 def remote_text(remote: Any) -> str:
