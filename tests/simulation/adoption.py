@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.broker import peek
 from pyqd.hot.clock import wall
-from tests.simulation.model import DEFERRED, QUEUED, Channel, Copy, Topic, expect
+from tests.simulation.model import DEFERRED, GRAVEYARD, QUEUED, Channel, Copy, Topic, expect
 from tests.support.storage import body_of
 
 if TYPE_CHECKING:
@@ -114,6 +114,12 @@ class Adoption:
         """Compare one topic."""
         anything = topic.name in self.doubt.topics
         self.adopt_pause(topic, found, (topic.name, ""))
+        self.adopt_limits(topic, found)
+        if topic.name == GRAVEYARD:
+            topic.channels = {name: topic.channels.get(name, Channel(name, 0)) for name in found.channel_of}
+            for name, channel in topic.channels.items():
+                channel.paused = found.channel_of[name].paused
+            return
         if anything or self.power or self.doubt.batch is not None:
             expect(
                 0 <= found.message_count <= self.world.number_count, f"messages of {topic.name}", found.message_count
@@ -148,7 +154,7 @@ class Adoption:
         for channel in gone:
             may_be = (
                 anything
-                or channel.name.endswith("#ephemeral")
+                or channel.ephemeral
                 or (topic.name, channel.name) in self.doubt.channels
                 or (self.power and not self.channel_is_durable(topic, channel))
             )
@@ -164,6 +170,20 @@ class Adoption:
         expect(unsure or found.paused == kept.paused, f"pause of {name}", found.paused)
         kept.paused = found.paused
 
+    def adopt_limits(self, topic: Topic, found: Any) -> None:
+        """Compare retention and quota."""
+        unsure = bool({topic.name} & (self.doubt.limits | self.doubt.topics)) or topic.created == 0
+        unsure = unsure or (self.power and topic.own_stamp > self.model.synced)
+        expect(unsure or found.own_limits == topic.own_limits, f"limits of {topic.name}", found.own_limits)
+        topic.own_limits = found.own_limits
+
+    def adopt_channel_limits(self, topic: Topic, channel: Channel, found: Any) -> None:
+        """Compare the limits of a channel, which are kept or changed whole."""
+        unsure = channel.limits is None or self.doubt.moved.get((topic.name, channel.name)) is not None
+        unsure = unsure or (self.power and channel.limits_stamp > self.model.synced)
+        expect(unsure or found.limits == channel.limits, f"limits of {topic.name}/{channel.name}", found.limits)
+        channel.limits = found.limits
+
     def adopt_held(self, topic: Topic, found: Any, gone: list[Channel], before: dict[int, int]) -> None:
         """Compare what no channel was given."""
         rows = rows_of(found, None, peek.READY) + rows_of(found, None, peek.DEFERRED)
@@ -176,7 +196,8 @@ class Adoption:
         if not topic.channels:
             for channel in gone:
                 may |= set(channel.copies) | set(channel.done)
-                must |= set(channel.copies)
+                if not channel.ephemeral:
+                    must |= set(channel.copies)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
             may = set(topic.messages)
@@ -220,7 +241,8 @@ class Adoption:
         if self.doubt.batch is None or self.doubt.batch[0] != topic.name or self.power:
             return
         numbers = {message.number for message in self.doubt.batch[1]}
-        for place in (topic.held, *(channel.copies for channel in topic.channels.values())):
+        places: list[Any] = [topic.held, *(channel.copies for channel in topic.channels.values())]
+        for place in places:
             there = numbers & set(place)
             expect(not there or there == numbers, f"{topic.name} has a part of a batch:", sorted(there))
 
@@ -229,6 +251,7 @@ class Adoption:
         name = f"{topic.name}/{channel.name}"
         if not strange:
             self.adopt_pause(channel, found, (topic.name, channel.name))
+            self.adopt_channel_limits(topic, channel, found)
         channel.paused = found.paused
         ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
         counts = (found.depth, found.deferred_count, found.in_flight_count)
@@ -255,11 +278,14 @@ class Adoption:
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
         for number in copies.keys() - rows.keys():
             channel.done[number] = self.model.stamp
+            if channel.spends(copies[number]) and (topic.messages[number].durable or not self.power):
+                self.world.vanished.add(number)
         channel.before_reset = None
 
     def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:
         """Return the messages that must be there, and those that may."""
         must, may = set(channel.copies), set(channel.copies)
+        must = {number for number in must if not channel.spends(channel.copies[number])}
         if channel.before_reset is not None and self.power:
             must &= channel.before_reset
             may = set(topic.messages)
@@ -267,9 +293,12 @@ class Adoption:
             may |= set(held)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
-            may |= {number for number, at in channel.done.items() if at > self.model.synced}
+            may |= {number for number, at in channel.done.items() if at > channel.synced}
             may |= set(held)
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}
+            if channel.created > self.model.synced:
+                # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
+                may = set(topic.messages)
         return must, may
 
     def check_row(self, topic: Topic, channel: Channel, row: Found, name: str, deferred: list[Found]) -> None:
@@ -277,7 +306,7 @@ class Adoption:
         copy = channel.copies.get(row.number)
         if copy is None:
             return
-        unsure = row.number in self.maybe(topic, channel.name)
+        unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
         firm = not self.power or copy.stamp <= self.model.synced or copy.due_ns == topic.messages[row.number].due_ns
         if copy.state == DEFERRED and not copy.due_reached and copy.due_ns > wall() and firm and not unsure:
             expect(

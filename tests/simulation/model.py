@@ -15,6 +15,8 @@ import dataclasses
 from typing import Any
 
 QUEUED, IN_FLIGHT, DEFERRED = "queued", "in flight", "deferred"
+# The topic of all dead letters. It is outside of the model: its messages are finished as they come, and counted.
+GRAVEYARD = "dead"
 
 
 class Violation(Exception):  # noqa: N818 - what was found, not what went wrong in the simulator
@@ -69,12 +71,28 @@ class Channel:
     reset: int = 0
     # The unfinished messages of before the last time that it was emptied or moved, until that is durable.
     before_reset: set[int] | None = None
+    cancelled: set[int] = dataclasses.field(default_factory=set)
+    # Syncs that it takes until a power cut brings nothing finished back: two after a reset of its ledger.
+    untrusted: int = 0
+    synced: int = 0
+    limits: Any = None
+    limits_stamp: int = 0
+    # The least that its limit of attempts has been; 0: none.
+    attempts_least: int = 0
     # Messages that are there twice after a power cut: the second one may come or not.
     twice: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.name.endswith("#ephemeral")
 
     def count(self, state: str) -> int:
         """Count the messages in a state."""
         return sum(copy.state == state for copy in self.copies.values())
+
+    def spends(self, copy: Copy | None) -> bool:
+        """Return whether a message may be a dead letter by now, or become one at any time."""
+        return copy is not None and self.attempts_least != 0 and copy.attempts >= self.attempts_least
 
     def has_come(self, copy: Copy, wall_ns: int) -> bool:
         """Return whether a copy may be delivered now."""
@@ -98,6 +116,9 @@ class Topic:
     # The last stamp of a message whose OK said that it is on stable storage.
     acknowledged: int = 0
     count: int = 0
+    # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
+    own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
+    own_stamp: int = 0
     # Channels that were deleted, with when: a power cut may bring them back.
     deleted: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -116,7 +137,8 @@ class Doubt:
     """What the operation in progress may or may not have done when the process dies.
 
     numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
-    be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not.
+    be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not. moved: messages
+    that are there, in the old state or the new. limits: topics with old or new retention and quota.
     """
 
     numbers: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
@@ -124,6 +146,8 @@ class Doubt:
     channels: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     batch: tuple[str, list[Message]] | None = None
     paused: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    moved: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
+    limits: set[str] = dataclasses.field(default_factory=set)
 
 
 class Model:
@@ -209,5 +233,9 @@ class Model:
             for channel in topic.channels.values():
                 if channel.reset <= stamp:
                     channel.before_reset = None
+                    if channel.untrusted:
+                        channel.untrusted -= 1
+                    else:
+                        channel.synced = stamp
             for message in topic.messages.values():
                 message.durable = message.durable or message.stamp <= stamp

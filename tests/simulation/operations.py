@@ -14,7 +14,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
 from tests.simulation.disk import MAP, OPEN, SPACE, SYNC, WITHOUT_LIMIT, Fault
-from tests.simulation.model import DEFERRED, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
+from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.world import CUT, KILL, World
 from tests.support.storage import body_of
 
@@ -232,6 +232,7 @@ class Operations(World):
 
     def leave(self, topic: str, channel: str | None) -> None:
         """Note that the clients of a deleted channel have none any more."""
+        self.letters_lost = self.letters_lost or topic == GRAVEYARD
         for client in self.clients:
             if client.channel is not None and client.channel[0] == topic and channel in (None, client.channel[1]):
                 client.channel = None
@@ -262,6 +263,7 @@ class Operations(World):
         self.doubt.numbers[topic.name, ""] = set(topic.held)
         if not self.refused(self.broker_topic(topic).empty) and not self.died():
             topic.emptied = self.model.tick()
+            self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
             topic.held.clear()
 
     def do_empty_channel(self, number: int) -> None:
@@ -272,12 +274,14 @@ class Operations(World):
         self.broker_channel(topic, channel).empty()
         if not self.died():
             self.note_reset(channel, {})
+            self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
 
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
         """Note that a channel has other messages from now on."""
         if channel.before_reset is None:
             channel.before_reset = set(channel.copies)
         channel.reset = self.model.tick()
+        channel.untrusted = 1
         for number in channel.copies:
             channel.done[number] = channel.reset
         channel.copies = copies
@@ -386,9 +390,12 @@ class Operations(World):
     # Consuming.
 
     def do_sub(self, topic: int, channel: int, rdy: int) -> None:
+        self.do_sub_at(topic % len(TOPICS), channel, rdy)
+
+    def do_sub_at(self, topic: int, channel: int, rdy: int) -> None:
         if len(self.clients) >= 12:
             return
-        topic_name, name = TOPICS[topic % len(TOPICS)], CHANNELS[channel % len(CHANNELS)]
+        topic_name, name = [*TOPICS, GRAVEYARD][topic], CHANNELS[channel % len(CHANNELS)]
         client = self.connect()
         if topic_name not in self.model.topics:
             self.doubt.topics.add(topic_name)
@@ -492,7 +499,7 @@ class Operations(World):
         client, topic, channel, copies = held
         delay_ms = (0, *DELAYS_MS)[delay % (1 + len(DELAYS_MS))]
         for copy in copies:
-            self.doubt.numbers[topic.name, channel.name] = {copy.number}
+            self.doubt.moved[topic.name, channel.name] = {copy.number}
             if self.answer(client, b"REQ %%s %d\n" % delay_ms, copy, topic):
                 copy.state = DEFERRED if delay_ms else QUEUED
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
@@ -528,12 +535,13 @@ class Operations(World):
         for _ in range(3):
             self.do("advance", 3)
         for name, topic in list(self.model.topics.items()):
-            for channel in list(topic.channels.values()):
+            for channel in list(topic.channels.values()) if name != GRAVEYARD else ():
                 self.do("pause_channel", self.channels().index((topic, channel)), 0)
                 self.drain(name, channel)
         self.do("sync")
         self.do("sync")
         self.do("jobs")
+        self.drain_graveyard()
         self.check_drained()
         while self.model.topics:
             self.do("delete_topic", 0)
@@ -549,6 +557,7 @@ class Operations(World):
         """Consume a channel to the end."""
         self.do("sub", TOPICS.index(topic_name), CHANNELS.index(channel.name), 99)
         for _ in range(500):
+            self.drop_spent(topic_name, channel)
             if not channel.copies:
                 break
             before = len(channel.copies)
@@ -558,9 +567,25 @@ class Operations(World):
                 expect(channel.count(IN_FLIGHT), f"{topic_name}/{channel.name} keeps back", sorted(channel.copies))
         expect(not channel.copies, f"{topic_name}/{channel.name} keeps", sorted(channel.copies))
 
+    def drop_spent(self, topic_name: str, channel: Channel) -> None:
+        """Note as dead letters what is left of messages with too many attempts in an empty channel."""
+        left = {number for number, copy in channel.copies.items() if channel.spends(copy) and copy.state == QUEUED}
+        if left and left == set(channel.copies):
+            self.do("sync")
+            found = self.alive.broker.topic_of[topic_name].channel_of[channel.name]
+            if found.depth + found.deferred_count + found.in_flight_count == 0:
+                self.vanished |= left
+                channel.copies.clear()
+
+    def drain_graveyard(self) -> None:
+        """Consume the dead letters."""
+
     def check_drained(self) -> None:
         """Check that nothing is left of what was delivered and finished."""
         for topic in self.alive.broker.topic_of.values():
+            if self.model.topics[topic.name].held or topic.name == GRAVEYARD:
+                # An ephemeral one without a channel.
+                continue
             expect(topic.log.first is topic.log.active, f"{topic.name} keeps segments of finished messages")
             for channel in topic.channel_of.values():
                 counts = (channel.depth, channel.deferred_count, channel.in_flight_count)

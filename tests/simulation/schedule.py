@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.model import Violation
-from tests.simulation.operations import Operations
+from tests.simulation.administration import Administration
 from tests.simulation.process import Failures, without_gevent
 
 Step = tuple[Any, ...]
@@ -38,6 +38,16 @@ WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
     "begin_sync": (3, ()),
     "job": (8, (0, 2)),
     "jobs": (3, ()),
+    "seek": (2, (0, 0)),
+    "create_channel_at": (1, (0, 0, 0)),
+    "cancel": (2, (0, 0)),
+    "reschedule": (2, (0, 0, 0)),
+    "read": (1, (0, 0)),
+    "look": (1, ()),
+    "limit": (1, (0, 0, 0)),
+    "retain": (0.7, (0, 0, 0)),
+    "quota": (0.7, (0, 0)),
+    "http_pub": (4, (0, 0, 0, 0)),
     "housekeep": (2, ()),
     "advance": (4, (0,)),
     "jump": (1, (0,)),
@@ -104,10 +114,10 @@ def quiet() -> Any:
 def play(schedule: Schedule, failures: Failures) -> Result:
     """Play a schedule to its end. failures: of `quiet`, in which this is called."""
     failures.found.clear()
-    world: Operations | None = None
+    world: Administration | None = None
     failure = None
     try:
-        world = Operations(schedule.sync_each)
+        world = Administration(schedule.sync_each)
         world.failures = failures
         for step in schedule.steps:
             world.do(*step)

@@ -1,0 +1,283 @@
+"""Operations of operators: seek, changes by id, limits, retention, quota; readers by position; publishing over HTTP."""
+
+from typing import Any
+
+from pyqd.broker import amend, peek, replay
+from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker.stats import snapshot
+from pyqd.hot.clock import wall
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import StorageError
+from tests.simulation.adoption import rows_of
+from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
+from tests.simulation.operations import BATCHES, CHANNELS, DELAYS_MS, MS_NS, TOPICS, Operations
+from tests.support.storage import body_of
+
+RETENTIONS = (0, 100_000, 1_000_000)
+RETENTION_TIMES_NS = (0, 30 * SECOND_NS, 3_600 * SECOND_NS)
+QUOTAS = (0, 300_000, 1_000_000)
+
+
+class Administration(Operations):
+    """A world with its operators."""
+
+    # Seek.
+
+    def kept(self, topic: Topic) -> list[tuple[int, int, int]]:
+        """Return (ordinal, number, due time) of all that the topic's log keeps."""
+        records = self.broker_topic(topic).log.records()
+        return [(ordinal, int.from_bytes(body[:8], "little"), due) for ordinal, _, _, due, _, body in records]
+
+    def place_of(self, topic: Topic, pick: int) -> replay.Place:
+        """Return a place in a topic's log."""
+        kept = self.kept(topic)
+        if pick % 4 == 0 or not kept:
+            return replay.Place(earliest=True)
+        if pick % 4 == 1:
+            return replay.Place()
+        ordinal = kept[pick // 4 % len(kept)][0]
+        return replay.Place(position=self.broker_topic(topic).reader.position_of(ordinal))
+
+    def after_seek(self, topic: Topic, place: replay.Place) -> dict[int, Copy]:
+        """Return what a channel has after it was moved to a place."""
+        found = self.broker_topic(topic)
+        target = min(replay.find(found, place, lambda: None), found.end)
+        return {
+            number: Copy(number, DEFERRED if due_ns else QUEUED, due_ns, 0, due_ns != 0, due_ns <= self.wall_ns)
+            for ordinal, number, due_ns in self.kept(topic)
+            if target <= ordinal < found.end
+        }
+
+    def do_seek(self, number: int, pick: int) -> None:
+        topic, channel = self.channel_at(number)
+        if topic is not None and channel is not None and topic.name != GRAVEYARD:
+            self.seek(topic, channel, self.place_of(topic, pick))
+
+    def seek(self, topic: Topic, channel: Channel, place: replay.Place) -> None:
+        """Move a channel; cancelled messages may come again or not."""
+        copies = self.after_seek(topic, place)
+        name = (topic.name, channel.name)
+        self.doubt.numbers[name] = set(copies) ^ set(channel.copies) | channel.cancelled
+        self.doubt.moved[name] = set(copies) | set(channel.copies)
+        found = self.broker_channel(topic, channel)
+        promised: dict[str, Any] = {}
+
+        def move() -> None:
+            promised.update(replay.preview(found.topic, found, place, lambda: None))
+            done = replay.move(found.topic, found, place, lambda: None)
+            expect(all(promised[key] == done[key] for key in ("to", "redeliver", "skip")), "dry run", promised, done)
+
+        if self.refused(move) or self.died():
+            return
+        rows = rows_of(found.topic, found, peek.READY) + rows_of(found.topic, found, peek.DEFERRED)
+        numbers = {row.number for row in rows}
+        expect(set(copies) - channel.cancelled <= numbers, f"{name} lost by a seek", sorted(set(copies) - numbers))
+        expect(numbers <= set(copies), f"{name} has after a seek", sorted(numbers - set(copies)))
+        expect(len(rows) == len(numbers), f"{name} has twice after a seek", rows)
+        self.note_reset(channel, {number: copies[number] for number in copies if number in numbers})
+
+    def do_create_channel_at(self, topic_number: int, number: int, pick: int) -> None:
+        topic, name = self.topic_at(topic_number), CHANNELS[number % len(CHANNELS)]
+        if topic is None or name in topic.channels or topic.name == GRAVEYARD:
+            return
+        place = self.place_of(topic, pick)
+        self.make_channel(topic.name, name)
+        if not self.died() and name in topic.channels:
+            self.seek(topic, topic.channels[name], place)
+
+    # By id.
+
+    def do_cancel(self, topic_number: int, pick: int) -> None:
+        self.amend(topic_number, pick, None)
+
+    def do_reschedule(self, topic_number: int, pick: int, delay: int) -> None:
+        delays_ms = (-1_000, 0, *DELAYS_MS)
+        self.amend(topic_number, pick, self.wall_ns + delays_ms[delay % len(delays_ms)] * MS_NS)
+
+    def amend(self, topic_number: int, pick: int, due_ns: int | None) -> None:
+        """Cancel a message on all channels, or give it another due time."""
+        topic = self.topic_at(topic_number)
+        if topic is None or topic.name == GRAVEYARD:
+            return
+        found = self.broker_topic(topic)
+        records = [(guid, int.from_bytes(body[:8], "little")) for _, guid, _, _, _, body in found.log.records()]
+        if not records:
+            return
+        guid, number = records[pick % len(records)]
+        for channel in topic.channels.values():
+            place = self.doubt.numbers if due_ns is None else self.doubt.moved
+            place[topic.name, channel.name] = {number}
+        change = amend.cancel if due_ns is None else amend.putting_off(found, due_ns)
+        outcomes = amend.amend(found, list(found.channel_of.values()), guid, change, lambda: None)
+        if self.died():
+            return
+        for outcome in outcomes:
+            if outcome.channel is not None:
+                self.note_amended(topic, topic.channels[outcome.channel], number, outcome.status, due_ns)
+
+    def note_amended(self, topic: Topic, channel: Channel, number: int, status: str, due_ns: int | None) -> None:
+        """Check an answer against the model, and change it likewise."""
+        copy = channel.copies.get(number)
+        if number in channel.twice or channel.spends(copy):
+            channel.twice.discard(number)
+            if status == amend.DONE and due_ns is None:
+                channel.copies.pop(number, None)
+            return
+        name = f"{topic.name}/{channel.name}"
+        if status == amend.FAILED:
+            expect(self.is_disturbed, f"{name}: a change failed on a sound disk")
+            return
+        wanted = amend.FINISHED if copy is None else amend.IN_FLIGHT if copy.state == IN_FLIGHT else amend.DONE
+        expect(status == wanted or (wanted == amend.FINISHED and status == amend.UNKNOWN) or number in topic.held,
+               f"{name}: a change of {number} is answered", status, wanted)  # fmt: skip
+        if status != amend.DONE or copy is None:
+            return
+        if due_ns is None:
+            channel.cancelled.add(number)
+            self.model.finish(channel, number)
+        elif due_ns > self.wall_ns or copy.state == DEFERRED:
+            copy.state, copy.due_ns, copy.parked = DEFERRED, due_ns, True
+            copy.due_reached = due_ns <= self.wall_ns
+            copy.stamp = self.model.tick()
+
+    # What is asked.
+
+    def do_read(self, topic_number: int, pick: int) -> None:
+        topic = self.topic_at(topic_number)
+        if topic is None:
+            return
+        found = self.broker_topic(topic)
+        try:
+            answer = replay.read_range(found, self.place_of(topic, pick), replay.POSITION_MAX, 1 << 16, lambda: None)
+        except (replay.PositionGone, replay.PositionBeyondEnd):
+            return
+        expect(answer.first <= answer.next <= max(answer.end, answer.next), "positions", answer[:4])
+        replay.positions(found, None, lambda: None)
+
+    def do_look(self) -> None:
+        """Statistics, health and pages of messages, which change nothing."""
+        broker = self.alive.broker
+        snapshot(broker, 0, self.alive.server.producers)
+        broker.health()
+        for topic in self.model.topics.values():
+            found = self.broker_topic(topic)
+            for channel in topic.channels.values() if topic.name != GRAVEYARD else ():
+                rows = rows_of(found, found.channel_of[channel.name], peek.IN_FLIGHT)
+                numbers = {copy.number for copy in channel.copies.values() if copy.state == IN_FLIGHT}
+                expect({row.number for row in rows} == numbers, "in flight", len(rows), len(numbers))
+
+    # Limits.
+
+    def do_limit(self, number: int, rate: int, attempts: int) -> None:
+        topic, channel = self.channel_at(number)
+        if topic is None or channel is None or topic.name == GRAVEYARD:
+            return
+        attempts %= 4
+        limits = ChannelLimits(float(rate % 3 * 5), 0.0, attempts, GRAVEYARD if attempts else "")
+        if attempts and not self.make_graveyard():
+            return
+        self.doubt.moved[topic.name, channel.name] = set(channel.copies)
+        self.broker_channel(topic, channel).set_limits(limits)
+        if not self.died():
+            channel.limits, channel.limits_stamp = limits, self.model.tick()
+            channel.attempts_least = min(channel.attempts_least or attempts, attempts or channel.attempts_least)
+            self.spent.update(copy.number for copy in channel.copies.values() if channel.spends(copy))
+
+    def make_graveyard(self) -> bool:
+        """Make the topic for dead letters with a channel. Returns: whether it is there."""
+        topic = self.model.topics.get(GRAVEYARD)
+        if topic is None or not topic.channels:
+            self.make_channel(GRAVEYARD, CHANNELS[0])
+        topic = self.model.topics.get(GRAVEYARD)
+        return not self.died() and topic is not None and bool(topic.channels)
+
+    def do_retain(self, topic_number: int, size: int, time: int) -> None:
+        retention_bytes = RETENTIONS[size % len(RETENTIONS)]
+        time_ns = RETENTION_TIMES_NS[time % len(RETENTION_TIMES_NS)]
+        self.set_own(topic_number, retention_bytes=retention_bytes, retention_time_ns=time_ns)
+
+    def set_own(self, topic_number: int, **limits: int) -> None:
+        """Change a topic's own retention or quota."""
+        topic = self.topic_at(topic_number)
+        if topic is None:
+            return
+        found = self.broker_topic(topic)
+        self.doubt.limits.add(topic.name)
+        found.space.set_own(**limits)
+        if not self.died():
+            topic.own_limits, topic.own_stamp = found.own_limits, self.model.tick()
+
+    def do_quota(self, topic_number: int, size: int) -> None:
+        self.set_own(topic_number, bytes_max=QUOTAS[size % len(QUOTAS)])
+
+    # Clients of other kinds.
+
+    def do_http_pub(self, topic_number: int, count: int, size: int, delay: int) -> None:
+        """POST /pub and /mpub, of which a request waits for its sync like any other."""
+        name = TOPICS[topic_number % len(TOPICS)]
+        delay_ms = (0, 0, *DELAYS_MS)[delay % (2 + len(DELAYS_MS))]
+        due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
+        messages = self.new_messages(BATCHES[count % len(BATCHES)], size % 6, due_ns)
+        if name not in self.model.topics:
+            self.doubt.topics.add(name)
+        self.doubt.batch = (name, messages)
+        accepted: list[bool] = []
+
+        def publish() -> None:
+            try:
+                topic = self.alive.broker.topic(name)
+                bodies = [body_of(each.number, each.size_bytes) for each in messages]
+                topic.publish_bodies(bodies, wall(), due_ns)
+            except StorageError as error:
+                expect(self.is_disturbed, f"refused on a sound disk: {error}")
+                return
+            accepted.append(True)
+            if self.sync_each and not topic.ephemeral:
+                self.wait_and_acknowledge(name, topic, messages)
+
+        self.alive.run_greenlet(publish)
+        self.alive.hub.run_until_idle()
+        if self.died():
+            return
+        if name in self.alive.broker.topic_of:
+            topic = self.model.add_topic(name)
+            if accepted:
+                self.model.publish(topic, messages, self.wall_ns)
+
+    def wait_and_acknowledge(self, name: str, topic: Any, messages: list[Message]) -> None:
+        """Wait for the sync of a request, and note its answer."""
+        process = self.process
+        try:
+            process.commit.wait([topic])  # type: ignore[union-attr]
+        except StorageError:
+            return
+        if self.process is process and not self.died() and name in self.model.topics:
+            known = self.model.topics[name]
+            if messages[0].number in known.messages:
+                self.model.acknowledge(known, messages, True)
+
+    # At the end of each schedule.
+
+    def finale(self) -> None:
+        """Lift all limits first."""
+        self.next_fault = self.death = None
+        self.do("free")
+        for index, name in enumerate(sorted(self.model.topics)):
+            self.do("retain", index, 0, 0)
+            self.do("quota", index, 0)
+            for channel in self.model.topics[name].channels.values():
+                self.do("limit", self.channels().index((self.model.topics[name], channel)), 0, 0)
+        super().finale()
+
+    def drain_graveyard(self) -> None:
+        """Consume all dead letters, and compare them with what has gone from the channels."""
+        topic = self.model.topics.get(GRAVEYARD)
+        if topic is not None and topic.channels:
+            self.do("sub_at", GRAVEYARD_NUMBER, 0, 99)
+            for _ in range(3):
+                self.do("advance", 3)
+        if not self.letters_lost:
+            expect(self.vanished <= self.letters, "dead letters are lost:", sorted(self.vanished - self.letters))
+
+
+GRAVEYARD_NUMBER = len(TOPICS)
