@@ -159,6 +159,8 @@ class Model:
         self.deleted: dict[str, tuple[int, Topic]] = {}
         self.stamp = 1
         self.synced = 0
+        # Deletions are made durable by jobs of their own.
+        self.deletions_synced = 0
 
     def tick(self) -> int:
         """Return a new stamp."""

@@ -115,6 +115,8 @@ class Operations(World):
 
     def do_sync(self) -> None:
         self.do_jobs()
+        if not self.alive.jobs and not self.is_disturbed and not self.died():
+            self.model.deletions_synced = self.model.tick()
         if self.alive.syncing is None:
             self.do_begin_sync()
         self.do_jobs()
@@ -133,10 +135,12 @@ class Operations(World):
             return
         if synced:
             self.model.note_synced(stamp)
+            if not self.is_disturbed:
+                self.model.deletions_synced = stamp
         self.drop_ended()
         self.plan_death(0, 0)
         self.die()
-        self.ended_cleanly = True
+        self.ended_cleanly = not self.is_disturbed
 
     def drop_ended(self) -> None:
         """Forget all clients, as the server has closed their connections."""
