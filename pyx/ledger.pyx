@@ -82,6 +82,7 @@ cdef class Ledger:
             except CorruptionError as error:
                 set_aside(files, path, error, "all that its log keeps counts as unfinished and is delivered again")
                 self.rebuilt = True
+        self.pristine = True
         mapping = self.new_file(RING_BITS_MIN)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
@@ -288,8 +289,9 @@ cdef class Ledger:
         header.absorb_to = 0
         header.floor = ordinal
         header.cursor = ordinal
-        # A reset may go back: what is on stable storage then speaks of other deliveries.
-        header.trusted_below = 0
+        # A reset may go back: what is on stable storage then speaks of other deliveries. Of a new file it has zeros only.
+        header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
+        self.pristine = False
         self.reset_count += 1
         self.change_count += 1
         memset(self.words, 0, self.capacity_bits // 8)

@@ -46,6 +46,7 @@ cdef class Ledger:
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
+    cdef bint pristine                   # the file is new: no bit was ever set in it, and none can be on the disk
     cdef readonly bint rebuilt           # the file was damaged: it says nothing of what is finished
     cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
