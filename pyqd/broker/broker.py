@@ -465,6 +465,8 @@ class Broker:
         failure, which would not bring them back.
         """
         try:
+            # A deletion is not to be undone by a power failure: the job that makes it durable may not have run.
+            self.files.sync_directory(os.path.join(self.root, TOPICS_DIRECTORY))
             self.write_node(clean=True)
         except StorageError as error:
             logger.error(
