@@ -114,7 +114,12 @@ class Channel(LimitedChannel):
         if not found:
             self.make_directory(self.directory)
         missing = found and not self.files.exists(path)
-        ledger = Ledger(self.files, path)
+        try:
+            ledger = Ledger(self.files, path)
+        except StorageError:
+            if not found:
+                self.files.remove_tree(self.directory)
+            raise
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
             ledger.note_rebuilt()
