@@ -192,6 +192,7 @@ cdef class Sought:
         else:
             channel.reach(self.record, FROM_TOPIC)
             channel.finish_record(self.record, FROM_TOPIC)
+            channel.note_finished_ahead()
         channel.ledger.header.finish_count += 1
 
     def put_off(self, int64_t due_ns, LogReader reader not None):

@@ -29,6 +29,7 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RETRY_NS = 1000000000
+    SKIPPED_PER_TURN = 10000
 
 
 cdef class ChannelCursor(Scheduled):
@@ -215,7 +216,33 @@ cdef class ChannelCursor(Scheduled):
             self.settle_in(self.ledger, origin >> 1)
         parked.forget_origins(end)
         parked.trim()
+        self.note_finished_ahead()
         self.note_drained()
+
+    cdef bint skip_finished(self) except -1:
+        """Move the cursor over finished records, or these would hold a segment of a channel that is idle.
+
+        Cost: a step for each, SKIPPED_PER_TURN at most. Returns: whether there are more.
+        """
+        cdef const Record* record
+        for _ in range(SKIPPED_PER_TURN):
+            self.leave_drained()
+            if self.ledger.header.cursor >= self.feed.end or not self.ledger.next_is_finished():
+                return False
+            if self.ledger.header.cursor >= self.segment.first_ordinal:
+                record = <const Record*> (self.segment.base + self.offset)
+                if self.segment.unverified and not self.cursor_is_sound(record):
+                    continue
+                self.offset += record_span(record.size_bytes)
+            self.ledger.skip()
+        return True
+
+    cdef int note_finished_ahead(self) except -1:
+        """Schedule `skip_finished` if the record at the cursor is finished: it was not by being handed out."""
+        if self.ledger.next_is_finished():
+            self.feed.trim_wanted = True
+            self.feed.scheduler.request_wake(self.feed)
+        return 0
 
     cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1:
         if not ledger.is_finished(ordinal):
@@ -228,6 +255,8 @@ cdef class ChannelCursor(Scheduled):
 
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:
         """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
+        if self.parks_late:
+            self.park_deferred(self.feed.end)
         if self.parked is None:
             self.parked = self.open_parked()
         (<Parked> self.parked).prepare(span_bytes)
@@ -284,7 +313,9 @@ cdef class ChannelCursor(Scheduled):
     def park_deferred(self, uint64_t end):
         """Park every record of the topic's log below `end` that has a due time and is not parked yet.
 
-        Cost: walks the records between the last parked one and `end`.
+        Cost: walks the records between the last parked one and `end`. Raises: StorageError. The records that are left
+        stay in the queue. The cursor parks them; so does the next call, which comes before any other record is parked:
+        records are parked in order, as `parked_below` speaks for all below it.
         """
         cdef uint64_t start = max(self.ledger.header.parked_below, self.ledger.header.cursor)
         cdef Position position
@@ -295,6 +326,7 @@ cdef class ChannelCursor(Scheduled):
         end = min(end, self.feed.end)
         if start >= end:
             return
+        self.parks_late = True
         position = self.feed.log.locate(start)
         segment, offset, ordinal = position.segment, position.offset, position.ordinal
         self.feed.log.ready(segment)
@@ -313,6 +345,7 @@ cdef class ChannelCursor(Scheduled):
             offset += record_span(record.size_bytes)
             ordinal += 1
         self.ledger.header.parked_below = max(self.ledger.header.parked_below, end)
+        self.parks_late = False
 
     def open_parked(self):
         """Make the parked log. The Python half knows where."""

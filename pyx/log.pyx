@@ -704,6 +704,26 @@ cdef class Log:
                 segment.header().synced_bytes = max(segment.header().synced_bytes, <uint64_t> (start + length))
         self.synced_end = max(self.synced_end, end)
 
+    def unsynced_deferred_end(self):
+        """Return 1 + the ordinal of the last record with a due time in segments with bytes past what was synced; or 0.
+
+        Cost: a walk over the headers in these segments.
+        """
+        cdef Segment segment = self.first
+        cdef uint64_t offset, found = 0
+        cdef const Record* record
+        while segment is not None:
+            if segment.header().synced_bytes < segment.tail:
+                self.ready(segment)
+                offset = SEGMENT_HEADER_BYTES
+                while offset < segment.tail:
+                    record = <const Record*> (segment.base + offset)
+                    if record.due_ns != 0:
+                        found = (record.seq & ORDINAL_MASK) + 1
+                    offset += record_span(record.size_bytes)
+            segment = segment.next
+        return found
+
     def size_bytes(self):
         """Return the bytes that the log's segments and spares take on disk."""
         cdef Segment segment = self.first

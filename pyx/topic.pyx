@@ -28,7 +28,7 @@ from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_span
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
@@ -83,6 +83,9 @@ cdef class TopicCore(Feed):
         if power_failed and self.state.given_below != 0:
             # The channels that were given more may be gone.
             self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
+        if power_failed:
+            # The state may be older than the log.
+            self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
         self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
         self.end = self.state.held_from
 
@@ -260,7 +263,9 @@ cdef class TopicCore(Feed):
         cdef uint64_t floor = self.end
         cdef int64_t since_ns = INT64_MAX
         for channel in self.channels:
-            channel.leave_drained()
+            if channel.skip_finished():
+                self.trim_wanted = True
+                self.scheduler.request_wake(self)
             floor = min(floor, channel.ledger.header.floor)
         self.watched = self.log.segment_of(floor)
         if self.retention_time_ns != 0:
@@ -352,7 +357,19 @@ cdef class TopicCore(Feed):
         cdef ChannelCore channel
         self.show()
         for channel in self.channels:
-            channel.park_deferred(self.state.deferred_below)
+            self.park_shown(channel)
+
+    cdef int park_shown(self, ChannelCore channel) except -1:
+        """Park what a channel was given with a due time; without room it stays in the queue, and the cursor parks it."""
+        try:
+            channel.park_deferred(min(self.end, self.state.deferred_below))
+        except StorageError as error:
+            self.note_unparked(channel, error)
+        return 0
+
+    def note_unparked(self, channel, error):
+        """Take note of deferred messages that could not be parked."""
+        raise NotImplementedError("the subclass logs")
 
     def detach(self, ChannelCore channel not None):
         """Remove a channel; its claim on the log is gone."""
@@ -422,7 +439,7 @@ cdef class TopicCore(Feed):
         else:
             self.show_held()
         for channel in self.channels:
-            channel.park_deferred(min(self.end, self.state.deferred_below))
+            self.park_shown(channel)
             self.scheduler.request_wake(channel)
 
     @property

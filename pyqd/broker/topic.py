@@ -5,13 +5,14 @@ Its traffic is the compiled half's.
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.space import Space
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.unsynced import Names
+from pyqd.hot.channel import ChannelCore
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
@@ -104,11 +105,16 @@ class Topic(TopicCore):
         for channel in self.channel_of.values():
             if channel.parked is not None:
                 self.resume_ids_after(channel.parked.highest_guid)
-        try:
-            self.recover()
-        except StorageError as error:
-            # The cursor parks what it meets.
-            logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", self.name, error)
+        self.recover()
+
+    def note_unparked(self, channel: ChannelCore, error: StorageError) -> None:
+        """Log that deferred messages of a channel could not be parked."""
+        logger.warning(
+            'cannot park the deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until it comes to them',
+            cast(Channel, channel).name,
+            self.name,
+            error,
+        )
 
     def hand_over_held(self) -> None:
         """After a power failure: let a channel have what was given only to channels that are gone.

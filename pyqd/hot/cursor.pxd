@@ -16,6 +16,7 @@ cdef class ChannelCursor(Scheduled):
     cdef uint64_t unsettled_ahead        # parked and not settled, at or past the cursor; see pyx/parked.pyx
     cdef set moved_ahead                 # ordinals of those of them whose turn was put off by id; None: there are none
     cdef public bint parks_durably       # what is parked is settled by whoever syncs, not at once
+    cdef bint parks_late                 # deferred records may lie unparked below others; see park_deferred
     cdef bint held_up                    # a record could not be finished for want of room: a timer retries it
 
     cdef const Record* take_at_cursor(self) except? NULL
@@ -34,6 +35,8 @@ cdef class ChannelCursor(Scheduled):
     cdef int note_drained(self) except -1
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
     cdef int settle_unless_durable(self) except -1
+    cdef bint skip_finished(self) except -1
+    cdef int note_finished_ahead(self) except -1
     cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1
     cdef int prepare_park_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1

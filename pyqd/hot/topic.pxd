@@ -1,6 +1,7 @@
 # A topic: accept, append, wake the channels. Design notes: pyx/topic.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.feed cimport Feed
 from pyqd.hot.guid cimport GuidFactory
 from pyqd.hot.mapping cimport Mapping
@@ -49,5 +50,6 @@ cdef class TopicCore(Feed):
         self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
         const int64_t* dues) except -1
     cdef bint shown(self) noexcept
+    cdef int park_shown(self, ChannelCore channel) except -1
     cdef int show(self) except -1
     cdef int drained(self) except -1

@@ -116,6 +116,7 @@ class Topic:
     # The last stamp of a message whose OK said that it is on stable storage.
     acknowledged: int = 0
     count: int = 0
+    missing: int = 0
     # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
     own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
     own_stamp: int = 0
@@ -183,6 +184,7 @@ class Model:
     def show_held(self, topic: Topic, now_ns: int) -> None:
         """Give channels what the topic has held."""
         if topic.shows:
+            topic.missing = 0
             held, topic.held = topic.held, {}
             for number in held:
                 self.give(topic, topic.messages[number], now_ns)

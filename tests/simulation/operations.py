@@ -267,6 +267,7 @@ class Operations(World):
         self.doubt.numbers[topic.name, ""] = set(topic.held)
         if not self.refused(self.broker_topic(topic).empty) and not self.died():
             topic.emptied = self.model.tick()
+            topic.missing = 0
             self.letters_lost = self.letters_lost or topic.name == GRAVEYARD
             topic.held.clear()
 

@@ -1,0 +1,109 @@
+"""Schedules that the simulator has found and shrunk, each with a name for what was wrong."""
+
+
+def test_a_channel_made_on_a_full_disk_is_whole_though_it_cannot_park(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 1, 0, 0),
+            ("fill", 3),
+            ("sub", 1, 0, 0),
+        ],
+    )
+
+
+def test_what_could_not_be_parked_is_parked_before_what_comes_later(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dpub", 1, 0, 3),
+            ("fill", 3),
+            ("sub", 1, 0, 9),
+            ("free",),
+            ("dpub", 1, 0, 3),
+            ("pub", 1, 0),
+            ("fin", 0, 0, 0),
+        ],
+    )
+
+
+def test_what_was_finished_and_synced_once_does_not_come_again(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 1),
+            ("dpub", 1, 0, 0),
+            ("pub", 1, 0),
+            ("fin", 0, 0, 0),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+    )
+
+
+def test_a_topic_deleted_before_a_clean_stop_is_not_brought_back_by_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("mpub", 0, 0, 0),
+            ("sync",),
+            ("delete_topic", 0),
+            ("stop",),
+            ("cut", 0, 0),
+        ],
+    )
+
+
+def test_what_is_deferred_stays_so_if_the_log_survives_a_power_cut_and_the_state_does_not(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 0, 0),
+            ("die_at_call", 0, 4, 0),
+            ("mpub", 0, 0, 0),
+            ("begin_sync",),
+            ("job", 0, 1),
+            ("dmpub", 0, 1, 0, 0),
+            ("cut", 1, 2),
+        ],
+    )
+
+
+def test_the_origins_of_deferred_messages_hold_no_segment_of_an_idle_channel(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 1, 0),
+            ("dpub", 1, 0, 0),
+            ("begin_sync",),
+            ("job", 0, 0),
+            ("die_at_store", 0, 1, 0),
+            ("pub", 0, 0),
+        ],
+    )
+
+
+def test_a_cancelled_message_holds_no_segment_of_an_idle_channel(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 1, 0, 0),
+            ("mpub", 1, 0, 0),
+            ("kill",),
+            ("die_at_call", 0, 5, 0),
+            ("pub", 0, 0),
+            ("cancel", 1, 0),
+        ],
+    )
+
+
+def test_a_channel_that_was_refused_is_not_there_after_a_start(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("http_pub", 0, 0, 0, 0),
+            ("fail", 2, 1, 1),
+            ("sub", 0, 0, 0),
+            ("kill",),
+        ],
+    )
