@@ -110,7 +110,7 @@ class Topic(TopicCore):
     def note_unparked(self, channel: ChannelCore, error: StorageError) -> None:
         """Log that deferred messages of a channel could not be parked."""
         logger.warning(
-            'cannot park the deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until it comes to them',
+            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until their turn',
             cast(Channel, channel).name,
             self.name,
             error,

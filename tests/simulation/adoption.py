@@ -113,48 +113,24 @@ class Adoption:
 
     def adopt_topic(self, topic: Topic, found: Any) -> None:
         """Compare one topic."""
-        anything = topic.name in self.doubt.topics
         self.adopt_pause(topic, found, (topic.name, ""))
         self.adopt_limits(topic, found)
         if topic.name == GRAVEYARD:
             topic.channels = {name: topic.channels.get(name, Channel(name, 0)) for name in found.channel_of}
-            for name, channel in topic.channels.items():
-                channel.paused = found.channel_of[name].paused
+            for name, each in topic.channels.items():
+                each.paused = found.channel_of[name].paused
             return
-        if anything or self.power or self.doubt.batch is not None:
-            expect(
-                0 <= found.message_count <= self.world.number_count, f"messages of {topic.name}", found.message_count
-            )
-            if not anything and not self.power:
-                expect(
-                    topic.count <= found.message_count, f"messages of {topic.name}", found.message_count, topic.count
-                )
-        else:
-            expect(found.message_count == topic.count, f"messages of {topic.name}", found.message_count, topic.count)
-        topic.count = found.message_count
+        self.adopt_count(topic, found)
         former, topic.channels = topic.channels, {}
         held_before = topic.held
         for name, channel_found in found.channel_of.items():
-            channel = former.get(name)
-            strange = channel is None or (
-                self.power
-                and topic.deleted.get(name, 0) > self.model.deletions_synced
-                and not self.channel_is_durable(topic, channel)
-            )
-            if channel is None:
-                may_be = (
-                    anything
-                    or (topic.name, name) in self.doubt.channels
-                    or (self.power and topic.deleted.get(name, 0) > self.model.deletions_synced)
-                )
-                expect(may_be, f"channel {topic.name}/{name} was deleted or never made")
-                channel = Channel(name, 0)
-            topic.channels[name] = channel
-            self.adopt_channel(topic, channel, channel_found, strange or anything, held_before)
+            strange = self.is_strange(topic, former.get(name), name)
+            topic.channels[name] = former.get(name) or Channel(name, 0)
+            self.adopt_channel(topic, topic.channels[name], channel_found, strange, held_before)
         gone = [channel for name, channel in former.items() if name not in topic.channels]
         for channel in gone:
             may_be = (
-                anything
+                topic.name in self.doubt.topics
                 or channel.ephemeral
                 or (topic.name, channel.name) in self.doubt.channels
                 or (self.power and not self.channel_is_durable(topic, channel))
@@ -164,6 +140,26 @@ class Adoption:
         if self.power:
             topic.deleted.clear()
         self.check_batch(topic)
+
+    def adopt_count(self, topic: Topic, found: Any) -> None:
+        """Compare the number of messages ever accepted."""
+        count = found.message_count
+        if self.power or topic.name in self.doubt.topics:
+            expect(0 <= count <= self.world.number_count, f"messages of {topic.name}", count)
+        elif self.doubt.batch is not None:
+            expect(topic.count <= count, f"messages of {topic.name}", count, topic.count)
+        else:
+            expect(count == topic.count, f"messages of {topic.name}", count, topic.count)
+        topic.count = count
+
+    def is_strange(self, topic: Topic, known: Channel | None, name: str) -> bool:
+        """Return whether a channel may be another one than the one the model knows, if it knows one."""
+        returns = self.power and topic.deleted.get(name, 0) > self.model.deletions_synced
+        if known is None:
+            may_be = returns or topic.name in self.doubt.topics or (topic.name, name) in self.doubt.channels
+            expect(may_be, f"channel {topic.name}/{name} was deleted or never made")
+            return True
+        return topic.name in self.doubt.topics or (returns and not self.channel_is_durable(topic, known))
 
     def adopt_pause(self, kept: Any, found: Any, name: tuple[str, str]) -> None:
         """Compare whether a topic or channel is paused."""

@@ -138,8 +138,8 @@ class Doubt:
     """What the operation in progress may or may not have done when the process dies.
 
     numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
-    be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not. moved: messages
-    that are there, in the old state or the new. limits: topics with old or new retention and quota.
+    be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not. moved:
+    messages that are there, in the old state or the new. limits: topics with old or new retention and quota.
     """
 
     numbers: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)

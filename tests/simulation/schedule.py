@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.model import Violation
 from tests.simulation.administration import Administration
+from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
 
 Step = tuple[Any, ...]
