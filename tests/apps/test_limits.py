@@ -301,6 +301,23 @@ def test_an_http_request_that_trickles_is_closed(start: Callable[..., Daemon]) -
             assert ended(web)
 
 
+def test_an_http_header_does_not_get_more_time_by_each_of_its_bytes(start: Callable[..., Daemon]) -> None:
+    daemon = start("--http-header-timeout=300ms", "--http-idle-timeout=1h", "--http-body-timeout=1h")
+    head = b"GET /ping HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 400
+    with socket.create_connection(daemon.http_address, WAIT_S) as web:
+        web.settimeout(0.05)
+        for byte in head:
+            try:
+                web.sendall(bytes([byte]))
+                if web.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+    raise AssertionError("the whole header was waited for")
+
+
 def test_http_headers_have_a_limit_by_flag(start: Callable[..., Daemon]) -> None:
     daemon = start("--max-http-header-size=1024")
     with socket.create_connection(daemon.http_address, WAIT_S) as web:

@@ -96,6 +96,16 @@ def test_where_tls_is_required_identify_is_the_only_command_without_it(run: Run,
         client.expect_fatal("E_INVALID", b"cannot " + command + b" in current state (TLS required)")
 
 
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_where_tls_is_required_compression_alone_is_not_enough(run: Run, compression: str, command: bytes) -> None:
+    with connect(run("-tls-required")) as client:
+        assert client.identify(**{compression: True})[compression] is True
+        client.start_snappy() if compression == "snappy" else client.start_deflate()
+        client.send(COMMANDS[command])
+        client.expect_fatal("E_INVALID", b"cannot " + command + b" in current state (TLS required)")
+
+
 def test_where_tls_is_required_it_is_enough(run: Run, certificates: Certificates) -> None:
     with secured(run("-tls-required"), certificates.client_context()) as client:
         client.expect_alive()

@@ -11,6 +11,7 @@ import pytest
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
+from tests.support.held_clock import HeldClock
 from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
@@ -526,3 +527,27 @@ def test_another_message_with_the_id_of_one_in_flight_is_delivered_after_it(tmp_
     assert channel.finish_message(consumer, guid) == DONE
     assert channel.depth == 0
     channel.check()
+
+
+@pytest.mark.parametrize("by", ["publisher", "consumer"])
+def test_due_times_are_looked_at_every_ten_seconds_for_a_wall_clock_that_jumps(topic, by):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel, msg_timeout_ns=24 * HOUR_NS)
+    scheduler = topic.broker.scheduler
+    with HeldClock() as clock:
+        if by == "publisher":
+            topic.publish_body(b"x", clock.wall_ns, clock.wall_ns + HOUR_NS)
+        else:
+            topic.publish_body(b"x", clock.wall_ns)
+            channel.requeue_message(consumer, channel.take_message(consumer)[0], HOUR_NS)
+        scheduler.run_wakes()
+        for shift_ns in (0, -HOUR_NS, HOUR_NS // 2, HOUR_NS // 4):
+            clock.jump(shift_ns)
+            look_ns = scheduler.run_timers(clock.mono_ns)
+            assert clock.mono_ns < look_ns <= clock.mono_ns + 10 * SECOND_NS
+            assert counts(channel) == (0, 0, 1)
+            clock.jump(look_ns - clock.mono_ns, look_ns - clock.mono_ns)
+        clock.jump(2 * HOUR_NS)
+        scheduler.run_timers(clock.mono_ns + 10 * SECOND_NS)
+        assert counts(channel) == (1, 0, 0)
+        assert channel.take_message(consumer)[3] == b"x"

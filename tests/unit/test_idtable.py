@@ -98,19 +98,27 @@ def test_a_count_that_swings_about_a_limit_does_not_change_the_size_each_time():
         assert table.capacity == capacity
 
 
-def test_clear_removes_all_and_returns_memory():
+@pytest.mark.parametrize(
+    ("count", "capacity"), [(0, 16), (8, 16), (9, 32), (5000, 16384), (8192, 16384), (8193, 16), (40_000, 16)]
+)
+def test_a_cleared_table_is_as_good_as_new_and_a_large_one_returns_its_memory(count, capacity):
     table = Table()
-    for guid in range(1, 5000):
-        table.put(guid, guid)
-    table.clear()
-    assert len(table) == 0
-    assert table.capacity <= 16384
+    ids = guids(1000, 40_000)
+    for slot, guid in enumerate(ids[:count]):
+        table.put(guid, slot)
+    for _ in range(2):
+        table.clear()
+        assert (len(table), table.capacity) == (0, capacity)
+        table.check()
+        assert all(table.get(guid) == table.take(guid) == -1 for guid in ids)
+    # More than ever before, so that each size on the way is used; then others, so that nothing old is met.
+    for slot, guid in enumerate(reversed(ids)):
+        table.put(guid, slot)
     table.check()
-    assert all(table.get(guid) == -1 for guid in range(1, 5000))
-    table.put(1, 2)
-    assert table.get(1) == 2
-    table.clear()
-    assert table.get(1) == -1
+    assert len(table) == len(ids)
+    assert [table.take(guid) for guid in reversed(ids)] == list(range(len(ids)))
+    assert len(table) == 0
+    table.check()
 
 
 @pytest.mark.parametrize("home", [0, 7, 13, 14, 15])

@@ -6,8 +6,9 @@ from pyqd.broker import space
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import mono, wall
-from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
+from tests.support.held_clock import HeldClock
 from tests.support.storage import body_of, broker_on, consumer_on, options_for
 
 BODY_BYTES = 8 << 10
@@ -98,6 +99,40 @@ def test_retention_by_time_keeps_what_grew_since_and_a_change_is_live(tmp_path):
     assert segment_count(topic.log) == 3
     topic.space.set_own(retention_time_ns=1)
     assert segment_count(topic.log) == 1
+
+
+def test_retention_by_time_counts_from_when_a_segment_grew_last_not_from_when_it_began(tmp_path):
+    with HeldClock() as clock:
+        topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
+        channel = topic.channel("c")
+        consumer = consumer_on(channel)
+        publish(topic, 1)
+        clock.advance(50 * MINUTE_NS)
+        # The first segment grows until now; the next ones begin now.
+        publish(topic, 3 * PER_SEGMENT - 1)
+        consume(channel, consumer, 3 * PER_SEGMENT)
+        for minutes in (0, 11, 48):
+            clock.advance(minutes * MINUTE_NS)
+            topic.space.tend(clock.mono_ns)
+            assert (segment_count(topic.log), topic.retained_from()) == (3, 0)
+        clock.advance(2 * MINUTE_NS)
+        assert topic.retained_from() == 2 * PER_SEGMENT
+        topic.space.tend(clock.mono_ns)
+        assert segment_count(topic.log) == 1
+
+
+def test_retention_by_time_follows_a_wall_clock_that_jumps(tmp_path):
+    with HeldClock() as clock:
+        topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
+        channel = topic.channel("c")
+        publish(topic, 2 * PER_SEGMENT)
+        consume(channel, consumer_on(channel), 2 * PER_SEGMENT)
+        clock.jump(-2 * HOUR_NS)
+        topic.space.tend(clock.mono_ns)
+        assert segment_count(topic.log) == 2
+        clock.jump(4 * HOUR_NS, SECOND_NS)
+        topic.space.tend(clock.mono_ns)
+        assert segment_count(topic.log) == 1
 
 
 def test_own_limits_outlive_a_restart_and_zero_is_not_the_default(tmp_path):
