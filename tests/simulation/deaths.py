@@ -20,6 +20,7 @@ BUILD = Path(__file__).parents[2] / "build" / "simulation"
 _ffi = FFI()
 _ffi.cdef(
     """
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset);
     int deaths_add(char *base, size_t size, int fd);
     int deaths_add_writer(int fd, unsigned long file);
     void deaths_remove(char *base);
@@ -33,6 +34,7 @@ _ffi.cdef(
     void deaths_disarm(void);
     """
 )
+_libc: Any = _ffi.dlopen(None)
 
 
 def library() -> Any:
@@ -55,6 +57,13 @@ def library() -> Any:
 def sockets_of(numbers: list[int]) -> Any:
     """Return descriptors as the C half takes them."""
     return _ffi.new("int[]", numbers)
+
+
+def map_shared(fd: int, size_bytes: int) -> int:
+    """Map a file, shared, to be read and written. Returns: the address."""
+    read_write, shared = 0x1 | 0x2, 0x01
+    address = _libc.mmap(_ffi.NULL, size_bytes, read_write, shared, fd, 0)
+    return int(_ffi.cast("uintptr_t", address))
 
 
 def pointer(address: int) -> Any:

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue import files
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
+from tests.simulation import deaths
 from tests.simulation.deaths import pointer
 
 ROOT = "/disk"
@@ -215,17 +215,17 @@ class Disk:
 class SimulatedFiles(Files):
     """The files of one process. After its death nothing that it does changes the disk.
 
-    deaths: see there. fault: what is to fail. die_at: the call, counted from 1, before which the process dies.
+    library: of `deaths`. fault: what is to fail. die_at: the call, counted from 1, before which the process dies.
     """
 
-    def __init__(self, disk: Disk, deaths: Any) -> None:
+    def __init__(self, disk: Disk, library: Any) -> None:
         self.disk = disk
-        self.deaths = deaths
+        self.deaths = library
         self.fault: Fault | None = None
         self.calls = 0
         self.die_at = 0
         self.mappings: dict[int, tuple[Mapping, Inode, str]] = {}
-        deaths.deaths_forget()
+        library.deaths_forget()
 
     @property
     def dead(self) -> bool:
@@ -276,7 +276,7 @@ class SimulatedFiles(Files):
             raise self._refuse(operation, path, errno.ENOSPC)
 
     def _map(self, inode: Inode, path: str) -> Mapping:
-        mapping = files._map(inode.fd, inode.size_bytes, files.MAP_SHARED, path)
+        mapping = Mapping(deaths.map_shared(inode.fd, inode.size_bytes), inode.size_bytes, path)
         self.mappings[mapping.address] = (mapping, inode, path)
         if self.deaths.deaths_add(pointer(mapping.address), inode.size_bytes, inode.fd) != 0:
             raise RuntimeError("more mappings than the simulator knows of")
@@ -439,6 +439,13 @@ class SimulatedFiles(Files):
         inode.size_bytes = len(content)
         self._call("write", path, SYNC)
         inode.durable[:] = content
+
+    def write_in_place(self, path: str, content: bytes) -> None:
+        inode = self._file("write", path)
+        self._call("write", path, OPEN)
+        os.pwrite(inode.fd, content.ljust(inode.size_bytes), 0)
+        self._call("write", path, SYNC)
+        inode.write_back(0, inode.size_bytes)
 
     def rename(self, source: str, target: str) -> None:
         self._call("rename", source)
