@@ -94,6 +94,7 @@ def test_blocks_are_read_from_a_page() -> None:
     ("command", "alone"),
     [
         ("pyqd", True),
+        ("make run", True),
         ("pyqd --data-path=data  # in a terminal of its own", True),
         ("pyqd --data-path=data &", False),
         ("pyqd --check-config", False),

@@ -63,6 +63,8 @@ def sections_of(path: Path) -> dict[str, list[Block]]:
 def starts_broker(command: str) -> bool:
     """Whether a command runs a broker in the foreground, and so takes a terminal of its own."""
     words = shlex.split(command, comments=True)
+    if words[:2] == ["make", "run"]:
+        return True
     flags = words[1:]
     ends_at_once = any(flag.lstrip("-").split("=")[0] in ("version", "help", "check-config") for flag in flags)
     return words[:1] == ["pyqd"] and words[-1] != "&" and all(flag[0] == "-" for flag in flags) and not ends_at_once

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.support.machine import Machine
 from tests.support.pages import SAMPLES, SHELLS, Block, starts_broker
+from tests.support.server import POLL_S
 
 BLOCK_WAIT_S = 200.0
 PING = "http://127.0.0.1:4151/ping"
@@ -124,11 +125,16 @@ class Reader:
         """Start a broker in a terminal of its own and wait until it answers."""
         assert self._broker is None, "the page starts a second broker"
         log = self.machine.directory / "broker.log"
-        self._broker = self.machine.start(["bash", "-c", f"exec {command}"], log)
-        deadline_s = time.monotonic() + BLOCK_WAIT_S
-        while self.machine.start(["curl", "-sf", PING], self.machine.directory / "ping").wait(BLOCK_WAIT_S) != 0:
+        self._broker = self.open_terminal(command, log)
+        deadline_s = time.monotonic() + self.wait_s
+        while self.machine.start(["curl", "-sf", PING], self.machine.directory / "ping").wait(self.wait_s) != 0:
             assert self._broker.poll() is None, log.read_text(errors="replace")
             assert time.monotonic() < deadline_s, log.read_text(errors="replace")
+            time.sleep(POLL_S)
+
+    def open_terminal(self, command: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start a command that does not end in a terminal of its own, with what it prints in a file."""
+        return self.machine.start(["bash", "-c", f"exec {command}"], log)
 
     def what(self, block: Block) -> str:
         return f"{self.page.name}, line {block.line}"
