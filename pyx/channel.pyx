@@ -415,15 +415,16 @@ cdef class ChannelCore(ChannelCursor):
         """
         cdef Position position = self.feed.log.locate(target)
         cdef Consumer consumer
-        # A kill before the parked messages are dropped leaves them; the other order could lose them.
-        self.ledger.reset(target)
+        self.ledger.reset(target, 0 if self.parked is None else (<Parked> self.parked).log.end)
         self.forget_deliveries()
         for consumer in self.consumers:
             consumer.in_flight = 0
         self.segment, self.offset = position.segment, position.offset
         self.note_cursor()
         if self.parked is not None:
-            (<Parked> self.parked).clear()
+            (<Parked> self.parked).drop_all()
+            if not self.parks_durably:
+                self.note_dropped((<Parked> self.parked).dropped_below)
         self.unsettled_ahead = 0
         self.moved_ahead = None
         self.feed.trim_wanted = True

@@ -253,6 +253,10 @@ cdef class ChannelCursor(Scheduled):
         """Note that the origins of what lies below an ordinal of the parked log are finished on stable storage."""
         (<Parked> self.parked).note_settled(end)
 
+    def note_dropped(self, uint64_t end):
+        """Note that the ledger says on stable storage which records of the parked log were dropped: those below `end`."""
+        (<Parked> self.parked).finish_dropped(end)
+
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:
         """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
         if self.parks_late:

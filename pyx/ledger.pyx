@@ -135,7 +135,7 @@ cdef class Ledger:
         self.words = <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES)
         self.capacity_bits = header.capacity_bits
         if header.reset_to != 0:
-            self.reset(header.reset_to - 1)
+            self.reset(header.reset_to - 1, header.reset_parked_from)
         if header.absorb_to != 0:
             header.floor = header.absorb_to
             self.clear_absorbed()
@@ -281,14 +281,23 @@ cdef class Ledger:
         self.header.absorb_to = 0
         return 0
 
-    cdef int reset(self, uint64_t ordinal) except -1:
-        """Start over at an ordinal: all before it is finished, nothing from it on."""
+    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1:
+        """Start over at an ordinal: all before it is finished, nothing from it on is finished or parked.
+
+        parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
+        a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
+        """
         cdef LedgerHeader* header = self.header
+        header.reset_parked_from = parked_from
+        store_barrier()
         header.reset_to = ordinal + 1
         store_barrier()
         header.absorb_to = 0
         header.floor = ordinal
         header.cursor = ordinal
+        header.start = min(header.start, ordinal)
+        header.parked_below = ordinal
+        header.parked_from = parked_from
         # A reset may go back: what is on stable storage then speaks of other deliveries. Of a new file it has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
@@ -356,6 +365,14 @@ cdef class Ledger:
     @property
     def start(self) -> int:
         return self.header.start
+
+    @property
+    def parked_from(self) -> int:
+        return self.header.parked_from
+
+    @parked_from.setter
+    def parked_from(self, uint64_t ordinal):
+        self.header.parked_from = ordinal
 
     cdef LedgerSettings* newest_settings(self) noexcept:
         """Return the settings that count; NULL when there are none."""
@@ -430,4 +447,4 @@ cdef class Ledger:
 
     def start_at(self, uint64_t ordinal):
         """Start over at an ordinal, from Python."""
-        self.reset(ordinal)
+        self.reset(ordinal, self.header.parked_from)

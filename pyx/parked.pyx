@@ -16,6 +16,9 @@ bits, in the order of parking, when a sync has covered the records. After a kill
 `settled_below` lies in the header (where a topic's ledger has `parked_below`) and follows when the bits are on stable
 storage themselves; records from there on are not trimmed, finished or not, as they speak for their origins.
 
+Where a channel is moved or emptied, all that is parked is dropped: the reset of its ledger says below which ordinal, in
+the same page. Nothing is stored here before a sync has covered that.
+
 Invariants:
 1. a slot is free, or its record waits in `dues` and is not finished.
 2. the ledger's cursor stands at the log's end: everything is handed out to `dues` at once.
@@ -39,9 +42,9 @@ cdef enum:
 
 @cython.final
 cdef class Parked:
-    """The parked log of one channel with its ledger and its heap of due times."""
+    """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`."""
 
-    def __init__(self, Log log not None, Ledger ledger not None):
+    def __init__(self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0):
         self.log = log
         self.ledger = ledger
         self.dues = DeadlineHeap()
@@ -51,8 +54,10 @@ cdef class Parked:
         ledger.header.cursor = log.end
         ledger.count_ahead()
         ledger.absorb()
+        self.dropped_below = min(dropped_below, log.end)
         self.settled = min(ledger.header.parked_below, log.end)
         ledger.header.parked_below = self.settled
+        self.settled = max(self.settled, self.dropped_below)
         self.twins = IdTable()
         self.find_twins()
         self.wait_for_unfinished()
@@ -99,7 +104,7 @@ cdef class Parked:
 
     def wait_for_unfinished(self):
         """Put every record that is not finished back under its due time. Cost: O(records kept)."""
-        cdef Segment segment = self.log.segment_of(self.ledger.header.floor)
+        cdef Segment segment = self.log.segment_of(max(self.ledger.header.floor, self.dropped_below))
         cdef uint64_t offset
         cdef const Record* record
         while segment is not None:
@@ -107,7 +112,7 @@ cdef class Parked:
             offset = SEGMENT_HEADER_BYTES
             while offset < segment.tail:
                 record = <const Record*> (segment.base + offset)
-                if not self.ledger.is_finished(record_ordinal(record)):
+                if record_ordinal(record) >= self.dropped_below and not self.ledger.is_finished(record_ordinal(record)):
                     if record.flags & RECORD_LOST or self.is_superseded(record):
                         self.ledger.finish(record_ordinal(record))
                     else:
@@ -231,8 +236,12 @@ cdef class Parked:
         self.trim()
         return 0
 
-    cdef int clear(self) except -1:
-        """Drop everything that is parked or came from here."""
+    cdef int drop_all(self) except -1:
+        """Forget everything that is parked or came from here: the channel's ledger has just been reset and says so.
+
+        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel is where it was
+        and needs all of this. `finish_dropped` is for afterwards.
+        """
         free(self.records)
         free(self.prints)
         self.records = NULL
@@ -242,9 +251,16 @@ cdef class Parked:
         self.dues.clear()
         self.twins.clear()
         self.settled = self.log.end
-        self.ledger.reset(self.log.end)
-        self.ledger.header.parked_below = self.log.end
-        self.log.trim(self.log.end)
+        self.dropped_below = self.log.end
+        return 0
+
+    cdef int finish_dropped(self, uint64_t end) except -1:
+        """Finish all records below an ordinal, which were dropped: the channel's ledger says so on stable storage."""
+        assert end <= self.dropped_below
+        if end > self.ledger.header.floor:
+            self.ledger.clamp(end, self.log.end)
+        self.note_settled(end)
+        self.trim()
         return 0
 
     def memory_bytes(self):

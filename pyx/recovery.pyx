@@ -24,9 +24,8 @@ from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC
 
 def start_ledger(Ledger ledger not None, Position position not None):
     """Make a fresh ledger begin at a position of the log."""
-    ledger.reset(position.ordinal)
+    ledger.reset(position.ordinal, ledger.header.parked_from)
     ledger.header.start = position.ordinal
-    ledger.header.parked_below = position.ordinal
     ledger.header.cursor_offset = position.offset
     # The segment's number is what says that the ledger has its place: all else comes before it.
     store_barrier()

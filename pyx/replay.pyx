@@ -3,20 +3,19 @@
     floor = cursor = target, no bit set
 
 That is all that a seek is, in either direction: what lies before the target is finished, what follows has never been
-handed out, so it is delivered once more, with attempts from 1. A kill leaves the channel where it was or where it goes:
-the ledger announces a reset before it does it. What the channel had beside its ledger is dropped behind that, in this
-order: what is in flight (a FIN of it finds nothing in flight), what waits for redelivery, what is parked. A kill before
-the parked messages are dropped delivers them once too often; the other order could lose them.
+handed out, so it is delivered once more, with attempts from 1. The ledger announces a reset before it does it, and says
+in the same page that what is parked does not count any more. So a kill or a power failure leaves the channel where it
+was, with what it had parked, or where it goes, without. A FIN of what was in flight finds nothing in flight.
 
 Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
-again by whoever seeks, in the same turn (`ChannelCore.park_deferred`), as records are parked in order.
+again by whoever seeks, in the same turn (`ChannelCore.park_deferred`), as records are parked in order. A start does so
+too.
 
 Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
 """
 
 from pyqd.hot.bitmap cimport ring_count
 from pyqd.hot.channel cimport ChannelCore
-from pyqd.hot.mapping cimport store_barrier
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -86,9 +85,6 @@ def seek(ChannelCore channel not None, uint64_t target):
     cdef Ledger ledger = channel.ledger
     cdef uint64_t start, end
     assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
-    ledger.header.parked_below = target
-    store_barrier()
     channel.start_over(target)
-    ledger.header.start = min(ledger.header.start, target)
     for start, end in channel.feed.log.holes:
         ledger.finish_range(max(start, target), end)

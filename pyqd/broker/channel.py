@@ -202,7 +202,9 @@ class Channel(LimitedChannel):
             self.note_names(ledger)
         if self.topic.broker.power_failed:
             ledger.distrust()
-        return Parked(log, ledger)
+        # Ordinals that a power failure took away may be given again.
+        self.ledger.parked_from = min(self.ledger.parked_from, log.end)
+        return Parked(log, ledger, self.ledger.parked_from)
 
     def set_limits(self, limits: ChannelLimits) -> None:
         """Limit the channel from now on and over restarts."""

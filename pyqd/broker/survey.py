@@ -55,12 +55,12 @@ class StoredChannel:
                 self.attempts_of[(source, ordinal)] = count
 
     def parked(self) -> Iterator[Queued]:
-        """Yield what of the parked log is not finished."""
+        """Yield what of the parked log is not finished, and was not dropped when the channel was moved."""
         if self.parked_log is None or self.parked_ledger is None:
             return
         unfinished = set(self.parked_ledger.unfinished(self.parked_log.end))
         for record in self.parked_log.records(self.parked_ledger.floor):
-            if record.ordinal in unfinished and not record.lost:
+            if record.ordinal >= self.ledger.parked_from and record.ordinal in unfinished and not record.lost:
                 noted = self.attempts_of.get((FROM_PARKED, record.ordinal), record.handed_out or None)
                 yield Queued(record, record.attempts if noted is None else noted, noted is None)
 

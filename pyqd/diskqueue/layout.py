@@ -24,7 +24,7 @@ LEDGER_VERSION = 1
 _SEGMENT = struct.Struct("<8sIIQQqQQQ")
 _SEGMENT_CHECKED = struct.Struct("<QQq")
 _RECORD = struct.Struct("<IIQQqqHHHH")
-_LEDGER = struct.Struct("<8sII13Q")
+_LEDGER = struct.Struct("<8sII13Q280xQQ")
 _SIZE = struct.Struct("<I")
 _PAUSED_OFFSET = 12
 _HANDED_OUT_OFFSET = 44
@@ -75,6 +75,8 @@ class LedgerHeader(NamedTuple):
     absorb_from: int
     absorb_to: int
     reset_to: int
+    parked_from: int
+    reset_parked_from: int
 
 
 def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:

@@ -28,7 +28,7 @@ from pyqd.hot.logstart import SUFFIX
 from pyqd.primitives.errors import CorruptionError, StorageError
 
 VALID, ABSENT, DAMAGED = range(3)
-NO_LEDGER = LedgerHeader(0, 64, *12 * [0])
+NO_LEDGER = LedgerHeader(0, 64, *14 * [0])
 
 
 class StoredRecord(NamedTuple):
@@ -229,8 +229,10 @@ class StoredLedger:
         self.started = header.cursor_segment != 0
         self.floor, self.cursor = header.floor, header.cursor
         self.finished = 0
+        self.parked_from = header.parked_from
         if header.reset_to:
             self.floor = self.cursor = header.reset_to - 1
+            self.parked_from = header.reset_parked_from
         else:
             self._take_bits(int.from_bytes(ring, "little"))
         self._clamp(extent.first, extent.end)

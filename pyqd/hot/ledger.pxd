@@ -37,6 +37,8 @@ cdef struct LedgerHeader:
     uint64_t moved_until                 # records of the parked log below it may stand for queued ones with no due time
     uint64_t dead_letter_count
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
+    uint64_t parked_from                 # records of the parked log below it were dropped by a reset
+    uint64_t reset_parked_from           # parked_from of a reset under way
 
 cdef class Ledger:
     cdef readonly object files
@@ -64,7 +66,7 @@ cdef class Ledger:
     cdef int hand_out(self) except -1
     cdef bint next_is_finished(self) noexcept
     cdef int skip(self) except -1
-    cdef int reset(self, uint64_t ordinal) except -1
+    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef int absorb(self) except -1
     cdef int clear_absorbed(self) except -1
     cdef int count_ahead(self) except -1

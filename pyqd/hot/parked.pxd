@@ -18,6 +18,7 @@ cdef class Parked:
     cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on; owned
     cdef uint64_t origins_capacity
     cdef readonly uint64_t settled       # the origins of records below are finished
+    cdef readonly uint64_t dropped_below # records below do not count; the channel's ledger says so
     cdef IdTable twins                   # id to last ordinal here, less the `settled` of the start; see design notes
 
     cdef uint64_t last_twin_guid         # the highest of them; 0: there are none
@@ -42,7 +43,8 @@ cdef class Parked:
     cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL
     cdef const Record* take(self, uint32_t slot) except NULL
     cdef int finish(self, const Record* record) except -1
-    cdef int clear(self) except -1
+    cdef int drop_all(self) except -1
+    cdef int finish_dropped(self, uint64_t end) except -1
     cdef int give_back(self, uint32_t slot) noexcept
     cdef int grow(self) except -1
     cdef int wait_for(self, const Record* record) except -1

@@ -66,13 +66,15 @@ class SyncedLedger(NamedTuple):
 class SyncedParked(NamedTuple):
     """What a job makes durable of a channel's parked messages.
 
-    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job; 0: it has no ledgers.
+    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job; dropped: below it nothing
+    counts any more, as the channel's ledger says in this job. Both 0: it has no ledgers.
     """
 
     channel: Channel
     parked: Parked
     end: int
     settled: int
+    dropped: int
 
 
 class SyncedLog(NamedTuple):
@@ -138,7 +140,8 @@ class Job:
         parked = channel.parked
         if parked is not None:
             self.add_log(parked.log)
-            self.parked.append(SyncedParked(channel, parked, parked.log.end, parked.settled if with_ledgers else 0))
+            settled, dropped = (parked.settled, parked.dropped_below) if with_ledgers else (0, 0)
+            self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
 
     def add_ledger(self, ledger: Ledger) -> None:
         """Gather a ledger, all of it, once."""
@@ -189,8 +192,9 @@ class Job:
             log.mark_synced(ranges, end)
         for ledger, floor, reset_count in self.ledgers:
             ledger.note_synced(floor, reset_count)
-        for channel, parked, end, settled in self.parked:
+        for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
+                channel.note_dropped(dropped)
                 channel.note_settled(settled)
                 channel.settle(end)
         for names, gathered in self.names:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import amend
+from pyqd.broker import amend, replay
 from pyqd.hot.clock import mono, wall
 from pyqd.hot.record import span_bytes
 from pyqd.hot.stragglers import move_parked
@@ -292,6 +292,24 @@ def test_pausing_a_topic(bench):
 def test_emptying_a_channel(bench):
     bench.take(2)
     assert_all_or_nothing(bench, bench.channels[0].empty)
+
+
+def go_to(bench, place):
+    """Return the operation that moves the first channel to a place."""
+    return lambda: replay.move(bench.topic, bench.channels[0], place, replay.no_pause)
+
+
+@pytest.mark.parametrize("durably", [False, True])
+@pytest.mark.parametrize("place", [replay.Place(earliest=True), replay.Place()], ids=["earliest", "latest"])
+def test_seeking(bench, place, durably):
+    bench.channels[0].parks_durably = durably
+    guids = bench.take(4)
+    bench.finish(guids[0])()
+    bench.requeue(guids[1], far_delay())()
+    bench.requeue(guids[2], 0)()
+    bench.publish(2, due_ns=far())
+    bench.publish()
+    assert_all_or_nothing(bench, go_to(bench, place))
 
 
 def test_making_a_channel(bench):

@@ -8,6 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.syncer import Syncer, run_here
@@ -277,3 +278,62 @@ def test_an_id_of_a_parked_message_is_not_given_again_though_its_topics_log_is_l
     assert len(parked) == 1
     topic.publish_body(b"later", now_ns)
     assert not set(parked) & set(ids_in(topic.log))
+
+
+def kept_in(channel: Any) -> set[bytes]:
+    """Return what a channel delivers now or later."""
+    consumer = consumer_on(channel)
+    kept = set()
+    while (taken := channel.take_message(consumer)) is not None:
+        kept.add(taken[3])
+    if channel.parked is not None:
+        dropped, ledger = channel.parked.dropped_below, channel.parked.ledger
+        kept.update(
+            body
+            for ordinal, *_, body in channel.parked.log.records()
+            if ordinal >= dropped and not ledger.has_finished(ordinal)
+        )
+    return kept
+
+
+@pytest.mark.parametrize("synced", [False, True], ids=["the kernel writes some", "a sync has covered it"])
+@pytest.mark.parametrize("killed", [False, True], ids=["running", "killed after it"])
+def test_no_deferred_message_is_lost_with_a_seek(machine: Machine, synced: bool, killed: bool) -> None:
+    topic = machine.topic()
+    channel = topic.channel("c")
+    later_ns = time.time_ns() + HOUR_NS
+    machine.publish([b"queued", b"requeued"])
+    for body in (b"deferred", b"deferred too"):
+        topic.publish_body(body, time.time_ns(), later_ns)
+    consumer = consumer_on(channel)
+    guids = [channel.take_message(consumer)[0] for _ in range(2)]
+    assert channel.requeue_message(consumer, guids[1], HOUR_NS) == 0
+    assert machine.syncer.sync_all()
+    replay.move(topic, channel, replay.Place(earliest=True), replay.no_pause)
+    if killed:
+        machine.load()
+    if synced:
+        assert machine.syncer.sync_dirty()
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        assert kept_in(cut.topic().channel("c")) == {b"queued", b"requeued", b"deferred", b"deferred too"}, written
+        cut.close()
+
+
+def test_what_a_seek_has_dropped_gives_its_room_back_with_the_next_sync(machine: Machine) -> None:
+    topic = machine.topic()
+    channel = topic.channel("c")
+    for _ in range(20):
+        topic.publish_body(10_000 * b"x", time.time_ns(), time.time_ns() + HOUR_NS)
+    assert machine.syncer.sync_all()
+    parked = channel.parked
+    before = parked.log.size_bytes()
+    replay.move(topic, channel, replay.Place(), replay.no_pause)
+    assert channel.deferred_count == 0
+    topic.publish_body(b"later", time.time_ns(), time.time_ns() + HOUR_NS)
+    assert machine.syncer.sync_all()
+    assert parked.log.first is parked.log.active
+    assert parked.log.size_bytes() < before
+    assert parked.ledger.floor == parked.log.end - 1
+    machine.load()
+    assert machine.topic().channel("c").deferred_count == 1

@@ -24,7 +24,8 @@ def deferred_in(channel: Any) -> list[tuple[bytes, int]]:
     if channel.parked is None:
         return []
     finished = channel.parked.ledger.has_finished
-    return sorted((body, due) for ordinal, _, _, due, _, body in channel.parked.log.records() if not finished(ordinal))
+    kept = [record for record in channel.parked.log.records() if record[0] >= channel.parked.dropped_below]
+    return sorted((body, due) for ordinal, _, _, due, _, body in kept if not finished(ordinal))
 
 
 def view_of(channel: Any) -> View:
