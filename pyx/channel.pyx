@@ -487,7 +487,8 @@ cdef class ChannelCore(ChannelCursor):
 
     @property
     def message_count(self) -> int:
-        return self.feed.end - self.ledger.header.start
+        # After a power failure what is shown may end before the channel began.
+        return max(self.feed.end, self.ledger.header.start) - self.ledger.header.start
 
     @property
     def finish_count(self) -> int:

@@ -151,6 +151,7 @@ cdef class Ledger:
             header.floor = min(header.floor, end)
             store_barrier()
             header.cursor = end
+        header.start = min(header.start, end)
         if header.floor < oldest:
             ring_clear_range(
                 self.words, self.capacity_bits, header.floor, min(oldest, header.floor + self.capacity_bits))

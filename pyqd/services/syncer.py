@@ -66,8 +66,8 @@ class SyncedLedger(NamedTuple):
 class SyncedParked(NamedTuple):
     """What a job makes durable of a channel's parked messages.
 
-    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job; dropped: below it nothing
-    counts any more, as the channel's ledger says in this job. Both 0: it has no ledgers.
+    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job. dropped: nothing below
+    it counts any more, as the channel's ledger says in this job. Both 0: it has no ledgers.
     """
 
     channel: Channel

@@ -337,3 +337,19 @@ def test_what_a_seek_has_dropped_gives_its_room_back_with_the_next_sync(machine:
     assert parked.ledger.floor == parked.log.end - 1
     machine.load()
     assert machine.topic().channel("c").deferred_count == 1
+
+
+def test_the_count_of_messages_is_never_below_0_after_a_power_cut(machine: Machine) -> None:
+    topic = machine.topic()
+    topic.channel("first")
+    machine.publish(HELD)
+    lost = machine.files.changes()
+    topic.publish_bodies(HELD, time.time_ns())
+    topic.channel("second")
+    log = machine.files.pages_of(topic.log.active.mapping)
+    machine.cut(tuple(change for change in machine.files.changes() if change not in log and change not in lost))
+    topic = machine.topic()
+    assert topic.log.end == len(HELD)
+    assert [topic.channel(name).message_count for name in ("first", "second")] == [len(HELD), 0]
+    machine.publish(HELD)
+    assert topic.channel("second").message_count == len(HELD)
