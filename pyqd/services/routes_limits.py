@@ -7,8 +7,6 @@ import logging
 import re
 from typing import Any
 
-import gevent
-
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.channel_limits import ATTEMPTS_MAX, ChannelLimits, shown
@@ -19,6 +17,7 @@ from pyqd.services.http_names import channel_asked
 from pyqd.services.http_query import Query
 from pyqd.services.http_router import Route
 from pyqd.services.rights import ADMIN, STATUS
+from pyqd.services.syncer import sync_channel
 
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _COUNT = re.compile("[0-9]{1,9}", re.ASCII)
@@ -53,12 +52,8 @@ class LimitRoutes:
         channel.set_limits(limits)
         logger.info("TOPIC(%s): channel %s has %s", channel.topic.name, channel.name, limits)
         if channel.directory is not None:
-            mapping, length_bytes = channel.ledger.sync_target()
-            try:
-                gevent.get_hub().threadpool.apply(self.broker.files.sync, (mapping, 0, length_bytes))
-            except StorageError as error:
-                # It is done, and outlives the process. The health says the rest.
-                self.broker.note_failed_sync(error)
+            # Where that fails it is done all the same, and outlives the process. The health says the rest.
+            sync_channel(channel)
         return limits_of(channel)
 
     def provide_topic(self, channel: Channel, name: str) -> None:

@@ -21,7 +21,7 @@ Source: docs/storage.md, "Syncs"; msync(2).
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import gevent
@@ -51,6 +51,7 @@ COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
 
 Mark = tuple[Any, ...]
+InThread = Callable[[Callable[[], None]], None]
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +107,16 @@ class Job:
         """Gather what of a topic and its channels is dirty."""
         self.marks.append((topic.name, mark))
         self.add_topic(topic)
-        channels = [channel for channel in topic.channel_of.values() if channel.directory is not None]
+        self.add_channels([channel for channel in topic.channel_of.values() if channel.directory is not None])
+        self.add_names(topic)
+
+    def add_channels(self, channels: Sequence[Channel]) -> None:
+        """Gather what of channels is dirty; none is ephemeral."""
         for channel in channels:
             self.add_parked(channel, with_ledgers=True)
         for channel in channels:
             for ledger in channel.ledgers():
                 self.add_ledger(ledger)
-        self.add_names(topic)
 
     def add_topic(self, topic: Topic) -> None:
         """Gather the state of a topic and what is dirty of its log."""
@@ -228,7 +232,7 @@ class Syncer:
     StorageError; health is bad from then on, and the next sync is tried as ever.
     """
 
-    def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
+    def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
         self._broker = broker
         broker.parks_durably = True
         self.on_timed: Callable[[float], None] = not_timed
@@ -305,7 +309,7 @@ class Syncer:
         if job.marks:
             yield job
 
-    def _do_all(self, jobs: Iterable[Job], in_thread: Callable[[Callable[[], None]], None]) -> bool:
+    def _do_all(self, jobs: Iterable[Job], in_thread: InThread) -> bool:
         failed_count = 0
         try:
             for job in jobs:
@@ -319,17 +323,33 @@ class Syncer:
             self._broker.note_synced()
         return failed_count == 0
 
-    def _do(self, job: Job, in_thread: Callable[[Callable[[], None]], None]) -> bool:
+    def _do(self, job: Job, in_thread: InThread) -> bool:
         """Run a job and note its outcome; what failed is tried again with the next."""
-        try:
-            in_thread(lambda: job.run(self._broker.syncs))
-        except StorageError as error:
-            self._broker.note_failed_sync(error)
+        if not do(self._broker, job, in_thread):
             return False
-        job.note()
         self.on_timed(job.took_s)
         self._synced.update(job.marks)
         return True
+
+
+def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
+    """Run a job and note its outcome. Returns: whether all of it is on stable storage. Switches: as in_thread."""
+    try:
+        in_thread(lambda: job.run(broker.syncs))
+    except StorageError as error:
+        broker.note_failed_sync(error)
+        return False
+    job.note()
+    return True
+
+
+def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
+    """Make a channel durable now, with its name, beside what the syncer does. Returns, switches: as `do`."""
+    job = Job()
+    job.add_topic(channel.topic)
+    job.add_channels([channel])
+    job.add_names(channel.topic)
+    return do(channel.topic.broker, job, in_thread or gevent.get_hub().threadpool.apply)
 
 
 def run_here(function: Callable[[], None]) -> None:

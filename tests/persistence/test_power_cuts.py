@@ -11,6 +11,8 @@ import pytest
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.services.group_commit import GroupCommit
+from pyqd.services.http_messages import Request
+from pyqd.services.routes_limits import LimitRoutes
 from pyqd.services.syncer import Syncer, run_here
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, options_for
@@ -353,3 +355,11 @@ def test_the_count_of_messages_is_never_below_0_after_a_power_cut(machine: Machi
     assert [topic.channel(name).message_count for name in ("first", "second")] == [len(HELD), 0]
     machine.publish(HELD)
     assert topic.channel("second").message_count == len(HELD)
+
+
+def test_the_limits_of_a_new_channel_are_durable_when_they_are_answered(machine: Machine) -> None:
+    machine.topic().channel("c")
+    request = Request("POST", "/channel/limits?topic=t&channel=c&rate=5", "1.1", {})
+    assert LimitRoutes(machine.broker).set_limits(request).status == 200
+    machine.cut()
+    assert machine.topic().channel_of["c"].limits.rate == 5

@@ -15,6 +15,8 @@ from pyqd.hot.consumer import Consumer
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.options import parse_args
+from pyqd.services.http_messages import Request
+from pyqd.services.routes_limits import LimitRoutes
 from pyqd.services.syncer import Syncer, run_here
 from tests.support.forgetful import ForgetfulFiles
 from tests.support.storage import broker_on
@@ -419,4 +421,17 @@ def test_many_topics_are_synced_one_by_one_after_the_file_system_has_failed(tmp_
     assert syncer.sync_dirty()
     assert files.file_system_count == 1
     assert all(topic.log.synced_end == 2 for topic in broker.topic_of.values())
+    broker.close()
+
+
+def test_limits_are_durable_when_they_are_answered_though_a_sync_of_the_ledger_failed_before(tmp_path: Path) -> None:
+    files = ForgetfulFiles()
+    broker = broker_on(tmp_path, files)
+    broker.topic("t").channel("c")
+    files.failing = ["/ledger"]
+    assert not Syncer(broker, run_here).sync_dirty()
+    routes = LimitRoutes(broker)
+    answer = routes.set_limits(Request("POST", "/channel/limits?topic=t&channel=c&rate=5", "1.1", {}))
+    assert answer.status == 200
+    assert files.missing == set()
     broker.close()
