@@ -194,9 +194,12 @@ def stats_by_name(ask: Any) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a port below those of outgoing connections: none of these takes it between a kill and the next start."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 class Harness:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
+from tests.support.needs import skip_outside_ci
 
 PTRACE_TRACEME = 0
 PTRACE_PEEKTEXT = 1
@@ -88,8 +88,8 @@ class Watch:
 def states_of(directory: Path, operation: Callable[[], object], every: int = 1) -> Iterator[Path]:
     """Yield a copy of the directory for each state that the operation, in a child process, brings it through.
 
-    every: look after so many instructions only. The copy is removed when the next one is asked for. Skips the test
-    where the system does not let a process trace its child.
+    every: look after so many instructions only. The copy is removed when the next one is asked for. If the system does
+    not let a process trace its child, the test is skipped; in continuous integration it fails.
     """
     child = os.fork()
     if child == 0:
@@ -105,7 +105,7 @@ def states_of(directory: Path, operation: Callable[[], object], every: int = 1) 
     processors = os.sched_getaffinity(0)
     try:
         if not os.WIFSTOPPED(os.waitpid(child, 0)[1]):
-            pytest.skip("no tracing here")
+            skip_outside_ci("a process may not trace its child here (ptrace)")
         # The two take turns: on one processor a step costs no wake-up of another. Each worker of xdist has its own.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         for process in (0, child):
@@ -126,7 +126,7 @@ def _step(child: int, directory: Path, every: int) -> Iterator[Path]:
         instruction_at = _libc.ptrace(PTRACE_PEEKUSER, child, RIP_OFFSET, None)
         system_call |= _libc.ptrace(PTRACE_PEEKTEXT, child, instruction_at, None) & 0xFFFF == SYSCALL
         if _libc.ptrace(PTRACE_SINGLESTEP, child, None, None) != 0:
-            pytest.skip("no single steps here")
+            skip_outside_ci("a traced process does not go in single steps here (ptrace)")
         status = os.waitpid(child, 0)[1]
         assert os.WIFSTOPPED(status), f"the operation ended the process: status {status:#x}"
         ended = os.WSTOPSIG(status) != signal.SIGTRAP

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,6 +27,10 @@ WAIT_S = 10.0
 START_WAIT_S = 20.0
 POLL_S = 0.01
 START_COUNT_MAX = 5
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORTS_FROM = 10_000
+PORTS_TRIED = 100
+LISTENING = "0A"
 
 # What no log of a healthy daemon contains; the second row is what Go's runtime and the C library say.
 SIGNS_OF_A_CRASH = (
@@ -88,11 +93,33 @@ def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S)
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback TCP port that nothing listened on a moment ago.
+
+    It lies below the range that the system gives to outgoing connections, or one of these could have it whenever the
+    daemon is not running.
+    """
+    first = int(LOCAL_PORTS.read_text().split()[0])
+    for _ in range(PORTS_TRIED):
+        port = random.SystemRandom().randrange(PORTS_FROM, first if first > 2 * PORTS_FROM else 65536)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise DaemonError("no free ports")
+
+
+def listens(pid: int, port: int) -> bool:
+    """Return whether it is this process that listens on a TCP port. Source: proc(5), /proc/pid/net/tcp."""
+    inodes = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == LISTENING and int(words[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{words[9]}]")
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()) in inodes:
+                return True
+    return False
 
 
 class Daemon:
@@ -277,9 +304,9 @@ class Daemon:
         while self._process.poll() is None:
             with contextlib.suppress(OSError, http.client.HTTPException):
                 # A server that refuses HTTP is ready, and so is one that says that its disk is full.
-                # The process is looked at again: what answered may be another one that took the port first.
-                if self.http("GET", "/ping").status in (200, 403, 500) and self._process.poll() is None:
-                    return True
+                # It must be this one: the daemon of another test may have taken a port first.
+                if all(listens(self._process.pid, port) for port in (self.tcp_port, self.http_port)):
+                    return self.http("GET", "/ping").status in (200, 403, 500)
             if time.monotonic() > deadline_s:
                 self.kill()
                 raise self._error(f"the daemon was not ready within {START_WAIT_S} s")

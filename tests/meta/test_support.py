@@ -1,0 +1,71 @@
+"""The tests' own ground: a missing thing is seen, and a daemon under test is the one that the test has started."""
+
+import http.server
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from _pytest.outcomes import Failed, Skipped
+
+from tests.persistence import stepping
+from tests.support.needs import skip_outside_ci
+from tests.support.server import Daemon, free_port, listens, pyqd
+
+OUTCOMES = [("true", Failed), ("1", Failed), ("false", Skipped), ("", Skipped)]
+
+
+@pytest.mark.parametrize(("ci", "outcome"), OUTCOMES)
+def test_a_missing_thing_fails_in_continuous_integration_and_skips_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="no such thing"):
+        skip_outside_ci("no such thing")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="single steps of x86-64")
+@pytest.mark.parametrize(("ci", "outcome"), OUTCOMES)
+def test_stepping_that_the_system_refuses_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(stepping, "_libc", Refusing())
+    with pytest.raises(outcome, match="may not trace"):
+        list(stepping.states_of(tmp_path, lambda: None))
+
+
+class Refusing:
+    """A system that lets nobody trace."""
+
+    def ptrace(self, *_: object) -> int:
+        return -1
+
+
+class Another(http.server.BaseHTTPRequestHandler):
+    """The daemon of another test, as far as a fixture looks."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_daemon_whose_port_was_taken_is_not_mixed_up_with_the_one_that_took_it(tmp_path: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Another) as other:
+        threading.Thread(target=other.serve_forever).start()
+        daemon = Daemon(pyqd(), tmp_path)
+        daemon.tcp_port, daemon.http_port = free_port(), other.server_port
+        try:
+            daemon.start()
+            assert daemon.http_port != other.server_port
+            assert listens(daemon.pid, daemon.http_port)
+            assert not listens(daemon.pid, other.server_port)
+            assert listens(os.getpid(), other.server_port)
+            assert daemon.topics() == {}
+            daemon.stop()
+        finally:
+            daemon.kill()
+            other.shutdown()
