@@ -112,8 +112,8 @@ install_php() {
         return
     fi
     say "installing php-cli and php-curl"
-    # Needs no `apt-get update` where one has been made, and where the lists are old the test is skipped.
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends php-cli php-curl >/dev/null ||
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -q && apt-get install -y -q --no-install-recommends php-cli php-curl; } >/dev/null ||
         say "apt-get could not install php: the test that publishes from PHP will be skipped"
     hash -r
 }
