@@ -149,6 +149,7 @@ cdef uint64_t guard_counter = 0
 cdef uint64_t synced_guard = 0           # extents guarded up to there hold nothing that is not on stable storage
 cdef int[KEPT_MAX] kept
 cdef uint32_t kept_count = 0
+cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
 cdef action_of previous_action
 
@@ -427,7 +428,7 @@ cdef void keep_known(Extent* extent) noexcept nogil:
     """Keep the kernel from forgetting a file that may have failed to be written back, until the next complete sync."""
     global kept_count
     cdef int fd
-    if kept_count < KEPT_MAX and not extent.removed:
+    if kept_count < kept_max and not extent.removed:
         fd = open(extent.path, O_RDONLY | O_CLOEXEC)
         if fd >= 0:
             kept[kept_count] = fd
@@ -599,12 +600,13 @@ cdef void extent_remove(Extent* extent) noexcept nogil:
     unlock()
 
 
-def configure(uint64_t mapped_max):
-    """Set how many files may be mapped at a time."""
-    global budget
+def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
+    """Set how many files may be mapped at a time, and how many descriptors keep unmapped ones known to the kernel."""
+    global budget, kept_max
     cdef uint64_t left
     lock()
     budget = max(mapped_max, <uint64_t> MAPPED_MIN)
+    kept_max = min(descriptors_max, <uint32_t> KEPT_MAX)
     left = present.count
     while present.count - pinned > budget // 2 and left > 0:
         left -= 1

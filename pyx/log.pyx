@@ -338,6 +338,9 @@ cdef class Log:
     cdef bint stage(self) except -1:
         """Begin to stage a batch. Returns: whether it can be."""
         cdef Mapping mapping = self.active.mapping
+        if staging.fd >= 0:
+            # Another log's batch is under way, whose descriptor must not be closed to make room for this one's.
+            return False
         if mapping.fd < 0:
             if mapping.path is None or mapping.fd_refused:
                 return False

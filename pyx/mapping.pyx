@@ -10,7 +10,8 @@ mapped stays mapped.
 """
 
 from libc.errno cimport EEXIST, ENOENT, errno
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint32_t, uintptr_t
+from libc.string cimport memset
 
 import os
 
@@ -39,7 +40,17 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd)
 
 cdef uint64_t PAGE_BYTES = 4096
+cdef enum:
+    DESCRIPTORS_MAX = 64
+
+ctypedef void* Holder
+
+cdef Holder[DESCRIPTORS_MAX] holders     # Mapping objects that own a descriptor; borrowed
+cdef uint32_t next_place = 0
+cdef uint32_t descriptors_max = DESCRIPTORS_MAX
 cdef uint64_t unmanaged = 0              # files that are mapped outside the arena, and so for good
+
+memset(holders, 0, sizeof(holders))
 
 
 def map_file(int fd, uint64_t size_bytes, str path not None):
@@ -65,6 +76,12 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
             return mapping
     failed = errno
     raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+
+
+def limit_descriptors(uint32_t count):
+    """Set how many mappings may own a descriptor at a time."""
+    global descriptors_max
+    descriptors_max = max(<uint32_t> 1, min(count, <uint32_t> DESCRIPTORS_MAX))
 
 
 def unmanaged_count():
@@ -131,16 +148,24 @@ cdef class Mapping:
             extent_remove(self.extent)
 
     def keep_descriptor(self, int fd):
-        """Own a descriptor of the file, open for writing."""
+        """Own a descriptor of the file, open for writing, until DESCRIPTORS_MAX other mappings want one as well."""
+        global next_place
         if self.fd >= 0:
             raise ValueError("the mapping has a descriptor already")
+        next_place = next_place % descriptors_max
+        if holders[next_place] != NULL:
+            (<Mapping> holders[next_place]).close()
         self.fd = fd
+        self.place = next_place
+        holders[next_place] = <Holder> self
+        next_place = (next_place + 1) % descriptors_max
 
     cdef void close(self) noexcept:
         """Close the descriptor of the file, if there is one; the range stays mapped."""
         if self.fd >= 0:
             close(self.fd)
             self.fd = -1
+            holders[self.place] = NULL
 
     def dirty_again(self, uint64_t start_bytes, uint64_t length_bytes):
         """Make the pages of a page-aligned range dirty without changing a byte; in any thread, with the lock released.

@@ -15,14 +15,15 @@ from gevent.event import Event
 
 from pyqd import __version__
 from pyqd.broker.broker import NODE_FILE, Broker
+from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.hot import buffers
 from pyqd.primitives.compat import NSQ_VERSION
-from pyqd.primitives.descriptors import raise_descriptor_limit
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat, configure, print_fatal
+from pyqd.primitives.machine import raise_descriptor_limit
 from pyqd.primitives.memory import watch_collections
 from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
@@ -79,7 +80,8 @@ class Daemon:
         self.lock = DirectoryLock(options.data_path or os.curdir)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
-        self.broker = Broker(options, files, in_background=self.background.run)
+        self.capacity = Capacity.of_machine(options)
+        self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
         self.commit = GroupCommit(self.broker, self.commit_background.run, self.hub.loop.run_callback)
@@ -92,7 +94,8 @@ class Daemon:
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
         routes = daemon_routes(self.broker, self.identity, self.commit.wait, self.metrics, self.live, debug)
         limits = http_limits(options)
-        admission = Admission(self.http_connection_limits)
+        admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
+        self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
         self.http = HttpServer(
             routes,
             publisher=plain_publisher(self.broker),

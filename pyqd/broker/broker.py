@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.broker.capacity import Capacity
 from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
@@ -91,8 +92,10 @@ class Broker:
         options: Options,
         files: Files | None = None,
         in_background: Callable[[Job, Callable[[Any, BaseException | None], None]], None] = run_now,
+        capacity: Capacity | None = None,
     ) -> None:
         self.options = options
+        self.capacity = capacity or Capacity()
         self.files = files or Files()
         self.in_background = in_background
         self.scheduler = Scheduler()
@@ -330,6 +333,7 @@ class Broker:
             limit = self.options.max_topics
             if limit and len(self.topic_of) >= limit:
                 raise LimitReached("TOO_MANY_TOPICS", f"topic {name} exceeds limit of {limit}")
+            self.capacity.check(f"topic {name}")
             directory = None
             if not is_ephemeral_str(name):
                 directory = os.path.join(self.root, TOPICS_DIRECTORY, topic_dir(name))
@@ -393,7 +397,10 @@ class Broker:
         return "OK" if self.failed_sync is None else f"NOK - {self.failed_sync}"
 
     def refusal(self) -> str | None:
-        """Return why publishing is refused for want of room; None where it is not."""
+        """Return why publishing, or something new, is refused for want of room; None where it is not."""
+        reached = self.capacity.refusal()
+        if reached is not None:
+            return reached
         try:
             if self.room.is_short():
                 return f"less than {self.room.floor_bytes} bytes are free on the disk"

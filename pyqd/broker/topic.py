@@ -142,6 +142,7 @@ class Topic(TopicCore):
             limit = self.broker.options.max_channels_per_topic
             if limit and len(self.channel_of) >= limit:
                 raise LimitReached("TOO_MANY_CHANNELS", f"channel {name} of topic {self.name} exceeds limit of {limit}")
+            self.broker.capacity.check(f"channel {name} of topic {self.name}")
             channel = Channel(self, name)
             self.channel_of[name] = channel
             self.attach(channel)

@@ -1,5 +1,5 @@
 # A range of mapped memory and who gives it back. Design notes: pyx/mapping.pyx.
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.arena cimport Extent
 
@@ -33,6 +33,7 @@ cdef class Mapping:
     cdef bint counted                    # it is a file, mapped outside the arena
     cdef readonly str path               # None for anonymous memory
     cdef int fd                          # owned, open for writing; -1: none
+    cdef uint32_t place                  # among those that own a descriptor
     cdef bint fd_refused                 # it could not be opened
     cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
     cdef public uint64_t healed_syncs    # how many of these a sync has made good

@@ -4,7 +4,8 @@ ClientError      what a client did wrong; becomes an error frame, and mostly a c
 StorageError     what the system refused: made where files are touched, sets the health of the daemon.
 CorruptionError  what stands in a file and cannot be so; counted and set aside, never silently reset.
 LaterFormatError a file written by a later pyqd: nothing is touched.
-LimitReached     what this daemon is told not to make more of; becomes an error frame, or 403.
+LimitReached     what this daemon is told not to make more of; becomes an error frame, or 403. A MachineLimitReached,
+                 what the machine has no more of, becomes an error frame, or 503.
 StartupError     why the daemon cannot start; becomes a FATAL line and exit code 1 in its main.
 
 Misuse of an interface is a ValueError or TypeError, and a bug an AssertionError; neither is caught.
@@ -103,6 +104,10 @@ class LimitReached(Exception):  # noqa: N818 - a condition, named as such by its
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class MachineLimitReached(LimitReached):
+    """Only the reserve of a limit of the machine is left. The text names the limit and what raises it."""
 
 
 class StartupError(Exception):

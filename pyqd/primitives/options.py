@@ -307,7 +307,7 @@ class Options:
     )
 
     max_connections: int = declare(
-        "max-connections", INT, 0, "TCP clients at once; 0 is as many as descriptors allow", minimum=0
+        "max-connections", INT, 0, "TCP clients at once; 0 is as many as the limit of open files allows", minimum=0
     )
     max_http_connections: int = declare(
         "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0
@@ -317,6 +317,13 @@ class Options:
         INT,
         0,
         "connections from one address at once, over TCP and over HTTP each; 0 is no limit",
+        minimum=0,
+    )
+    max_mapped_files: int = declare(
+        "max-mapped-files",
+        INT,
+        0,
+        "files that are mapped at a time at most; 0 is as many as vm.max_map_count allows",
         minimum=0,
     )
     max_topics: int = declare(

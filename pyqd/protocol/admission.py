@@ -25,11 +25,21 @@ UNIX_HOST = ""
 class Admission:
     """Counts connections. limits: returns how many there may be, and how many of one address; 0 is no limit.
 
+    refusal: returns why the machine has no room for one more; the empty string where it has. told_at_once_max: refused
+    connections that are open at a time, so that they can read why.
+
     Unix sockets have no address, and are limited as a whole only.
     """
 
-    def __init__(self, limits: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        limits: Callable[[], tuple[int, int]],
+        refusal: Callable[[], str] = str,
+        told_at_once_max: int = REFUSED_AT_ONCE_MAX,
+    ) -> None:
         self._limits = limits
+        self._refusal = refusal
+        self._told_at_once_max = min(told_at_once_max, REFUSED_AT_ONCE_MAX)
         self._count_of: Counter[str] = Counter()
         self.count = 0
         self.refused_count = 0
@@ -45,6 +55,10 @@ class Admission:
         if of_address_max and host != UNIX_HOST and self._count_of[host] >= of_address_max:
             self.refused_count += 1
             return f"limit of {of_address_max} connections from {host} reached"
+        reason = self._refusal()
+        if reason:
+            self.refused_count += 1
+            return reason
         self.count += 1
         self._count_of[host] += 1
         return ""
@@ -60,7 +74,7 @@ class Admission:
 
     def turn_away(self, refused: socket.socket, answer: bytes) -> None:
         """Send an answer and close. answer: small; empty where nothing can be said. Switches: no."""
-        if not answer or self._lingering >= REFUSED_AT_ONCE_MAX:
+        if not answer or self._lingering >= self._told_at_once_max:
             refused.close()
             return
         self._lingering += 1

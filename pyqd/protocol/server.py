@@ -62,7 +62,11 @@ class TcpServer:
         )
         self.connections: set[Connection] = set()
         self.publishers: dict[Connection, None] = {}
-        self.admission = Admission(lambda: (self.options.max_connections, self.options.max_connections_per_address))
+        self.admission = Admission(
+            lambda: (self.options.max_connections, self.options.max_connections_per_address),
+            broker.capacity.connection_refusal,
+            broker.capacity.refused_max,
+        )
         self.listener = Listener(self.welcome)
         self.sweep_timer: Any = None
 

@@ -13,7 +13,7 @@ import gevent
 
 from pyqd.hot.httpfront import PlainPublisher
 from pyqd.primitives.durations import format_duration
-from pyqd.primitives.errors import LimitReached
+from pyqd.primitives.errors import LimitReached, MachineLimitReached
 from pyqd.primitives.loglines import fields
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.greenlets import spawn
@@ -191,7 +191,10 @@ class HttpServer:
             response = error_response(error)
         except LimitReached as error:
             logger.warning("%s: %s", self.name, error)
-            response = error_response(HttpError(403, error.code))
+            if isinstance(error, MachineLimitReached):
+                response = error_response(HttpError(503, f"{error.code}: {error}"))
+            else:
+                response = error_response(HttpError(403, error.code))
         except Exception as error:
             logger.exception("%s: the handler of %s failed", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))

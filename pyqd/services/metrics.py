@@ -18,7 +18,9 @@ from prometheus_client.registry import Collector
 
 from pyqd import __version__
 from pyqd.broker.broker import Broker
-from pyqd.hot import buffers
+from pyqd.broker.capacity import RESOURCES
+from pyqd.hot import arena, buffers
+from pyqd.hot.mapping import unmanaged_count
 from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import StorageError
 from pyqd.services.giveway import give_way
@@ -120,6 +122,7 @@ class DaemonCollector(Collector):
         yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
         yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())
         yield from self.collect_limits()
+        yield from self.collect_machine()
         yield from self.collect_disk()
         yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
         yield gauge(
@@ -143,6 +146,24 @@ class DaemonCollector(Collector):
             buffers.total(),
         )
 
+    def collect_machine(self) -> Iterator[Metric]:
+        """Yield how near the limits of the machine are."""
+        capacity = self._broker.capacity
+        yield gauge("pyqd_files", "Files of topics and channels that are open or can be at any time.", file_count())
+        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
+        yield gauge("pyqd_mapped_files_max", "Files that may be mapped at a time.", arena.mapped_max())
+        text = "Idle files that were mapped again, since the start."
+        yield CounterMetricFamily("pyqd_files_mapped_again", text, value=arena.remapped_count())
+        reached = GaugeMetricFamily(
+            "pyqd_machine_limit_reached",
+            "1 while only the reserve of a limit of the machine is left.",
+            labels=("resource",),
+        )
+        short = {shortage.resource for shortage in capacity.shortages()}
+        for resource in RESOURCES:
+            reached.add_metric((resource,), float(resource in short))
+        yield reached
+
     def collect_disk(self) -> Iterator[Metric]:
         """Yield what there is to say about the disk."""
         broker = self._broker
@@ -164,6 +185,16 @@ class DaemonCollector(Collector):
             ("pyqd_sync_failures", "Syncs that failed, since the start.", broker.sync_failure_count),
         ):
             yield CounterMetricFamily(name, text, value=value)
+
+
+def file_count() -> int:
+    """Return how many files are mapped or can be mapped again."""
+    return arena.file_count() + unmanaged_count()
+
+
+def mapped_file_count() -> int:
+    """Return how many files are mapped now."""
+    return arena.mapped_count() + unmanaged_count()
 
 
 BUILD_LABELS = ("version", "nsq_version", "python_version")

@@ -165,6 +165,9 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     broker.room.floor_bytes = 701
     monkeypatch.setattr("pyqd.hot.buffers.total", lambda: 801)
     monkeypatch.setattr(broker.files, "free_bytes", lambda _path: 901)
+    monkeypatch.setattr("pyqd.services.metrics.unmanaged_count", lambda: 1)
+    for name, value in {"mapped_count": 1002, "file_count": 1003, "mapped_max": 1005, "remapped_count": 1006}.items():
+        monkeypatch.setattr(f"pyqd.hot.arena.{name}", lambda value=value: value)
     expected = {
         "pyqd_build_info": 1,
         "pyqd_healthy": 0,
@@ -176,6 +179,11 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "pyqd_http_refused_total": 104,
         "pyqd_connections_shed_total": 105,
         "pyqd_buffer_bytes": 801,
+        "pyqd_files": 1004,
+        "pyqd_mapped_files": 1003,
+        "pyqd_mapped_files_max": 1005,
+        "pyqd_files_mapped_again_total": 1006,
+        "pyqd_machine_limit_reached": 0,
         "pyqd_disk_free_bytes": 901,
         "pyqd_disk_free_min_bytes": 701,
         "pyqd_topics_refusing": 5,

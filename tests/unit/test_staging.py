@@ -125,6 +125,20 @@ def test_a_file_is_opened_once_for_writing_and_closed_when_it_is_full(log, files
     assert len(files.opened) == len(set(files.opened)) == len(os.listdir(log.directory))
 
 
+def test_many_logs_with_batches_keep_few_files_open(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    logs = [Log(Files(), str(tmp_path / str(number)), 1 << 20) for number in range(200)]
+    for turn in range(2):
+        for log in logs:
+            log.append_batch(batch([1000] * 20, 1 + 20 * turn))
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+    for log in logs:
+        assert found_in(log) == batch([1000] * 40)
+    del log
+    logs.clear()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
 def test_where_no_file_can_be_opened_batches_are_stored_through_the_mapping(log, files):
     files.refuse = True
     for _ in range(3):

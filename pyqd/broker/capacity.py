@@ -1,0 +1,183 @@
+"""Limits of the machine, and the reserve of each that what exists keeps.
+
+A broker that uses up a limit of the machine cannot even do what it must: roll a log, grow a ledger, start again. So
+each limit is read at the start, and a part of it is kept in reserve. When only the reserve is left, new topics,
+channels and connections are refused, and everything that exists goes on. The reserve of disk blocks is kept by
+`pyqd.broker.room`.
+
+    mappings      files outside the arena (pyx/arena.pyx), so all of them under a limit of the address space
+    memory        what the machine, the control group and the address space leave
+    descriptors   connections; topics and channels hold none
+
+Invariant: a limit is logged once when it is reached, and once when it is not any more.
+
+Source: docs/configuration.md, "Limits of the machine".
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pyqd.hot import arena
+from pyqd.hot.mapping import limit_descriptors, unmanaged_count
+from pyqd.primitives import machine
+from pyqd.primitives.errors import MachineLimitReached
+from pyqd.primitives.options import Options
+
+MAPPINGS: Final = "mappings"
+MEMORY: Final = "memory"
+DESCRIPTORS: Final = "descriptors"
+RESOURCES: Final = (MAPPINGS, MEMORY, DESCRIPTORS)
+
+# For threads, the C library, segments that replace others, and the mappings of a start.
+MAPPING_RESERVE_SHARE: Final = 16
+MAPPING_RESERVE_MIN: Final = 1024
+# A mapped file and the gap behind it.
+MAPPINGS_PER_FILE: Final = 2
+MEMORY_RESERVE_BYTES: Final = 64 << 20
+MEMORY_LOOK_S: Final = 1.0
+DESCRIPTOR_RESERVE_SHARE: Final = 4
+DESCRIPTOR_RESERVE_MAX: Final = 1024
+# A quarter each for files of batches, for files that are to stay known to the kernel, for syncs and renames, and for
+# connections that are refused.
+DESCRIPTOR_KINDS: Final = 4
+# Of listeners, event loops of threads, the log.
+DESCRIPTORS_OWN: Final = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Shortage(NamedTuple):
+    """A limit that is reached. text: names the limit and what raises it."""
+
+    resource: str
+    text: str
+
+
+def nothing_to_count() -> int:
+    """Return 0: there are no connections."""
+    return 0
+
+
+def plenty() -> int:
+    """Return more memory than is ever in reserve: it is not limited."""
+    return 1 << 62
+
+
+class Capacity:
+    """Says whether more topics, channels and connections can be had.
+
+    file_max: files that may be mapped outside the arena; None: any number. connection_max: likewise, of connections.
+    available_bytes: memory that may still be taken. connection_count: how many connections there are.
+    http_extra: connections that HTTP may have, out of the reserve, when all others are refused.
+    refused_max: refused connections that stay open until they have been told, of each listener; out of the reserve.
+    """
+
+    def __init__(
+        self,
+        file_max: int | None = None,
+        connection_max: int | None = None,
+        available_bytes: Callable[[], int] = plenty,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.file_max = file_max
+        self.connection_max = connection_max
+        self.http_extra = 0
+        self.refused_max = 1 << 30
+        self.connection_count: Callable[[], int] = nothing_to_count
+        self._available_bytes = available_bytes
+        self._clock_s = clock_s
+        self._looked_s = float("-inf")
+        self._has_memory = True
+        self._reached: set[str] = set()
+
+    @classmethod
+    def of_machine(cls, options: Options) -> "Capacity":
+        """Return the capacity that the machine's limits allow, and put the limit of mapped files in force."""
+        mapping_max = machine.mapping_max()
+        reserve = max(MAPPING_RESERVE_MIN, mapping_max // MAPPING_RESERVE_SHARE)
+        left = max(0, mapping_max - machine.mapping_count() - reserve)
+        file_max = left
+        if options.max_mapped_files:
+            file_max = min(file_max, options.max_mapped_files)
+        descriptor_max = machine.descriptor_max()
+        reserve = min(DESCRIPTOR_RESERVE_MAX, descriptor_max // DESCRIPTOR_RESERVE_SHARE)
+        arena.configure(min(file_max, left // MAPPINGS_PER_FILE), reserve // DESCRIPTOR_KINDS)
+        limit_descriptors(reserve // DESCRIPTOR_KINDS)
+        connection_max = max(1, descriptor_max - reserve - DESCRIPTORS_OWN)
+        capacity = cls(file_max, connection_max, machine.available_bytes)
+        capacity.http_extra = capacity.refused_max = reserve // (4 * DESCRIPTOR_KINDS)
+        return capacity
+
+    def shortages(self) -> list[Shortage]:
+        """Return the limits that are reached now, and log what has changed in that."""
+        found = [*self._mappings(), *self._memory(), *self._descriptors()]
+        reached = {shortage.resource for shortage in found}
+        for shortage in found:
+            if shortage.resource not in self._reached:
+                logger.error("LIMIT: new topics, channels or connections are refused - %s", shortage.text)
+        for name in self._reached - reached:
+            logger.info("LIMIT: there are enough %s again", name)
+        self._reached = reached
+        return found
+
+    def refusal(self) -> str | None:
+        """Return why something new would be refused now; None where nothing would."""
+        found = self.shortages()
+        return found[0].text if found else None
+
+    def check(self, name: str) -> None:
+        """See whether a topic or channel can be made. name: of what is to be made. Raises: MachineLimitReached."""
+        for shortage in self.shortages():
+            if shortage.resource != DESCRIPTORS:
+                raise MachineLimitReached(
+                    f"OUT_OF_{shortage.resource.upper()}", f"cannot create {name}: {shortage.text}"
+                )
+
+    def connection_refusal(self) -> str:
+        """Return why a connection is refused now; the empty string where it is not."""
+        for shortage in self.shortages():
+            if shortage.resource != MAPPINGS:
+                return shortage.text
+        return ""
+
+    def http_refusal(self) -> str:
+        """Return why a connection over HTTP is refused now: later than others, so that /ping and /metrics answer."""
+        if self.connection_max is None or self.connection_count() < self.connection_max + self.http_extra:
+            return ""
+        return self.connection_refusal()
+
+    def _mappings(self) -> list[Shortage]:
+        if self.file_max is None or unmanaged_count() < self.file_max:
+            return []
+        text = (
+            f"limit of {self.file_max} mapped files reached; raise vm.max_map_count or --max-mapped-files, or start "
+            "pyqd without a limit of the address space (ulimit -v), so that idle files are unmapped"
+        )
+        return [Shortage(MAPPINGS, text)]
+
+    def _memory(self) -> list[Shortage]:
+        now_s = self._clock_s()
+        if now_s - self._looked_s >= MEMORY_LOOK_S:
+            self._looked_s = now_s
+            try:
+                self._has_memory = self._available_bytes() >= MEMORY_RESERVE_BYTES
+            except OSError:
+                self._has_memory = True
+        if self._has_memory:
+            return []
+        text = (
+            f"less than {MEMORY_RESERVE_BYTES} bytes of memory are left; raise memory.max of the control group or the "
+            "limit of the address space (ulimit -v), or give the machine more"
+        )
+        return [Shortage(MEMORY, text)]
+
+    def _descriptors(self) -> list[Shortage]:
+        if self.connection_max is None or self.connection_count() < self.connection_max:
+            return []
+        text = (
+            f"limit of {self.connection_max} connections reached; raise the limit of open files (RLIMIT_NOFILE, ulimit "
+            "-n, LimitNOFILE of systemd), of which storage keeps a reserve"
+        )
+        return [Shortage(DESCRIPTORS, text)]
