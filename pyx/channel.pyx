@@ -46,7 +46,7 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RING_FIRST = 10000                   # a ring that long is served before fresh messages
-    DUE_PER_TURN = 20000                 # bounds one turn of releasing or expiring
+    DUE_WORK = 200                       # releasing or expiring a message, as work of a turn
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
     LOOK_AGAIN_NS_MAX = 10000000000      # the wall clock may jump: due times are looked at this often
 
@@ -64,6 +64,7 @@ cdef class ChannelCore(ChannelCursor):
         # Numbers of an earlier run, which a reader may hold, are not given again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
         self.consumers = []
+        self.consumer_of = {}
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
@@ -252,6 +253,9 @@ cdef class ChannelCore(ChannelCursor):
                 self.serve(consumer, quota)
                 if self.deliverable() == 0 or len(self.consumers) != count:
                     break
+                if self.feed.scheduler.work_left <= 0:
+                    self.feed.scheduler.request_wake(self)
+                    break
         self.rotation = <uint64_t> at
         self.ask_for_another_turn(depth)
         self.note_cursor()
@@ -293,38 +297,37 @@ cdef class ChannelCore(ChannelCursor):
             wait_ns = (<Parked> self.parked).dues.peek_due() - wall_ns()
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> LOOK_AGAIN_NS_MAX))
         if due != INT64_MAX:
-            # Not at once: what DUE_PER_TURN left over waits until the loop has seen to others.
+            # Not at once: messages for which no work was left wait until the loop has polled.
             self.feed.scheduler.set_timer(self, max(due, now_ns + 1))
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Take back what its consumer has held longer than its timeout. Returns: how many."""
+        """Take back what its consumer has held longer than its timeout, as far as the work goes. Returns: how many."""
         cdef int count = 0
         cdef uint32_t slot
         cdef Slot held
         cdef Consumer consumer
-        while count < DUE_PER_TURN and self.slots.deadlines.peek_due() <= now_ns:
+        while self.slots.deadlines.peek_due() <= now_ns and (count == 0 or self.feed.scheduler.spend(DUE_WORK)):
             slot = self.slots.deadlines.peek_slot()
             held = self.slots.slots[slot]
             self.give_back(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
-            for consumer in self.consumers:
-                if consumer.number == held.consumer:
-                    consumer.in_flight -= 1
-                    break
+            consumer = self.consumer_of.get(held.consumer)
+            if consumer is not None:
+                consumer.in_flight -= 1
             count += 1
         if count:
             self.feed.scheduler.request_wake(self)
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Move the parked messages that are due to the ring, paused or not. Returns: how many."""
+        """Move the parked messages that are due to the ring, paused or not, as far as the work goes. Returns: how many."""
         cdef int count = 0
         cdef const Record* record
         if self.parked is None:
             return 0
-        while count < DUE_PER_TURN:
+        while count == 0 or self.feed.scheduler.spend(DUE_WORK):
             record = (<Parked> self.parked).pop_due(wall_now_ns)
             if record == NULL:
                 break
@@ -389,10 +392,11 @@ cdef class ChannelCore(ChannelCursor):
     def add_consumer(self, Consumer consumer not None):
         """Subscribe a client."""
         self.consumers.append(consumer)
+        self.consumer_of[consumer.number] = consumer
 
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; what it has in flight waits for its timeout."""
-        if consumer in self.consumers:
+        if self.consumer_of.pop(consumer.number, None) is not None:
             self.consumers.remove(consumer)
 
     def pause(self, bint paused):
@@ -462,6 +466,7 @@ cdef class ChannelCore(ChannelCursor):
     def close_consumers(self):
         """Return the clients and forget them, for whoever closes their sockets."""
         consumers, self.consumers = self.consumers, []
+        self.consumer_of = {}
         return consumers
 
     @property

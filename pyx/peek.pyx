@@ -24,7 +24,6 @@ from libc.stdint cimport INT64_MAX, uint32_t
 
 from pyqd.hot.bitmap cimport ring_next_zero
 from pyqd.hot.clock cimport mono_ns, wall_ns
-from pyqd.hot.consumer cimport Consumer
 from pyqd.hot.heap cimport Entry
 from pyqd.hot.ledger cimport Ledger
 from pyqd.hot.logreader cimport LogReader, record_at
@@ -86,16 +85,12 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
     cdef int64_t since_mono_ns = wall_ns() - mono_ns()
     cdef uint64_t room_bytes = PAGE_BYTES_MAX
     cdef const Slot* held
-    cdef Consumer consumer
     rows = []
-    consumer_of = {}
-    for consumer in channel.consumers:
-        consumer_of[consumer.number] = consumer
     while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and room_bytes:
         if channel.slots.deadlines.contains(at):
             held = &channel.slots.slots[at]
             rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
-                consumer_of.get(held.consumer), held.delivered_ns + since_mono_ns,
+                channel.consumer_of.get(held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadlines.due_of(at) + since_mono_ns))
             room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1

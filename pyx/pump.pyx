@@ -37,7 +37,7 @@ cdef class Pump(Outbox):
         cdef Delivery delivery
         cdef ChannelCore channel = self.channel
         cdef int64_t now_ns = mono_ns()
-        cdef uint64_t turn_end = self.sent_bytes + (self.end - self.start) + TURN_BYTES
+        cdef uint64_t turn_start = self.sent_bytes + (self.end - self.start)
         while quota != 0 and self.in_flight < self.rdy:
             if not channel.take(self, now_ns, &delivery):
                 break
@@ -46,9 +46,10 @@ cdef class Pump(Outbox):
             if self.owned:
                 # The socket is full: what more is taken now would be copied, and wait here in place of the channel.
                 break
-            if self.sent_bytes + (self.end - self.start) >= turn_end:
+            if self.sent_bytes + (self.end - self.start) >= turn_start + TURN_BYTES:
                 self.scheduler.request_wake(channel)
                 break
+        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - turn_start))
         self.flush_or_block()
         return 0
 

@@ -5,9 +5,16 @@ turns of one pass run together, so that what arrived in between leaves in one se
 messages, heartbeats) share one heap and one timer of the loop, armed at the earliest. A timer is set to the earliest
 moment something *may* be due; whoever is called looks, and asks again. So the hot path never moves a timer later.
 
+All that is done in a turn of the loop shares one budget of work, `work_left`, however many items want turns and whatever
+each has to do: deliveries take off the bytes they send, long work what it walks over. An item with long work does a slice
+of it, notes where it stands, and asks for another turn; items whose turn has not come when the budget is used up come
+first in the next. The loop polls in between, so nobody waits for more than one budget and one slice. The budget counts
+work and not time, so that a run does the same however loaded the machine is.
+
 The loop itself is above this layer: it comes in as two callables.
 
 Invariants: 1. an item is in `wanting` once, exactly when `wake_wanted`. 2. `armed_ns` is at most the earliest deadline.
+3. each run calls one item at least, so everything comes to its turn.
 """
 
 cimport cython
@@ -39,6 +46,7 @@ cdef class Scheduler:
         self.timed = []
         self.free_slots = []
         self.armed_ns = INT64_MAX
+        self.work_left = WORK_PER_TURN
 
     cdef int request_wake(self, Scheduled item) except -1:
         """Give the item a turn in this pass or the next; asking twice is asking once."""
@@ -50,20 +58,35 @@ cdef class Scheduler:
         return 0
 
     def run_wakes(self):
-        """Give a turn to everyone who asked until now. Returns: how many.
+        """Give a turn to everyone who asked until now, as far as the work goes. Returns: how many had one.
 
         What one turn raises goes to `on_error` and does not cost the others theirs.
         """
         cdef Scheduled item
+        cdef Py_ssize_t count = 0
         wanting = self.wanting
         self.wanting = []
+        self.work_left = WORK_PER_TURN
         for item in wanting:
             item.wake_wanted = False
+            count += 1
             try:
                 item.wake()
             except Exception as error:
                 self.report(error)
-        return len(wanting)
+            if self.work_left <= 0:
+                break
+        if count < len(wanting):
+            self.put_off(wanting[count:])
+        return count
+
+    cdef int put_off(self, list items) except -1:
+        """Let items that had no turn come first in the next."""
+        cdef bint is_first = len(self.wanting) == 0
+        self.wanting = items + self.wanting
+        if is_first and self.on_wake_wanted is not None:
+            self.on_wake_wanted()
+        return 0
 
     def report(self, error):
         """Tell `on_error`, or raise where nobody listens."""
@@ -110,10 +133,14 @@ cdef class Scheduler:
         item.timer = ABSENT
 
     def run_timers(self, int64_t now_ns):
-        """Call everyone whose time has come. Returns: the next time (monotonic ns) to call this, or None."""
+        """Call everyone whose time has come, as far as the work goes.
+
+        Returns: the next time (monotonic ns) to call this, which may have passed, or None.
+        """
         cdef Scheduled item
         cdef uint32_t slot
-        while self.deadlines.peek_due() <= now_ns:
+        self.work_left = WORK_PER_TURN
+        while self.deadlines.peek_due() <= now_ns and self.work_left > 0:
             slot = self.deadlines.pop()
             item = self.timed[slot]
             self.release_slot(slot, item)

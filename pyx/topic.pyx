@@ -251,7 +251,10 @@ cdef class TopicCore(Feed):
     cdef int wake(self) except -1:
         cdef ChannelCore channel
         for channel in self.channels:
-            channel.wake()
+            if self.scheduler.work_left > 0:
+                channel.wake()
+            else:
+                self.scheduler.request_wake(channel)
         if self.trim_wanted:
             self.trim_wanted = False
             self.drained()

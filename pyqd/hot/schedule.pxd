@@ -3,6 +3,11 @@ from libc.stdint cimport int64_t, uint32_t
 
 from pyqd.hot.heap cimport DeadlineHeap
 
+cdef enum:
+    # What one turn of the loop may do, in units of some nanoseconds: about a byte copied, or looked at and passed over.
+    # Full, a turn takes a few milliseconds; a lone item may overdraw it by its own bounded piece of work.
+    WORK_PER_TURN = 1 << 20
+
 cdef class Scheduled:
     cdef bint wake_wanted                # in the scheduler's list, and not yet called
     cdef uint32_t timer                  # slot in the scheduler's heap; ABSENT when it has none
@@ -18,7 +23,14 @@ cdef class Scheduler:
     cdef list timed                      # by slot: Scheduled or None
     cdef list free_slots
     cdef int64_t armed_ns                # what on_timer_wanted was told last; INT64_MAX when nothing
+    cdef int64_t work_left               # of this turn of the loop; nothing or less: what can wait waits for the next
+
+    cdef inline bint spend(self, int64_t work) noexcept:
+        # Take work off what this turn may do. Returns: whether anything is left.
+        self.work_left -= work
+        return self.work_left > 0
 
     cdef int request_wake(self, Scheduled item) except -1
     cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1
     cdef int drop_timer(self, Scheduled item) except -1
+    cdef int put_off(self, list items) except -1

@@ -118,3 +118,39 @@ def test_slots_of_timers_are_given_back():
     assert slots == list(range(100))
     scheduler.release_slot(42, item)
     assert scheduler.take_slot(item) == 42
+
+
+def in_flight(broker, name, count, timeout_ns):
+    """Return a channel with so many messages in flight at one consumer, and the consumer."""
+    topic = broker.topic(name)
+    channel = topic.channel("c")
+    topic.publish_bodies([b"x"] * count, wall())
+    consumer = consumer_on(channel, timeout_ns)
+    for _ in range(count):
+        channel.take_message(consumer)
+    return channel, consumer
+
+
+def test_a_mass_of_timeouts_is_taken_back_over_several_turns(broker):
+    channel, consumer = in_flight(broker, "many", 30_000, MINUTE_NS)
+    later_ns = mono() + 2 * MINUTE_NS
+    broker.scheduler.run_timers(later_ns)
+    left = channel.in_flight_count
+    assert 0 < left < 30_000
+    assert consumer.in_flight == left
+    turns = 1
+    while channel.in_flight_count:
+        broker.scheduler.run_timers(later_ns + turns)
+        turns += 1
+        assert turns < 100
+    assert (consumer.in_flight, channel.timeout_count, channel.depth) == (0, 30_000, 30_000)
+
+
+def test_a_timeout_that_finds_no_work_left_is_the_first_of_the_next_turn(broker):
+    channels = [in_flight(broker, f"t{index}", 10_000, MINUTE_NS)[0] for index in range(3)]
+    later_ns = mono() + 2 * MINUTE_NS
+    due_ns = broker.scheduler.run_timers(later_ns)
+    assert due_ns <= later_ns
+    assert [channel.timeout_count > 0 for channel in channels] == [True, False, False]
+    broker.scheduler.run_timers(later_ns)
+    assert channels[1].timeout_count > 0
