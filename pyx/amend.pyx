@@ -170,7 +170,9 @@ cdef class Sought:
 
     def due_ns(self):
         """Return when the message is due (Unix); 0 for one that is due already, or whose place has no due time."""
-        return self.record.due_ns if self.place == DEFERRED else 0
+        if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
+            return self.record.due_ns
+        return 0
 
     def cancel(self):
         """Finish the message, which is queued, returned or deferred and was looked for in this turn.
@@ -191,6 +193,8 @@ cdef class Sought:
             channel.finish_record(entry.record, entry.source)
         else:
             channel.reach(self.record, FROM_TOPIC)
+            if self.record.due_ns != 0:
+                channel.pass_deferred(record_ordinal(self.record))
             channel.finish_record(self.record, FROM_TOPIC)
             channel.note_finished_ahead()
         channel.ledger.header.finish_count += 1
@@ -235,6 +239,8 @@ cdef class Sought:
         channel.ledger.header.moved_until = (<Parked> channel.parked).log.end + 1
         store_barrier()
         channel.park(self.record, FROM_TOPIC, self.record.attempts, due_ns)
+        if self.record.due_ns != 0:
+            channel.pass_deferred(ordinal)
         channel.unsettled_ahead += 1
         if channel.moved_ahead is None:
             channel.moved_ahead = set()

@@ -24,8 +24,8 @@ is taken up in pyx/recovery.pyx.
 Invariants, beside those of the cursor:
 1. A record below the cursor and not finished is in exactly one of: slots, ring, (parked records) dues.
    Or it is the origin of a parked record that no sync has covered yet (see pyx/parked.pyx).
-2. `depth = feed.end - cursor - ledger.ahead - unsettled_ahead + ring`; in flight and deferred are counted apart, as in
-   nsqd.
+2. `depth = feed.end - cursor - ledger.ahead - unsettled_ahead - pending + ring`; in flight and deferred are counted
+   apart, as in nsqd.
 
 Source: spec of broker semantics, "Delivery to a client", "In-flight outcomes".
 """
@@ -71,7 +71,9 @@ cdef class ChannelCore(ChannelCursor):
 
     cdef uint64_t available(self) noexcept:
         """Count the messages that could be delivered now: the depth."""
-        return self.feed.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead + self.ready.count
+        return (
+            self.feed.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead - self.pending()
+            + self.ready.count)
 
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
         """Hand the next message to the consumer and note it as in flight.
@@ -236,6 +238,12 @@ cdef class ChannelCore(ChannelCursor):
         cdef uint64_t depth, quota
         cdef Py_ssize_t at, ready_count, count = len(self.consumers)
         cdef int32_t nearest = 0
+        if self.exiting:
+            return 0
+        if self.settle_end != 0:
+            self.settle_some(False)
+        if self.lags() and not self.held_up:
+            self.catch_up(False)
         if self.ephemeral:
             self.drop_excess()
         depth = self.deliverable()
@@ -343,7 +351,7 @@ cdef class ChannelCore(ChannelCursor):
         Source: spec of broker semantics, "Topic lifecycle", ephemeral.
         """
         cdef Consumer consumer
-        if self.available() <= self.memory_count_max:
+        if self.available() <= self.memory_count_max or self.lags():
             return 0
         if not self.ledger.header.paused:
             for consumer in self.consumers:
@@ -412,14 +420,13 @@ cdef class ChannelCore(ChannelCursor):
         self.ready.clear()
         return 0
 
-    cdef int start_over(self, uint64_t target) except -1:
-        """Go on at an ordinal of the log: what lies before it is finished, what was handed out or parked is forgotten.
+    cdef int start_over(self, Position position) except -1:
+        """Go on at a place of the log: what lies before it is finished, what was handed out or parked is forgotten.
 
         Raises: StorageError, at most before anything is changed.
         """
-        cdef Position position = self.feed.log.locate(target)
         cdef Consumer consumer
-        self.ledger.reset(target, 0 if self.parked is None else (<Parked> self.parked).log.end)
+        self.ledger.reset(position.ordinal, 0 if self.parked is None else (<Parked> self.parked).log.end)
         self.forget_deliveries()
         for consumer in self.consumers:
             consumer.in_flight = 0
@@ -431,6 +438,8 @@ cdef class ChannelCore(ChannelCursor):
                 self.note_dropped((<Parked> self.parked).dropped_below)
         self.unsettled_ahead = 0
         self.moved_ahead = None
+        self.settle_end = 0
+        self.forget_lag()
         self.feed.trim_wanted = True
         self.feed.scheduler.request_wake(self.feed)
         self.feed.scheduler.request_wake(self)
@@ -438,16 +447,23 @@ cdef class ChannelCore(ChannelCursor):
 
     def empty(self):
         """Drop what is queued, in flight and deferred; the clients' in-flight counts become zero."""
-        self.start_over(self.feed.end)
+        self.start_over(self.feed.end_position())
         # Nothing times out and nothing is due any more.
         self.feed.scheduler.drop_timer(self)
 
     def abandon(self):
         """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
+        cdef Position position = self.feed.log.end_position()
         assert len(self.consumers) == 0
-        self.empty()
+        self.segment, self.offset = position.segment, position.offset
+        self.forget_deliveries()
         if self.parked is not None:
-            (<Parked> self.parked).log.abandon()
+            (<Parked> self.parked).abandon()
+        self.unsettled_ahead = 0
+        self.moved_ahead = None
+        self.settle_end = 0
+        self.forget_lag()
+        self.feed.scheduler.drop_timer(self)
 
     def attempts_noted(self):
         """Return {(source, ordinal): deliveries so far} of what is in flight or waits for redelivery."""
@@ -488,7 +504,7 @@ cdef class ChannelCore(ChannelCursor):
 
     @property
     def deferred_count(self) -> int:
-        return 0 if self.parked is None else (<Parked> self.parked).count()
+        return self.pending() + (0 if self.parked is None else (<Parked> self.parked).count())
 
     @property
     def message_count(self) -> int:

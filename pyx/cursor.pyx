@@ -8,10 +8,21 @@ in a hole, damaged, or deferred. A deferred one is parked: copied to the channel
 the record here is its origin, to be finished when that is safe (see pyx/parked.pyx). A requeue with a delay parks as
 well, whether the record came from the topic's log or from the parked one.
 
+Deferred messages are parked when they are published, as far as the work of a turn of the loop goes. Beyond that a channel
+*lags*: it goes on parking from where it stands, in order, a slice in each of its turns, until it has caught up. They
+count as deferred meanwhile, and the cursor parks what it meets of them by itself. A kill in between leaves
+`parked_below` where parking stood, from which a start goes on. How many the feed has shown since the start
+(`deferred_count`), less those this channel is past (`deferred_seen`), are *pending*; so a publish counts them once and not
+once for each channel. Deferred records that nobody counted, as an earlier run held them, are in the depth until they are
+parked.
+
 Invariants:
 1. `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
 2. `unsettled_ahead` counts the origins at or past the cursor; each has a due time and lies below `parked_below`, or is
    in `moved_ahead`: a queued message whose turn was put off by its id (see pyx/amend.pyx).
+3. Pending records are deferred and not finished, at or past `parked_below`, the cursor and `counted_from`.
+4. Every record that is deferred, not finished, at or past the cursor and below the feed's end is parked, or lies at or
+   past the place where the channel goes on parking.
 
 Source: spec of broker semantics, "Delivery to a client", deferred messages.
 """
@@ -30,6 +41,10 @@ from pyqd.primitives.errors import StorageError
 cdef enum:
     RETRY_NS = 1000000000
     SKIPPED_PER_TURN = 10000
+    # As work of a turn.
+    WALK_WORK = 10                       # of a record walked over
+    VERIFY_SHARE = 8                     # of its bytes, where it has to be verified
+    SETTLE_WORK = 20
 
 
 cdef class ChannelCursor(Scheduled):
@@ -40,6 +55,8 @@ cdef class ChannelCursor(Scheduled):
         self.ledger = ledger
         self.segment = position.segment
         self.offset = position.offset
+        self.deferred_seen = feed.deferred_count
+        self.counted_from = feed.end
         assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
 
     cdef int set_next_timer(self, int64_t now_ns) except -1:
@@ -98,14 +115,18 @@ cdef class ChannelCursor(Scheduled):
         """Verify a record that an earlier run wrote, as it is reached; where it is damaged, mend the segment."""
         cdef Position position
         cdef uint64_t cursor = self.ledger.header.cursor
-        cdef uint64_t seq = self.segment.header().first_seq + (cursor - self.segment.first_ordinal)
-        if self.offset < self.segment.tail and record_verdict(
-                <const char*> record, self.segment.tail - self.offset, seq) == RECORD_VALID:
+        if self.is_sound(self.segment, self.offset, cursor):
             return True
         self.feed.log.mend(self.segment)
         position = self.feed.log.locate(cursor)
         self.segment, self.offset = position.segment, position.offset
         return False
+
+    cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        """Say whether a segment has the record with that ordinal there, undamaged."""
+        cdef uint64_t seq = segment.header().first_seq + (ordinal - segment.first_ordinal)
+        return offset < segment.tail and record_verdict(
+            segment.base + offset, segment.tail - offset, seq) == RECORD_VALID
 
     cdef bint step_over_deferred(self, const Record* record) except -1:
         """See to a record at the cursor that may be deferred. Returns: False when it is to be handed out now."""
@@ -114,9 +135,12 @@ cdef class ChannelCursor(Scheduled):
             self.ledger.hand_out()
             self.forget_ahead(record_ordinal(record))
             return True
-        if record.due_ns == 0 or not (record.due_ns > wall_ns() or self.is_parked(record)):
+        if record.due_ns == 0:
             return False
-        return self.try_park_published(record)
+        if (record.due_ns > wall_ns() or self.is_parked(record)) and self.try_park_published(record):
+            return True
+        self.pass_deferred(record_ordinal(record))
+        return False
 
     cdef bint is_origin_ahead(self, const Record* record) except -1:
         """Say whether an unfinished record at or past the cursor is an origin that is not settled."""
@@ -196,16 +220,31 @@ cdef class ChannelCursor(Scheduled):
     cdef int settle_unless_durable(self) except -1:
         """Finish the origins of what was parked, unless that waits for a sync."""
         if not self.parks_durably:
-            self.settle((<Parked> self.parked).log.end)
+            self.settle((<Parked> self.parked).log.end, True)
             (<Parked> self.parked).note_settled((<Parked> self.parked).settled)
         return 0
 
-    def settle(self, uint64_t end):
-        """Finish the origins of what lies below an ordinal of the parked log, as it is on stable storage."""
+    def settle(self, uint64_t end, bint whole=False):
+        """Finish the origins of what lies below an ordinal of the parked log, as it is on stable storage.
+
+        As far as the work of this turn goes, and the rest in turns to come. whole: all now.
+        """
+        self.settle_end = max(self.settle_end, end)
+        self.settle_some(whole)
+
+    cdef int settle_some(self, bint whole) except -1:
         cdef Parked parked = self.parked
         cdef uint64_t index, origin
+        cdef uint64_t end = self.settle_end
+        if end > parked.settled and not whole:
+            end = min(end, parked.settled + max(self.feed.scheduler.work_left, <int64_t> 0) // SETTLE_WORK)
+            if end < self.settle_end:
+                self.feed.scheduler.request_wake(self)
         if end <= parked.settled:
-            return
+            if self.settle_end <= parked.settled:
+                self.settle_end = 0
+            return 0
+        self.feed.scheduler.spend(SETTLE_WORK * (end - parked.settled))
         for index in range(end - parked.settled):
             origin = parked.origins[index]
             if origin & 1 == FROM_PARKED:
@@ -218,6 +257,9 @@ cdef class ChannelCursor(Scheduled):
         parked.trim()
         self.note_finished_ahead()
         self.note_drained()
+        if end == self.settle_end:
+            self.settle_end = 0
+        return 0
 
     cdef bint skip_finished(self) except -1:
         """Move the cursor over finished records, or these would hold a segment of a channel that is idle.
@@ -259,8 +301,6 @@ cdef class ChannelCursor(Scheduled):
 
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:
         """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
-        if self.parks_late:
-            self.park_deferred(self.feed.end)
         if self.parked is None:
             self.parked = self.open_parked()
         (<Parked> self.parked).prepare(span_bytes)
@@ -277,7 +317,7 @@ cdef class ChannelCursor(Scheduled):
         return 0
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
-        """Park those of `count` records in a row that have a due time; room has been made."""
+        """Park those of `count` records in a row that have a due time; room has been made, and the channel lags not."""
         cdef const Record* record = first
         for _ in range(count):
             if record.due_ns != 0:
@@ -307,12 +347,129 @@ cdef class ChannelCursor(Scheduled):
                 self.park(record, FROM_TOPIC, record.attempts, record.due_ns)
                 self.unsettled_ahead += ordinal >= self.ledger.header.cursor
                 self.settle_unless_durable()
+            self.pass_deferred(ordinal)
         self.ledger.header.parked_below = max(self.ledger.header.parked_below, ordinal + 1)
         return 0
 
     cdef bint is_parked(self, const Record* record) noexcept:
         """Say whether the last run ended between parking the message and finishing this record of it."""
         return self.parked is not None and (<Parked> self.parked).has_twin(record)
+
+    cdef int pass_deferred(self, uint64_t ordinal) noexcept:
+        """Count a record with a due time as pending no longer, if it is: it is parked, handed out or finished now."""
+        if (
+            self.feed.deferred_count != self.deferred_seen and ordinal >= self.counted_from
+            and ordinal >= self.ledger.header.parked_below
+        ):
+            self.deferred_seen += 1
+        return 0
+
+    cdef int walk_to(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        self.walk_segment = segment
+        self.walk_offset = offset
+        self.walk_ordinal = max(ordinal, segment.first_ordinal)
+        return 0
+
+    cdef int lag_from(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        """Note where parking goes on, unless the channel lags already. The feed counts what lies there afterwards."""
+        if not self.lags():
+            self.walk_to(segment, offset, ordinal)
+        return 0
+
+    cdef int lag_uncounted(self, Position position, uint64_t end) except -1:
+        """Note that records from a position to before an ordinal may be deferred, of which nobody knows how many."""
+        if not self.lags():
+            self.walk_to(position.segment, position.offset, position.ordinal)
+        self.uncounted_end = max(self.uncounted_end, end)
+        self.counted_from = self.feed.end
+        self.deferred_seen = self.feed.deferred_count
+        return 0
+
+    cdef int lag_counted(self, Position position, uint64_t count) except -1:
+        """Note that `count` records from a position on are deferred, and none of them is parked. Nothing else lags."""
+        self.walk_to(position.segment, position.offset, position.ordinal)
+        self.counted_from = position.ordinal
+        self.deferred_seen = self.feed.deferred_count - count
+        return 0
+
+    def park_on(self):
+        """Go on parking what lags, now as far as the work of this turn goes, and then in turns to come."""
+        self.catch_up(False)
+
+    cdef int forget_lag(self) except -1:
+        """Note that nothing is left to be parked."""
+        self.deferred_seen = self.feed.deferred_count
+        self.counted_from = self.feed.end
+        self.uncounted_end = 0
+        self.walk_segment = None
+        self.stuck = False
+        # The next that is not parked at once has to tell this channel where it lies.
+        self.feed.all_lag = False
+        return 0
+
+    cdef int catch_up(self, bint whole) except -1:
+        """Go on parking, as far as the work of this turn goes, and ask for another turn where that is not all.
+
+        whole: all now. Where there is no room to park, the messages count as queued, and a timer retries.
+        """
+        cdef const Record* record
+        if not self.lags():
+            return 0
+        if self.walk_segment is None or self.walk_ordinal <= self.ledger.header.cursor:
+            self.leave_drained()
+            self.walk_to(self.segment, self.offset, self.ledger.header.cursor)
+        while self.pending() != 0 or self.walk_ordinal < self.uncounted_end:
+            if self.feed.scheduler.work_left <= 0 and not whole:
+                self.feed.scheduler.request_wake(self)
+                return 0
+            record = self.next_walked()
+            if record == NULL:
+                break
+            self.feed.scheduler.spend(WALK_WORK)
+            if record.due_ns != 0:
+                self.feed.scheduler.spend(PARK_WORK + record.size_bytes)
+                try:
+                    self.park_published(record)
+                except StorageError as error:
+                    return self.stay_behind(error)
+            self.walk_offset += record_span(record.size_bytes)
+            self.walk_ordinal += 1
+        # A record that was counted and has been damaged since is not met.
+        self.ledger.header.parked_below = max(self.ledger.header.parked_below, self.walk_ordinal)
+        return self.forget_lag()
+
+    cdef const Record* next_walked(self) except? NULL:
+        """Return the record at which parking goes on; NULL at the feed's end."""
+        cdef Segment segment
+        cdef const Record* record
+        cdef Position position
+        while self.walk_ordinal < self.feed.end:
+            segment = self.walk_segment
+            if self.walk_offset == segment.tail:
+                if segment.next is None:
+                    return NULL
+                self.walk_to(segment.next, SEGMENT_HEADER_BYTES, segment.next.first_ordinal)
+                continue
+            record = <const Record*> (segment.base + self.walk_offset)
+            if segment.unverified:
+                if not self.is_sound(segment, self.walk_offset, self.walk_ordinal):
+                    self.feed.log.mend(segment)
+                    position = self.feed.log.locate(self.walk_ordinal)
+                    self.walk_to(position.segment, position.offset, position.ordinal)
+                    continue
+                self.feed.scheduler.spend(record.size_bytes // VERIFY_SHARE)
+            return record
+        return NULL
+
+    cdef int stay_behind(self, error) except -1:
+        """Leave in the queue what cannot be parked, until there is room or the cursor comes to it."""
+        self.uncounted_end = self.feed.end
+        self.counted_from = self.feed.end
+        self.deferred_seen = self.feed.deferred_count
+        if not self.stuck:
+            self.stuck = True
+            self.note_stuck(error)
+        return self.retry_soon()
 
     def park_deferred(self, uint64_t end):
         """Park every record of the topic's log below `end` that has a due time and is not parked yet.
@@ -322,34 +479,19 @@ cdef class ChannelCursor(Scheduled):
         records are parked in order, as `parked_below` speaks for all below it.
         """
         cdef uint64_t start = max(self.ledger.header.parked_below, self.ledger.header.cursor)
-        cdef Position position
-        cdef Segment segment
-        cdef uint64_t offset, ordinal
-        cdef const Record* record
         # A kill may have left the topic's `deferred_below` announced and no record behind it.
         end = min(end, self.feed.end)
-        if start >= end:
-            return
-        self.parks_late = True
-        position = self.feed.log.locate(start)
-        segment, offset, ordinal = position.segment, position.offset, position.ordinal
-        self.feed.log.ready(segment)
-        while ordinal < end:
-            if offset == segment.tail:
-                if segment.next is None:
-                    break
-                segment = segment.next
-                self.feed.log.ready(segment)
-                offset = SEGMENT_HEADER_BYTES
-                ordinal = segment.first_ordinal
-                continue
-            record = <const Record*> (segment.base + offset)
-            if record.due_ns != 0:
-                self.park_published(record)
-            offset += record_span(record.size_bytes)
-            ordinal += 1
-        self.ledger.header.parked_below = max(self.ledger.header.parked_below, end)
-        self.parks_late = False
+        if start < end:
+            if start == self.ledger.header.cursor:
+                self.leave_drained()
+                self.lag_uncounted(Position(self.segment, self.offset, start), end)
+            else:
+                self.lag_uncounted(self.feed.log.locate(start), end)
+        self.catch_up(True)
+
+    def note_stuck(self, error):
+        """Take note that deferred messages could not be parked."""
+        raise NotImplementedError("the subclass logs")
 
     def open_parked(self):
         """Make the parked log. The Python half knows where."""

@@ -236,12 +236,8 @@ cdef class Parked:
         self.trim()
         return 0
 
-    cdef int drop_all(self) except -1:
-        """Forget everything that is parked or came from here: the channel's ledger has just been reset and says so.
-
-        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel is where it was
-        and needs all of this. `finish_dropped` is for afterwards.
-        """
+    cdef int forget(self) except -1:
+        """Forget everything that waits here or came from here; the files stay as they are."""
         free(self.records)
         free(self.prints)
         self.records = NULL
@@ -250,6 +246,21 @@ cdef class Parked:
         self.free_slot = 0
         self.dues.clear()
         self.twins.clear()
+        return 0
+
+    cdef int abandon(self) except -1:
+        """Forget everything for good, as the files are gone."""
+        self.forget()
+        self.log.abandon()
+        return 0
+
+    cdef int drop_all(self) except -1:
+        """Forget everything that is parked or came from here: the channel's ledger has just been reset and says so.
+
+        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel is where it was
+        and needs all of this. `finish_dropped` is for afterwards.
+        """
+        self.forget()
         self.settled = self.log.end
         self.dropped_below = self.log.end
         return 0

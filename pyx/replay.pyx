@@ -8,14 +8,24 @@ in the same page that what is parked does not count any more. So a kill or a pow
 was, with what it had parked, or where it goes, without. A FIN of what was in flight finds nothing in flight.
 
 Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
-again by whoever seeks, in the same turn (`ChannelCore.park_deferred`), as records are parked in order. A start does so
-too.
+again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as records are parked in order. How many these
+are is counted before, in parts (`SeekPlace`), so that depth and deferred count are right from the seek on. A start parks them
+again, too.
 
 Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
 """
 
+cimport cython
+
 from pyqd.hot.bitmap cimport ring_count
 from pyqd.hot.channel cimport ChannelCore
+from pyqd.hot.logreader cimport LogReader, record_at
+from pyqd.hot.record cimport Record, record_ordinal, record_span
+from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.topic cimport TopicCore
+
+cdef enum:
+    RECORDS_PER_TURN = 100000
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -77,14 +87,66 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
     }
 
 
-def seek(ChannelCore channel not None, uint64_t target):
+@cython.final
+cdef class SeekPlace:
+    """Place that a channel is to go to, and the number of deferred messages behind it, counted in bounded parts.
+
+    Between two parts anything may be trimmed; then the count begins again.
+    """
+
+    def look(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
+        """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
+        cdef const Record* record
+        cdef uint64_t left = RECORDS_PER_TURN
+        cdef uint64_t end = min(topic.end, topic.state.deferred_below)
+        cdef uint64_t found = 0
+        if self.position is None or self.position.ordinal != target or not self.is_kept(topic.log):
+            self.segment = topic.log.segment_of(target)
+            self.offset = reader.offset_of(self.segment, max(target, self.segment.first_ordinal), &found)
+            if found < target:
+                # Damage lies in between; finding the place mends it.
+                self.position = topic.log.locate(target)
+                self.segment, self.offset = self.position.segment, self.position.offset
+            self.position = Position(self.segment, self.offset, target)
+            self.ordinal = max(target, self.segment.first_ordinal)
+            self.number = self.segment.number
+            self.first_number = self.number
+            self.count = 0
+        while self.ordinal < end and left:
+            left -= 1
+            record = record_at(self.segment, self.offset, self.ordinal) if self.offset < self.segment.tail else NULL
+            if record == NULL:
+                # The segment's end, or damage, behind which the channel finds for itself what is deferred.
+                if self.segment.next is None:
+                    return True
+                self.segment = self.segment.next
+                self.offset = SEGMENT_HEADER_BYTES
+                self.ordinal = self.segment.first_ordinal
+                self.number = self.segment.number
+                continue
+            self.count += record.due_ns != 0
+            self.offset += record_span(record.size_bytes)
+            self.ordinal = record_ordinal(record) + 1
+        return self.ordinal >= end
+
+    cdef bint is_kept(self, Log log) noexcept:
+        """Say whether the segments that were walked are those of the log still."""
+        return (
+            self.position.segment.number == self.first_number and self.segment.number == self.number
+            and self.first_number >= log.first.number)
+
+
+def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
+    place: that of the target, with all deferred messages behind it counted in this turn.
     Raises: StorageError where a hole is beyond the ledger's ring.
     """
     cdef Ledger ledger = channel.ledger
     cdef uint64_t start, end
     assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
-    channel.start_over(target)
+    channel.start_over(channel.feed.log.locate(target) if place is None else place.position)
+    if place is not None:
+        channel.lag_counted(place.position, place.count)
     for start, end in channel.feed.log.holes:
         ledger.finish_range(max(start, target), end)

@@ -8,6 +8,10 @@ id, where the held messages begin. That place moves as soon as a channel takes t
 write the page before the channel has a durable name. So after a power failure it is believed up to `given_below` only,
 which moves when a sync of the names is complete.
 
+What has a due time is parked by each channel, at once as far as the work of this turn of the loop goes; beyond that the
+channels lag, and catch up in turns of their own (pyx/cursor.pyx). There must be room for all of it all the same, or the
+publish is refused.
+
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
 
@@ -21,10 +25,11 @@ from pyqd.hot.bodies cimport Frames
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.guid cimport id_stepped
-from pyqd.hot.log cimport Log
+from pyqd.hot.cursor cimport PARK_WORK
+from pyqd.hot.log cimport Log, Position
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.parked cimport Parked
-from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_span
+from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
@@ -88,6 +93,9 @@ cdef class TopicCore(Feed):
             self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
         self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
         self.end = self.state.held_from
+        self.held_known = self.end == log.end or self.state.deferred_below <= self.end
+        if self.end == log.end:
+            self.note_held()
 
     cdef uint64_t depth_here(self) noexcept:
         """Count the messages that no channel has been given."""
@@ -99,11 +107,11 @@ cdef class TopicCore(Feed):
         Raises: StorageError (nothing was accepted). Switches: no. Durable: against a kill when it returns.
         """
         cdef char* at
-        cdef ChannelCore channel
+        cdef bint at_once = False
         self.log.reserve(record_span(body_bytes))
         if due_ns != 0 and self.shown():
-            for channel in self.channels:
-                channel.prepare_park(record_span(body_bytes), self.log.end)
+            at_once = self.parks_at_once(record_span(body_bytes), 1)
+            self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
         self.state.message_count += 1
         self.state.message_bytes += body_bytes
         self.state.last_guid = self.guids.next_id(now_ns)
@@ -116,9 +124,50 @@ cdef class TopicCore(Feed):
         if self.shown():
             self.show()
             if due_ns != 0:
-                for channel in self.channels:
-                    channel.park_published(<const Record*> at)
+                self.park_shown(<const Record*> at, 1, 1, at_once)
+        elif due_ns != 0:
+            self.held_deferred += 1
         return 0
+
+    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
+        """Say whether the channels park what is published now at once; if so, that is work of this turn."""
+        cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
+        if self.scheduler.work_left <= 0 or work > <uint64_t> self.scheduler.work_left:
+            return False
+        self.scheduler.spend(<int64_t> work)
+        return True
+
+    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
+        """See that the channels can park what is published next. count: of the records; 0: not at once.
+
+        Raises: StorageError, MemoryError.
+        """
+        cdef ChannelCore channel
+        if count == 0:
+            self.require_room(<uint64_t> len(self.channels) * span_bytes)
+            return 0
+        for channel in self.channels:
+            if not channel.lags():
+                channel.prepare_park_batch(span_bytes, count, self.log.end + count - 1)
+        return 0
+
+    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
+        """Let the channels park those of the last `count` records that have a due time, now or as they come to it."""
+        cdef ChannelCore channel
+        cdef uint64_t before = self.deferred_count
+        if not at_once and not self.all_lag:
+            self.all_lag = True
+            for channel in self.channels:
+                channel.lag_from(self.log.active, <const char*> first - self.log.active.base, record_ordinal(first))
+        self.deferred_count += deferred_count
+        if at_once:
+            for channel in self.channels:
+                if channel.deferred_seen == before and channel.uncounted_end == 0:
+                    channel.park_batch(first, count)
+        return 0
+
+    def require_room(self, uint64_t size_bytes):
+        """See that there is room for so many bytes of parked messages. Raises: StorageError."""
 
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
         """Accept `count` messages, each a big-endian int32 size and a body, checked before; all or none.
@@ -197,13 +246,14 @@ cdef class TopicCore(Feed):
         cdef uint64_t bytes_total = 0
         cdef const char* first = NULL
         cdef const char* record
-        cdef ChannelCore channel
+        cdef uint64_t deferred_count = 0
+        cdef bint at_once = False
         cdef bint by_one = self.ephemeral and not self.shown()
         if not by_one:
             self.log.reserve(span)
             if self.shown():
-                for channel in self.channels:
-                    channel.prepare_park_batch(span, count, self.log.end + count - 1)
+                at_once = self.parks_at_once(span, count)
+                self.prepare_park(span, count if at_once else 0)
             self.log.begin_batch(span)
         try:
             for index in range(count):
@@ -218,6 +268,7 @@ cdef class TopicCore(Feed):
                     first = record if index == 0 else first
                     if due_ns != 0:
                         self.state.deferred_below = self.log.end
+                        deferred_count += 1
                     bytes_total += size
                 at += 4 + size
         except BaseException:
@@ -233,8 +284,9 @@ cdef class TopicCore(Feed):
         self.state.message_bytes += bytes_total
         if self.shown():
             self.show()
-            for channel in self.channels:
-                channel.park_batch(<const Record*> first, count)
+            self.park_shown(<const Record*> first, count, deferred_count, at_once)
+        else:
+            self.held_deferred += deferred_count
         return 0
 
     cdef bint shown(self) noexcept:
@@ -265,6 +317,7 @@ cdef class TopicCore(Feed):
         cdef ChannelCore channel
         cdef uint64_t floor = self.end
         cdef int64_t since_ns = INT64_MAX
+        self.leave_drained_held()
         for channel in self.channels:
             if channel.skip_finished():
                 self.trim_wanted = True
@@ -352,36 +405,48 @@ cdef class TopicCore(Feed):
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
         self.channels.append(channel)
+        self.all_lag = False
         if not self.state.paused:
             self.show_held()
 
     def show_held(self):
-        """Hand what the topic has held to its channels, and park what of it has a due time."""
+        """Hand what the topic has held to its channels, and have them park what of it has a due time."""
         cdef ChannelCore channel
+        cdef Position position
+        cdef bint are_held = self.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
+        if are_held:
+            position = self.end_position()
+            for channel in self.channels:
+                channel.lag_from(position.segment, position.offset, position.ordinal)
+            self.all_lag = True
         self.show()
+        if are_held and self.held_known:
+            self.deferred_count += self.held_deferred
+        elif are_held:
+            for channel in self.channels:
+                channel.lag_uncounted(position, min(self.end, self.state.deferred_below))
+        self.forget_held()
         for channel in self.channels:
-            self.park_shown(channel)
+            channel.catch_up(False)
 
-    cdef int park_shown(self, ChannelCore channel) except -1:
-        """Park what a channel was given with a due time; without room it stays in the queue, and the cursor parks it."""
-        try:
-            channel.park_deferred(min(self.end, self.state.deferred_below))
-        except StorageError as error:
-            self.note_unparked(channel, error)
-        return 0
-
-    def note_unparked(self, channel, error):
-        """Take note of deferred messages that could not be parked."""
-        raise NotImplementedError("the subclass logs")
+    def forget_held(self):
+        """Note that nothing is held now."""
+        self.held = None
+        self.held_deferred = 0
+        self.held_known = True
 
     def detach(self, ChannelCore channel not None):
         """Remove a channel; its claim on the log is gone."""
         self.channels.remove(channel)
+        if not self.channels and not self.state.paused:
+            self.note_held()
         self.trim_wanted = True
         self.scheduler.request_wake(self)
 
     def pause(self, bint paused):
         """Stop or resume handing messages to channels; publishing goes on. Remembered over restarts."""
+        if paused and self.shown():
+            self.note_held()
         self.state.paused = paused
         self.state_change_count += 1
         if not paused and self.channels:
@@ -405,6 +470,8 @@ cdef class TopicCore(Feed):
             for channel in self.channels:
                 channel.ledger.finish_range(start, end)
                 channel.ledger.header.start += end - start
+            self.forget_held()
+            self.note_held()
         self.trim_wanted = True
         self.scheduler.request_wake(self)
 
@@ -413,6 +480,7 @@ cdef class TopicCore(Feed):
         assert len(self.channels) == 0
         self.log.abandon()
         self.watched = self.log.active
+        self.forget_held()
         self.trim_wanted = False
 
     def resume_ids_after(self, uint64_t guid):
@@ -434,15 +502,18 @@ cdef class TopicCore(Feed):
         cdef ChannelCore channel
         self.trim_wanted = True
         self.scheduler.request_wake(self)
-        if not self.channels:
-            return
         if self.state.paused:
             for channel in self.channels:
                 self.end = max(self.end, channel.ledger.header.cursor)
-        else:
-            self.show_held()
+        # What was shown and not parked before the end of that run comes before what is shown now.
         for channel in self.channels:
-            self.park_shown(channel)
+            channel.park_deferred(min(self.end, self.state.deferred_below))
+        if self.channels and not self.state.paused:
+            self.show_held()
+        else:
+            self.end_position()
+        for channel in self.channels:
+            channel.catch_up(True)
             self.scheduler.request_wake(channel)
 
     @property

@@ -67,7 +67,7 @@ class Channel(LimitedChannel):
             fresh = False
         elif fresh:
             # Behind what other channels have been given; the first channel takes over what the topic holds.
-            position = topic.log.locate(topic.end)
+            position = topic.end_position()
             start_ledger(ledger, position)
         else:
             if topic.broker.power_failed:
@@ -137,7 +137,7 @@ class Channel(LimitedChannel):
         try:
             self.files.make_directory(making)
             ledger = Ledger(self.files, os.path.join(making, LEDGER_FILE))
-            start_ledger(ledger, self.topic.log.locate(self.topic.end))
+            start_ledger(ledger, self.topic.end_position())
             self.files.rename(making, directory)
         except StorageError:
             self.files.remove_tree(making)
@@ -247,6 +247,15 @@ class Channel(LimitedChannel):
         if self.why_waiting is None or kind != self.kind_of_put_off:
             logger.warning("CHANNEL(%s): %d dead letters wait here - %s", self.name, self.doomed_count, reason)
         self.why_waiting, self.kind_of_put_off = reason, kind
+
+    def note_stuck(self, error: Exception) -> None:
+        """Warn of deferred messages that could not be parked."""
+        logger.warning(
+            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until there is space',
+            self.name,
+            self.topic.name,
+            error,
+        )
 
     def logs(self) -> list[Log]:
         """Return the logs that are this channel's own."""

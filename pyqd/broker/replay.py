@@ -12,12 +12,12 @@ Source: docs/storage.md, "Reading by position".
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.hot.replay import seek, seek_effect, seek_target
-from pyqd.primitives.errors import StorageError
+from pyqd.hot.replay import SeekPlace, seek, seek_effect, seek_target
 from pyqd.primitives.moments import parse_moment
 
 FORMAT: Final = 1
@@ -221,22 +221,22 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
 
     Returns: what that meant, as `preview`. Raises: as `find`, StorageError.
     """
-    target = seek_target(channel, find(topic, place, pause))
+    counted = SeekPlace()
+    while True:
+        target = seek_target(channel, find(topic, place, pause))
+        if topic.exiting or channel.exiting:
+            raise TopicGone
+        prepared(topic, partial(topic.reader.prepare, target), pause)
+        if seek_target(channel, target) == target and counted.look(topic, topic.reader, target):
+            break
+        pause()
     if topic.exiting or channel.exiting:
         raise TopicGone
     done = effect(topic, channel, target)
-    seek(channel, target)
+    seek(channel, target, counted)
     logger.info("TOPIC(%s): channel %s goes to position %d", topic.name, channel.name, done["to"])
-    park_again(topic, channel)
+    channel.park_on()
     return done
-
-
-def park_again(topic: Topic, channel: Channel) -> None:
-    """Park the channel's deferred messages. What there is no room for is parked when the cursor comes to it."""
-    try:
-        channel.park_deferred(min(topic.end, topic.deferred_below))
-    except StorageError as error:
-        logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", topic.name, error)
 
 
 def no_pause() -> None:

@@ -5,14 +5,13 @@ Its traffic is the compiled half's.
 
 import logging
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.space import Space
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.unsynced import Names
-from pyqd.hot.channel import ChannelCore
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
@@ -107,15 +106,6 @@ class Topic(TopicCore):
                 self.resume_ids_after(channel.parked.highest_guid)
         self.recover()
 
-    def note_unparked(self, channel: ChannelCore, error: StorageError) -> None:
-        """Log that deferred messages of a channel could not be parked."""
-        logger.warning(
-            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until their turn',
-            cast(Channel, channel).name,
-            self.name,
-            error,
-        )
-
     def hand_over_held(self) -> None:
         """After a power failure: let a channel have what was given only to channels that are gone.
 
@@ -199,6 +189,11 @@ class Topic(TopicCore):
                 channel.settle_burials()
             if channel.exiting or not channel.burials:
                 self.buriers.discard(channel)
+
+    def require_room(self, size_bytes: int) -> None:
+        """See that the channels have room for so many bytes of parked messages. Raises: DiskFull, StorageError."""
+        with self.space.claimed(size_bytes, size_bytes, on_disk=self.directory is not None):
+            pass
 
     def logs(self) -> list[Log]:
         """Return the topic's log and those of its channels."""

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyqd.hot.consumer cimport Consumer
 from pyqd.hot.cursor cimport ChannelCursor
 from pyqd.hot.latency cimport LatencyBuffer
+from pyqd.hot.log cimport Position
 from pyqd.hot.record cimport Record
 from pyqd.hot.slots cimport ReadyEntry, ReadyRing, SlotTable
 
@@ -48,7 +49,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef int drop_excess(self) except -1
     cdef int drop_beyond(self) except -1
     cdef int forget_deliveries(self) except -1
-    cdef int start_over(self, uint64_t target) except -1
+    cdef int start_over(self, Position position) except -1
     # What a limit of the channel's bears on: pyx/limited.pyx.
     cdef uint64_t deliverable(self) noexcept
     cdef int serve(self, Consumer consumer, uint64_t quota) except -1

@@ -3,9 +3,13 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.feed cimport Feed
 from pyqd.hot.ledger cimport Ledger
+from pyqd.hot.log cimport Position
 from pyqd.hot.record cimport Record
 from pyqd.hot.schedule cimport Scheduled
 from pyqd.hot.segment cimport Segment
+
+cdef enum:
+    PARK_WORK = 150                      # of parking a record, beside its bytes, as work of a turn
 
 cdef class ChannelCursor(Scheduled):
     cdef readonly Feed feed
@@ -16,9 +20,34 @@ cdef class ChannelCursor(Scheduled):
     cdef uint64_t unsettled_ahead        # parked and not settled, at or past the cursor; see pyx/parked.pyx
     cdef set moved_ahead                 # ordinals of those of them whose turn was put off by id; None: there are none
     cdef public bint parks_durably       # what is parked is settled by whoever syncs, not at once
-    cdef bint parks_late                 # deferred records may lie unparked below others; see park_deferred
+    cdef uint64_t deferred_seen          # of the feed's deferred_count: those parked, handed out or finished here
+    cdef uint64_t counted_from           # ordinal; deferred records below it are in neither of these two counts
+    cdef uint64_t uncounted_end          # such records that are not parked may lie below it; 0: there are none
+    cdef Segment walk_segment            # if the channel lags: where it goes on parking; None: at the cursor
+    cdef uint64_t walk_offset
+    cdef uint64_t walk_ordinal
+    cdef bint stuck                      # what lags could not be parked for want of room
+    cdef uint64_t settle_end             # parked records below are on stable storage, so their origins can be settled
     cdef bint held_up                    # a record could not be finished for want of room: a timer retries it
 
+    # How many deferred messages the channel has been shown that are not parked yet.
+    cdef inline uint64_t pending(self) noexcept:
+        return self.feed.deferred_count - self.deferred_seen
+
+    cdef inline bint lags(self) noexcept:
+        return self.feed.deferred_count != self.deferred_seen or self.uncounted_end != 0
+
+    cdef int lag_from(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
+    cdef int lag_uncounted(self, Position position, uint64_t end) except -1
+    cdef int lag_counted(self, Position position, uint64_t count) except -1
+    cdef int walk_to(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
+    cdef int catch_up(self, bint whole) except -1
+    cdef const Record* next_walked(self) except? NULL
+    cdef int stay_behind(self, error) except -1
+    cdef int forget_lag(self) except -1
+    cdef int pass_deferred(self, uint64_t ordinal) noexcept
+    cdef int settle_some(self, bint whole) except -1
+    cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
     cdef const Record* take_at_cursor(self) except? NULL
     cdef bint cursor_is_sound(self, const Record* record) except -1
     cdef bint step_over_deferred(self, const Record* record) except -1

@@ -45,6 +45,8 @@ cdef class Parked:
     cdef int finish(self, const Record* record) except -1
     cdef int drop_all(self) except -1
     cdef int finish_dropped(self, uint64_t end) except -1
+    cdef int forget(self) except -1
+    cdef int abandon(self) except -1
     cdef int give_back(self, uint32_t slot) noexcept
     cdef int grow(self) except -1
     cdef int wait_for(self, const Record* record) except -1

@@ -2,7 +2,19 @@
 from libc.stdint cimport uint64_t
 
 from pyqd.hot.ledger cimport Ledger
-from pyqd.hot.log cimport Log
+from pyqd.hot.log cimport Log, Position
+from pyqd.hot.segment cimport Segment
+
+cdef class SeekPlace:
+    cdef Position position               # of the target; None before the first look
+    cdef uint64_t count                  # deferred messages from the target up to the place where the walk is
+    cdef Segment segment                 # of that place
+    cdef uint64_t offset
+    cdef uint64_t ordinal
+    cdef uint64_t number                 # the segment's, when it was entered; another one: it was recycled
+    cdef uint64_t first_number           # the same of the target's segment
+
+    cdef bint is_kept(self, Log log) noexcept
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept
 cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1

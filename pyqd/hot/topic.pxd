@@ -1,10 +1,10 @@
 # A topic: accept, append, wake the channels. Design notes: pyx/topic.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.feed cimport Feed
 from pyqd.hot.guid cimport GuidFactory
 from pyqd.hot.mapping cimport Mapping
+from pyqd.hot.record cimport Record
 
 cdef enum:
     TOPIC_STATE_BYTES = 4096
@@ -38,6 +38,12 @@ cdef class TopicCore(Feed):
     cdef uint64_t state_change_count     # goes up with changes of the state that no message makes
     cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
     cdef uint64_t open_bytes             # of their bodies
+    cdef uint64_t held_deferred          # messages with a due time among those held, if that is known
+    cdef bint held_known                 # it is not, where an earlier run held some
+
+    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
+    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
+    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
     cdef uint64_t depth_here(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
@@ -50,6 +56,5 @@ cdef class TopicCore(Feed):
         self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
         const int64_t* dues) except -1
     cdef bint shown(self) noexcept
-    cdef int park_shown(self, ChannelCore channel) except -1
     cdef int show(self) except -1
     cdef int drained(self) except -1

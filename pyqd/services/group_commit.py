@@ -91,7 +91,7 @@ class GroupCommit:
     def _note(self, job: Job) -> Exception | None:
         """Note that a job is done. Returns: what went wrong in that."""
         try:
-            job.note()
+            job.note(whole=False)
             self.on_timed(job.took_s)
             # What the syncer failed at is not good yet for what is written here.
             if self._broker.failed_sync is self._failure:

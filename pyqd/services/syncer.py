@@ -190,8 +190,11 @@ class Job:
                 if error.errno != errno.ENOENT:
                     raise
 
-    def note(self) -> None:
-        """Tell logs and ledgers how far they are on stable storage, and finish what they were parked from."""
+    def note(self, whole: bool) -> None:
+        """Tell logs and ledgers how far they are on stable storage, and finish what they were parked from.
+
+        whole: all of it now; else in turns of the loop to come as well.
+        """
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
         for ledger, floor, reset_count in self.ledgers:
@@ -200,7 +203,7 @@ class Job:
             if channel.parked is parked and not channel.exiting:
                 channel.note_dropped(dropped)
                 channel.note_settled(settled)
-                channel.settle(end)
+                channel.settle(end, whole)
         for names, gathered in self.names:
             names.note_synced(gathered)
         for topic in self.topics:
@@ -339,7 +342,7 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     except StorageError as error:
         broker.note_failed_sync(error)
         return False
-    job.note()
+    job.note(whole=in_thread is run_here)
     return True
 
 

@@ -55,3 +55,11 @@ def consumer_on(channel: Any, msg_timeout_ns: int = MINUTE_NS) -> Consumer:
     consumer.msg_timeout_ns = msg_timeout_ns
     channel.add_consumer(consumer)
     return consumer
+
+
+def run_turns(broker: Any) -> None:
+    """Give turns until nobody asks for another: channels park what they were shown, and settle it."""
+    for _ in range(10_000):
+        if not broker.scheduler.run_wakes():
+            return
+    raise AssertionError("the turns do not come to an end")

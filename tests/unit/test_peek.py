@@ -8,7 +8,7 @@ import pytest
 from pyqd.broker import amend, peek
 from pyqd.hot.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on
+from tests.support.storage import body_of, broker_on, run_turns
 
 COUNT = 12_000
 
@@ -50,6 +50,7 @@ def test_deferred_messages_are_shown_once_and_in_order_however_many_have_one_due
     for number in range(COUNT):
         dues[number] = start_ns + chance.randrange(times)
         topic.publish_body(body_of(number), wall(), dues[number])
+    run_turns(topic.broker)
     rows = all_pages(topic, peek.DEFERRED, limit)
     assert [row.due_ns for row in rows] == sorted(dues.values())
     assert {int.from_bytes(row.body, "little"): row.due_ns for row in rows} == dues
@@ -60,6 +61,7 @@ def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
     start_ns = wall() + HOUR_NS
     for number in range(COUNT):
         topic.publish_body(body_of(number), wall(), start_ns + number % 50)
+    run_turns(topic.broker)
     seen: dict[int, int] = {}
     gone: set[int] = set()
     after = None
