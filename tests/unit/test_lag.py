@@ -1,0 +1,194 @@
+"""Channels that park deferred messages in slices: counts, order, kills and changes in between."""
+
+import random
+
+import pytest
+
+from pyqd.broker import amend, replay
+from pyqd.hot.clock import wall
+from pyqd.primitives.durations import HOUR_NS
+from pyqd.primitives.errors import StorageError
+from tests.support.storage import body_of, broker_on, consumer_on, run_turns
+
+# More than one turn parks, on any channel.
+MANY = 20_000
+# A few of these are one turn's work.
+LARGE_BYTES = 60_000
+
+
+@pytest.fixture
+def topic(tmp_path):
+    return broker_on(tmp_path).topic("t")
+
+
+def defer(topic, count, start=0, size_bytes=16):
+    topic.publish_bodies([body_of(start + index, size_bytes) for index in range(count)], wall(), wall() + HOUR_NS)
+
+
+def parked_count(channel):
+    """Return how many messages are in the channel's parked log."""
+    return 0 if channel.parked is None else channel.parked.log.end
+
+
+def test_deferred_messages_count_as_such_before_they_are_parked(topic):
+    channels = [topic.channel(name) for name in "abc"]
+    defer(topic, MANY)
+    assert [channel.deferred_count for channel in channels] == [MANY] * 3
+    assert [channel.depth for channel in channels] == [0] * 3
+    assert sum(map(parked_count, channels)) < 3 * MANY
+    topic.broker.scheduler.run_wakes()
+    assert 0 < sum(map(parked_count, channels)) < 3 * MANY
+    assert [channel.deferred_count for channel in channels] == [MANY] * 3
+    run_turns(topic.broker)
+    assert [parked_count(channel) for channel in channels] == [MANY] * 3
+    assert [channel.deferred_count for channel in channels] == [MANY] * 3
+    topic.check()
+
+
+def test_messages_published_meanwhile_are_parked_once_and_behind_them(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    topic.broker.scheduler.run_wakes()
+    topic.publish_body(b"now", wall())
+    topic.publish_body(b"later", wall(), wall() + HOUR_NS)
+    assert (channel.depth, channel.deferred_count) == (1, MANY + 1)
+    run_turns(topic.broker)
+    assert (channel.depth, channel.deferred_count, parked_count(channel)) == (1, MANY + 1, MANY + 1)
+    assert channel.take_message(consumer_on(channel))[3] == b"now"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_kill_between_two_slices_loses_nothing_and_doubles_nothing(topic, tmp_path, turns):
+    names = ("a", "b")
+    for name in names:
+        topic.channel(name)
+    defer(topic, MANY)
+    for _ in range(turns):
+        topic.broker.scheduler.run_wakes()
+    topic = broker_on(tmp_path).topic("t")
+    channels = [topic.channel_of[name] for name in names]
+    assert [(channel.depth, channel.deferred_count) for channel in channels] == [(0, MANY)] * 2
+    run_turns(topic.broker)
+    topic = broker_on(tmp_path).topic("t")
+    assert [(channel.depth, channel.deferred_count) for channel in topic.channel_of.values()] == [(0, MANY)] * 2
+
+
+def test_the_first_channel_of_a_topic_shows_what_was_held_as_deferred_at_once(topic):
+    defer(topic, MANY)
+    topic.publish_body(b"now", wall())
+    channel = topic.channel("c")
+    assert (channel.depth, channel.deferred_count) == (1, MANY)
+    assert parked_count(channel) < MANY
+    run_turns(topic.broker)
+    assert (channel.depth, channel.deferred_count, parked_count(channel)) == (1, MANY, MANY)
+
+
+def test_what_a_paused_topic_held_is_parked_when_it_goes_on(topic):
+    channels = [topic.channel(name) for name in "ab"]
+    topic.publish_body(b"before", wall(), wall() + HOUR_NS)
+    topic.pause(True)
+    defer(topic, MANY)
+    assert [channel.deferred_count for channel in channels] == [1, 1]
+    topic.pause(False)
+    assert [(channel.depth, channel.deferred_count) for channel in channels] == [(0, MANY + 1)] * 2
+    run_turns(topic.broker)
+    assert [parked_count(channel) for channel in channels] == [MANY + 1] * 2
+
+
+def test_a_seek_shows_all_deferred_messages_behind_its_place_as_deferred(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    topic.publish_body(b"now", wall())
+    run_turns(topic.broker)
+    replay.move(topic, channel, replay.Place(position=100), replay.no_pause)
+    assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
+    run_turns(topic.broker)
+    assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
+    topic.check()
+
+
+def test_a_seek_while_the_channel_lags_forgets_what_it_lagged_behind(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    topic.broker.scheduler.run_wakes()
+    replay.move(topic, channel, replay.Place(), replay.no_pause)
+    assert (channel.depth, channel.deferred_count) == (0, 0)
+    run_turns(topic.broker)
+    assert (channel.depth, channel.deferred_count) == (0, 0)
+
+
+def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
+    channel = topic.channel("c")
+    defer(topic, MANY)
+    last = topic.guids.last_id
+    for guid, action in ((last, amend.cancel), (last - 1, amend.putting_off(topic, wall()))):
+        amend.amend(topic, [channel], guid, action, replay.no_pause)
+    run_turns(topic.broker)
+    assert channel.deferred_count + channel.depth == MANY - 1
+    topic.check()
+
+
+def test_deferred_messages_for_which_there_is_no_room_wait_in_the_queue_until_there_is(topic):
+    channel = topic.channel("c")
+    defer(topic, 1)
+    defer(topic, 200, start=1, size_bytes=LARGE_BYTES)
+
+    def refuse(log, need_bytes, want_bytes):
+        raise StorageError("create", "a segment", 28, "No space left on device")
+
+    make, channel.parked.log.on_segment_wanted = channel.parked.log.on_segment_wanted, refuse
+    run_turns(topic.broker)
+    parked = channel.deferred_count
+    assert 0 < parked < 201
+    assert channel.depth == 201 - parked
+    channel.parked.log.on_segment_wanted = make
+    topic.broker.scheduler.run_timers(2**62)
+    run_turns(topic.broker)
+    assert (channel.depth, channel.deferred_count) == (0, 201)
+
+
+def test_origins_are_settled_in_slices_after_a_sync(topic):
+    topic.broker.parks_durably = True
+    channel = topic.channel("c")
+    for _ in range(5):
+        defer(topic, MANY)
+    run_turns(topic.broker)
+    channel.settle(parked_count(channel))
+    assert 0 < channel.parked.settled < 5 * MANY
+    run_turns(topic.broker)
+    assert channel.parked.settled == 5 * MANY
+    assert channel.ledger.ahead == 5 * MANY
+    assert channel.depth == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_done_between_slices_each_message_is_delivered_or_deferred_once(topic, seed):
+    chance = random.Random(seed)
+    channels = [topic.channel(name) for name in "ab"]
+    consumers = [consumer_on(channel) for channel in channels]
+    sent = deferred = 0
+    taken = [0, 0]
+    for _ in range(60):
+        action = chance.choice(["defer", "publish", "take", "turn", "pause", "unpause"])
+        if action == "defer":
+            count = chance.randrange(1, 30)
+            defer(topic, count, size_bytes=chance.choice([16, LARGE_BYTES]))
+            deferred += count
+        elif action == "publish":
+            topic.publish_body(body_of(sent), wall())
+            sent += 1
+        elif action == "take":
+            index = chance.randrange(2)
+            taken[index] += channels[index].take_message(consumers[index]) is not None
+        elif action == "turn":
+            topic.broker.scheduler.run_wakes()
+        else:
+            topic.pause(action == "pause")
+        if not topic.paused:
+            assert [channel.deferred_count for channel in channels] == [deferred] * 2
+            assert [channel.depth for channel in channels] == [sent - count for count in taken]
+    topic.pause(False)
+    run_turns(topic.broker)
+    assert [parked_count(channel) for channel in channels] == [deferred] * 2
+    assert [channel.depth + count for channel, count in zip(channels, taken, strict=True)] == [sent] * 2
+    topic.check()
