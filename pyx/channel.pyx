@@ -330,7 +330,7 @@ cdef class ChannelCore(ChannelCursor):
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Move the parked messages that are due to the ring, paused or not, as far as the work goes. Returns: how many."""
+        """Move parked messages that are due to the ring, paused or not, as far as the work goes. Returns: how many."""
         cdef int count = 0
         cdef const Record* record
         if self.parked is None:

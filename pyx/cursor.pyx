@@ -8,13 +8,13 @@ in a hole, damaged, or deferred. A deferred one is parked: copied to the channel
 the record here is its origin, to be finished when that is safe (see pyx/parked.pyx). A requeue with a delay parks as
 well, whether the record came from the topic's log or from the parked one.
 
-Deferred messages are parked when they are published, as far as the work of a turn of the loop goes. Beyond that a channel
-*lags*: it goes on parking from where it stands, in order, a slice in each of its turns, until it has caught up. They
-count as deferred meanwhile, and the cursor parks what it meets of them by itself. A kill in between leaves
-`parked_below` where parking stood, from which a start goes on. How many the feed has shown since the start
-(`deferred_count`), less those this channel is past (`deferred_seen`), are *pending*; so a publish counts them once and not
-once for each channel. Deferred records that nobody counted, as an earlier run held them, are in the depth until they are
-parked.
+Deferred messages are parked when they are published, as far as the work of a turn of the loop goes. Beyond that a
+channel *lags*: it goes on parking from where it stands, in order, a slice in each of its turns, until it has caught up.
+They count as deferred meanwhile, and the cursor parks what it meets of them by itself. A kill in between leaves
+`parked_below` where parking stood; a start goes on there. Deferred records that the feed has shown since the
+start (`deferred_count`), less those this channel is past (`deferred_seen`), are *pending*: a publish counts them once
+and not once for each channel. Deferred records that nobody counted, as an earlier run held them, are in the depth until
+they are parked.
 
 Invariants:
 1. `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.

@@ -5,11 +5,11 @@ turns of one pass run together, so that what arrived in between leaves in one se
 messages, heartbeats) share one heap and one timer of the loop, armed at the earliest. A timer is set to the earliest
 moment something *may* be due; whoever is called looks, and asks again. So the hot path never moves a timer later.
 
-All that is done in a turn of the loop shares one budget of work, `work_left`, however many items want turns and whatever
-each has to do: deliveries take off the bytes they send, long work what it walks over. An item with long work does a slice
-of it, notes where it stands, and asks for another turn; items whose turn has not come when the budget is used up come
-first in the next. The loop polls in between, so nobody waits for more than one budget and one slice. The budget counts
-work and not time, so that a run does the same however loaded the machine is.
+All turns of one pass of the loop share one budget of work, `work_left`, however many items want turns and whatever each
+has to do: deliveries take off the bytes they send, long work what it walks over. An item with long work does a slice of
+it, notes where it stands, and asks for another turn. Items whose turn has not come when the budget is used up come
+first in the next. The loop polls in between, so nobody waits for more than one budget and one slice. The budget counts work
+and not time, so that a run does the same however loaded the machine is.
 
 The loop itself is above this layer: it comes in as two callables.
 

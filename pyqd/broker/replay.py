@@ -224,14 +224,12 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
     counted = SeekPlace()
     while True:
         target = seek_target(channel, find(topic, place, pause))
+        prepared(topic, partial(topic.reader.prepare, target), pause)
         if topic.exiting or channel.exiting:
             raise TopicGone
-        prepared(topic, partial(topic.reader.prepare, target), pause)
         if seek_target(channel, target) == target and counted.look(topic, topic.reader, target):
             break
         pause()
-    if topic.exiting or channel.exiting:
-        raise TopicGone
     done = effect(topic, channel, target)
     seek(channel, target, counted)
     logger.info("TOPIC(%s): channel %s goes to position %d", topic.name, channel.name, done["to"])

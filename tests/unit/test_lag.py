@@ -136,12 +136,15 @@ def test_deferred_messages_for_which_there_is_no_room_wait_in_the_queue_until_th
     def refuse(log, need_bytes, want_bytes):
         raise StorageError("create", "a segment", 28, "No space left on device")
 
-    make, channel.parked.log.on_segment_wanted = channel.parked.log.on_segment_wanted, refuse
+    log = channel.parked.log
+    make, log.on_segment_wanted = log.on_segment_wanted, refuse
+    log.on_spare_wanted = None
+    log.drop_spares()
     run_turns(topic.broker)
     parked = channel.deferred_count
     assert 0 < parked < 201
     assert channel.depth == 201 - parked
-    channel.parked.log.on_segment_wanted = make
+    log.on_segment_wanted = make
     topic.broker.scheduler.run_timers(2**62)
     run_turns(topic.broker)
     assert (channel.depth, channel.deferred_count) == (0, 201)
