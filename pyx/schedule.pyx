@@ -7,9 +7,9 @@ moment something *may* be due; whoever is called looks, and asks again. So the h
 
 All turns of one pass of the loop share one budget of work, `work_left`, however many items want turns and whatever each
 has to do: deliveries take off the bytes they send, long work what it walks over. An item with long work does a slice of
-it, notes where it stands, and asks for another turn. Items whose turn has not come when the budget is used up come
-first in the next. The loop polls in between, so nobody waits for more than one budget and one slice. The budget counts work
-and not time, so that a run does the same however loaded the machine is.
+it, notes where it stands, and asks for another turn. Items whose turn has not come when the budget is used up are first
+in the next. The loop polls in between, so nobody waits for more than one budget and one slice. The budget counts work,
+not time, so a run does the same however loaded the machine is.
 
 The loop itself is above this layer: it comes in as two callables.
 
