@@ -277,6 +277,8 @@ cdef class ChannelCursor(Scheduled):
                     continue
                 self.offset += record_span(record.size_bytes)
             self.ledger.skip()
+        # The last one may have ended a segment, which is recycled next.
+        self.leave_drained()
         return True
 
     cdef int note_finished_ahead(self) except -1:
@@ -474,9 +476,8 @@ cdef class ChannelCursor(Scheduled):
     def park_deferred(self, uint64_t end):
         """Park every record of the topic's log below `end` that has a due time and is not parked yet.
 
-        Cost: walks the records between the last parked one and `end`. Raises: StorageError. The records that are left
-        stay in the queue. The cursor parks them; so does the next call, which comes before any other record is parked:
-        records are parked in order, as `parked_below` speaks for all below it.
+        Cost: walks the records between the last parked one and `end`. Records for which there is no room stay in the
+        queue; the channel lags, so nothing behind them is parked before: `parked_below` speaks for all below it.
         """
         cdef uint64_t start = max(self.ledger.header.parked_below, self.ledger.header.cursor)
         # A kill may have left the topic's `deferred_below` announced and no record behind it.

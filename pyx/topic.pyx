@@ -33,7 +33,7 @@ from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 

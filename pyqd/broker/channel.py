@@ -251,7 +251,7 @@ class Channel(LimitedChannel):
     def note_stuck(self, error: Exception) -> None:
         """Warn of deferred messages that could not be parked."""
         logger.warning(
-            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue until there is space',
+            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue',
             self.name,
             self.topic.name,
             error,

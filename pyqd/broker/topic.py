@@ -18,7 +18,7 @@ from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
 from pyqd.hot.recovery import start_ledger
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, LimitReached, StorageError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, LimitReached
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
