@@ -192,6 +192,8 @@ class Channel(LimitedChannel):
         path = self.path_of(PARKED_LOG)
         if self.files.exists(path):
             log = broker.new_log(path)
+            if not broker.names_durable:
+                self.sync_found(log, path)
         else:
             with space.claimed(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, on_disk=True):
                 log = broker.new_log(path)
@@ -205,6 +207,16 @@ class Channel(LimitedChannel):
         # Ordinals that a power failure took away may be given again.
         self.ledger.parked_from = min(self.ledger.parked_from, log.end)
         return Parked(log, ledger, self.ledger.parked_from)
+
+    def sync_found(self, log: Log, path: str) -> None:
+        """Make durable what a killed run left in the parked log: the start finishes at once what that was parked from."""
+        ranges, end = log.dirty_ranges()
+        for segment, start_bytes, length_bytes in ranges:
+            self.topic.broker.syncs.sync(segment.mapping, start_bytes, length_bytes)
+        if ranges:
+            self.files.sync_directory(path)
+            self.files.sync_directory(os.path.dirname(path))
+        log.mark_synced(ranges, end)
 
     def set_limits(self, limits: ChannelLimits) -> None:
         """Limit the channel from now on and over restarts."""

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 import pytest
 
-from pyqd.broker import replay
+from pyqd.broker import amend, replay
 from pyqd.broker.broker import Broker
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.http_messages import Request
@@ -19,7 +19,8 @@ from tests.support.storage import consumer_on, options_for
 
 WAIT_S = 10
 SUBSETS_MAX = 64
-HOUR_NS = 3600 * 10**9
+MINUTE_NS = 60 * 10**9
+HOUR_NS = 60 * MINUTE_NS
 HELD = [b"%d" % number for number in range(10)]
 
 
@@ -363,3 +364,22 @@ def test_the_limits_of_a_new_channel_are_durable_when_they_are_answered(machine:
     assert LimitRoutes(machine.broker).set_limits(request).status == 200
     machine.cut()
     assert machine.topic().channel_of["c"].limits.rate == 5
+
+
+def test_what_a_kill_left_parked_is_durable_before_the_start_finishes_what_it_was_parked_from(machine: Machine) -> None:
+    topic = machine.topic()
+    channel = topic.channel("c")
+    machine.publish([b"once", b"twice"])
+    assert machine.syncer.sync_all()
+    consumer = consumer_on(channel)
+    guids = [channel.take_message(consumer)[0] for _ in range(2)]
+    assert channel.requeue_message(consumer, guids[1], MINUTE_NS) == 0
+    assert machine.syncer.sync_all()
+    assert channel.requeue_message(consumer, guids[0], MINUTE_NS) == 0
+    sought = amend.amend(topic, [channel], guids[1], amend.putting_off(topic, time.time_ns() + HOUR_NS), lambda: None)
+    assert [outcome.status for outcome in sought] == [amend.DONE]
+    machine.load()
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        assert kept_in(cut.topic().channel("c")) == {b"once", b"twice"}, written
+        cut.close()
