@@ -434,6 +434,7 @@ cdef class ChannelCore(ChannelCursor):
         self.note_cursor()
         if self.parked is not None:
             (<Parked> self.parked).drop_all()
+            self.note_all_settled()
             if not self.parks_durably:
                 self.note_dropped((<Parked> self.parked).dropped_below)
         self.unsettled_ahead = 0

@@ -214,7 +214,22 @@ cdef class ChannelCursor(Scheduled):
         if self.parked is None:
             self.parked = self.open_parked()
         (<Parked> self.parked).park(record, source, attempts, due_ns)
+        self.note_parking()
         self.set_next_timer(mono_ns())
+        return 0
+
+    cdef int note_parking(self) except -1:
+        """Have the parked log covered by the next sync of the topic: something has been parked."""
+        if self.parks_durably and not self.parking:
+            self.parking = True
+            self.feed.parking.add(self)
+        return 0
+
+    cdef int note_all_settled(self) except -1:
+        """Leave the channels whose parked logs wait for a sync, unless something more has been parked."""
+        if self.parking and (<Parked> self.parked).unsettled() == 0:
+            self.parking = False
+            self.feed.parking.discard(self)
         return 0
 
     cdef int settle_unless_durable(self) except -1:
@@ -243,6 +258,7 @@ cdef class ChannelCursor(Scheduled):
         if end <= parked.settled:
             if self.settle_end <= parked.settled:
                 self.settle_end = 0
+            self.note_all_settled()
             return 0
         self.feed.scheduler.spend(SETTLE_WORK * (end - parked.settled))
         for index in range(end - parked.settled):
@@ -254,6 +270,7 @@ cdef class ChannelCursor(Scheduled):
                 self.forget_ahead(origin >> 1)
             self.settle_in(self.ledger, origin >> 1)
         parked.forget_origins(end)
+        self.note_all_settled()
         parked.trim()
         self.note_finished_ahead()
         self.note_drained()

@@ -16,6 +16,7 @@ cdef class Feed(Scheduled):
     def __init__(self, Log log not None, Scheduler scheduler not None):
         self.log = log
         self.watched = log.first
+        self.parking = set()
         self.scheduler = scheduler
 
     cdef int note_held(self) except -1:

@@ -179,8 +179,9 @@ cdef class Ledger:
         self.ones = ring_count(self.words, self.capacity_bits, header.floor, end)
         self.count_ahead()
 
-    def note_synced(self, uint64_t floor, uint64_t reset_count):
-        """Note that header and ring are on stable storage as they were at a floor and so many resets, or later."""
+    def note_synced(self, uint64_t floor, uint64_t reset_count, uint64_t change_count):
+        """Note that header and ring are on stable storage as they were at a floor, resets and changes, or later."""
+        self.synced_change_count = max(self.synced_change_count, change_count)
         if reset_count == self.reset_count:
             self.header.trusted_below = max(self.header.trusted_below, floor + self.capacity_bits)
 

@@ -75,6 +75,7 @@ cdef int move_one(ChannelCore channel, const Record* record, object place) excep
         record.guid, record.timestamp_ns, 0, attempts, record_body(record), record.size_bytes)
     copy.handed_out = attempts
     parked.ledger.hand_out()
+    channel.note_parking()
     if slot >= 0:
         channel.slots.slots[slot].record = copy
         channel.slots.slots[slot].source = FROM_PARKED
@@ -144,6 +145,7 @@ cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, 
         record_body(record), record.size_bytes)
     copy.handed_out = record.handed_out
     parked.ledger.hand_out()
+    channel.note_parking()
     if slot >= 0:
         channel.slots.slots[slot].record = copy
     elif waiting is not None:

@@ -355,6 +355,23 @@ cdef class TopicCore(Feed):
                 total += (<Parked> channel.parked).log.end + (<Parked> channel.parked).ledger.change_count
         return total
 
+    def changed_channels(self):
+        """Return the channels with changes that no sync has covered; none is ephemeral. Cost: O(channels), in C."""
+        cdef ChannelCore channel
+        cdef Parked parked
+        changed = []
+        for channel in self.channels:
+            if channel.ephemeral:
+                continue
+            if channel.ledger.change_count != channel.ledger.synced_change_count:
+                changed.append(channel)
+            elif channel.parked is not None:
+                parked = channel.parked
+                if parked.log.end != parked.log.synced_end or (
+                        parked.ledger.change_count != parked.ledger.synced_change_count):
+                    changed.append(channel)
+        return changed
+
     @property
     def own_limits(self):
         """The topic's own (retention_bytes, retention_time_ns, bytes_max); None where the daemon's flag counts."""

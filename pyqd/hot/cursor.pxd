@@ -28,6 +28,7 @@ cdef class ChannelCursor(Scheduled):
     cdef uint64_t walk_ordinal
     cdef bint stuck                      # what lags could not be parked for want of room
     cdef uint64_t settle_end             # parked records below are on stable storage, so their origins can be settled
+    cdef bint parking                    # it is in the feed's `parking`
     cdef bint held_up                    # a record could not be finished for want of room: a timer retries it
 
     # How many deferred messages the channel has been shown that are not parked yet.
@@ -64,6 +65,8 @@ cdef class ChannelCursor(Scheduled):
     cdef int note_drained(self) except -1
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
     cdef int settle_unless_durable(self) except -1
+    cdef int note_parking(self) except -1
+    cdef int note_all_settled(self) except -1
     cdef bint skip_finished(self) except -1
     cdef int note_finished_ahead(self) except -1
     cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1

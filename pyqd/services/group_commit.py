@@ -124,8 +124,7 @@ class GroupCommit:
             if topic.exiting or topic.directory is None:
                 continue
             job.add_topic(topic)
-            for channel in topic.channel_of.values():
-                if channel.directory is not None:
-                    job.add_parked(channel, with_ledgers=False)
+            for channel in topic.parking:
+                job.add_parked(channel, with_ledgers=False)
             job.add_names(topic)
         return job

@@ -62,6 +62,7 @@ class SyncedLedger(NamedTuple):
     ledger: Ledger
     floor: int
     reset_count: int
+    change_count: int
 
 
 class SyncedParked(NamedTuple):
@@ -107,7 +108,7 @@ class Job:
         """Gather what of a topic and its channels is dirty."""
         self.marks.append((topic.name, mark))
         self.add_topic(topic)
-        self.add_channels([channel for channel in topic.channel_of.values() if channel.directory is not None])
+        self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
@@ -154,7 +155,7 @@ class Job:
         self._ledgers_gathered.add(ledger)
         mapping, length_bytes = ledger.sync_target()
         self.ranges.append(dirty_range(mapping, 0, length_bytes))
-        self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count))
+        self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count, ledger.change_count))
 
     def add_log(self, log: Log) -> None:
         """Gather what of a log is dirty."""
@@ -197,8 +198,8 @@ class Job:
         """
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
-        for ledger, floor, reset_count in self.ledgers:
-            ledger.note_synced(floor, reset_count)
+        for ledger, floor, reset_count, change_count in self.ledgers:
+            ledger.note_synced(floor, reset_count, change_count)
         for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
                 channel.note_dropped(dropped)

@@ -16,7 +16,7 @@ from pyqd.services.group_commit import GroupCommit
 from pyqd.services.syncer import Syncer, run_here
 from tests.services.test_syncer import RecordingFiles, files_of
 from tests.support.forgetful import ForgetfulFiles
-from tests.support.storage import broker_on, options_for
+from tests.support.storage import broker_on, consumer_on, options_for
 
 WAIT_S = 10
 
@@ -324,3 +324,41 @@ def test_a_round_that_succeeds_says_nothing_of_what_the_syncer_failed_at(tmp_pat
     assert syncer.sync_dirty()
     assert broker.health() == "OK"
     broker.close()
+
+
+class Visits:
+    """A dictionary of channels that counts how many of them are handed out."""
+
+    def __init__(self, channels: dict[str, Any]) -> None:
+        self.channels = channels
+        self.count = 0
+
+    def values(self) -> Iterator[Any]:
+        for channel in self.channels.values():
+            self.count += 1
+            yield channel
+
+
+def test_a_round_visits_only_the_channels_that_have_something_to_write(
+    broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
+) -> None:
+    topic = broker.topic("t")
+    channels = [topic.channel(f"c{number}") for number in range(20)]
+    publish(commit, topic)
+    held.finish_one()
+    publish(commit, topic, time.time_ns() + 3600 * 10**9)
+    held.finish_one()
+    assert topic.parking == set()
+    taken = channels[3].take_message(consumer_on(channels[3]))
+    assert taken is not None
+    assert channels[3].requeue_message(channels[3].consumers[0], taken[0], 3600 * 10**9) == 0
+    assert topic.parking == {channels[3]}
+    visits = Visits(topic.channel_of)
+    topic.channel_of = visits  # type: ignore[assignment]
+    files.taken()
+    publish(commit, topic)
+    held.finish_one()
+    topic.channel_of = visits.channels
+    assert visits.count == 0
+    assert [path for path in files_of(files.taken()) if "/c" in path] == ["t.topic/c3.channel/parked/*.seg"]
+    assert topic.parking == set()

@@ -435,3 +435,14 @@ def test_limits_are_durable_when_they_are_answered_though_a_sync_of_the_ledger_f
     assert answer.status == 200
     assert files.missing == set()
     broker.close()
+
+
+def test_only_the_channels_that_have_changed_are_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+    topic = broker.topic("t")
+    channels = [topic.channel(f"c{number}") for number in range(20)]
+    publish(broker, "t")
+    assert syncer.sync_dirty()
+    files.taken()
+    assert channels[7].take_message(consumer()) is not None
+    assert syncer.sync_dirty()
+    assert files_of(files.taken()) == ["t.topic/state", "t.topic/c7.channel/ledger"]
