@@ -315,7 +315,7 @@ cdef class ChannelCursor(Scheduled):
         (<Parked> self.parked).note_settled(end)
 
     def note_dropped(self, uint64_t end):
-        """Note that the ledger says on stable storage which records of the parked log were dropped: those below `end`."""
+        """Note that the ledger says on stable storage that records of the parked log below `end` were dropped."""
         (<Parked> self.parked).finish_dropped(end)
 
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1:

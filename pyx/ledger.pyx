@@ -300,7 +300,7 @@ cdef class Ledger:
         header.start = min(header.start, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
-        # A reset may go back: what is on stable storage then speaks of other deliveries. Of a new file it has zeros only.
+        # A reset may go back: what is on stable storage then speaks of other deliveries. A new file has zeros only.
         header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
         self.pristine = False
         self.reset_count += 1

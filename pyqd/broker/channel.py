@@ -209,7 +209,7 @@ class Channel(LimitedChannel):
         return Parked(log, ledger, self.ledger.parked_from)
 
     def sync_found(self, log: Log, path: str) -> None:
-        """Make durable what a killed run left in the parked log: the start finishes at once what that was parked from."""
+        """Sync what a killed run left in the parked log: the start finishes at once what that was parked from."""
         ranges, end = log.dirty_ranges()
         for segment, start_bytes, length_bytes in ranges:
             self.topic.broker.syncs.sync(segment.mapping, start_bytes, length_bytes)
