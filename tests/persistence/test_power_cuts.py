@@ -1,5 +1,6 @@
 """A channel's life cycle and a power cut: nothing promised is lost, whatever the kernel has written by then."""
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from pyqd.broker import amend, replay
 from pyqd.broker.broker import Broker
+from pyqd.broker.channel_limits import NO_LIMITS
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.primitives.errors import StorageError
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.http_messages import Request
 from pyqd.services.routes_limits import LimitRoutes
@@ -383,3 +387,156 @@ def test_what_a_kill_left_parked_is_durable_before_the_start_finishes_what_it_wa
         cut = machine.branch(number, written)
         assert kept_in(cut.topic().channel("c")) == {b"once", b"twice"}, written
         cut.close()
+
+
+def test_zeros_in_the_synced_part_of_the_open_segment_are_reported(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.topic().channel("c")
+    machine.publish([b"%d" % number * 500 for number in range(10)])
+    machine.publish(HELD)
+    segment = machine.topic().log.active
+    path = Path(segment.mapping.path).relative_to(machine.files.root)
+    # The header says how much is synced once it has been written after a sync.
+    machine.files.write_out(machine.files.pages_of(segment.mapping))
+    assert segment.tail > PAGE_BYTES
+    machine.cut_count += 1
+    root = machine.directory / "zeros"
+    machine.files.cut(root)
+    with open(root / path, "r+b") as file:
+        file.seek(PAGE_BYTES)
+        file.write(bytes(segment.mapping.size_bytes - PAGE_BYTES))
+    machine.start(root)
+    assert "the last record is damaged" in caplog.text
+    assert machine.broker.damage.as_dict()["count"] == 1
+    assert machine.broker.damage.as_dict()["records_lost"] >= 1
+
+
+def test_the_log_may_be_ahead_of_the_node_file_after_a_power_failure(machine: Machine) -> None:
+    machine.topic().channel("c")
+    machine.publish([b"before"])
+    machine.cut()
+    machine.publish([b"in the next epoch"])
+    former = machine.topic().reader.position_of(machine.topic().log.end - 1)
+    node = Path(machine.files.root) / "node.json"
+    node.write_bytes(node.read_bytes().replace(b'"epoch": 1', b'"epoch": 0'))
+    machine.files.write(str(node), node.read_bytes())
+    machine.cut()
+    topic = machine.topic()
+    assert topic.log.epoch > former >> 48
+    machine.publish([b"later"])
+    assert topic.reader.position_of(topic.log.end - 1) > former
+    assert machine.found() == [b"before", b"in the next epoch", b"later"]
+
+
+def test_a_directory_that_could_not_be_synced_is_synced_by_the_next(machine: Machine) -> None:
+    machine.topic().channel("c")
+    sync_directory, failing = machine.files.sync_directory, ["c.channel"]
+
+    def fail_once(path: str) -> None:
+        if failing and path.endswith(failing[0]):
+            failing.clear()
+            raise StorageError("sync", path, errno.EIO, "Input/output error")
+        sync_directory(path)
+
+    machine.files.sync_directory = fail_once  # type: ignore[method-assign]
+    assert not machine.syncer.sync_dirty()
+    assert machine.broker.health().startswith("NOK - failed to sync ")
+    assert machine.syncer.sync_dirty()
+    assert machine.broker.health() == "OK"
+    machine.publish(HELD)
+    machine.cut()
+    assert list(machine.topic().channel_of) == ["c"]
+    assert machine.found() == HELD
+
+
+def test_a_publisher_is_refused_when_a_directory_cannot_be_synced(machine: Machine) -> None:
+    machine.topic().channel("c")
+
+    def fail(path: str) -> None:
+        raise StorageError("sync", path, errno.EIO, "Input/output error")
+
+    sync_directory = machine.files.sync_directory
+    machine.files.sync_directory = fail  # type: ignore[method-assign]
+    with pytest.raises(StorageError):
+        machine.publish([b"refused"])
+    machine.files.sync_directory = sync_directory  # type: ignore[method-assign]
+    machine.publish(HELD)
+    machine.cut()
+    assert set(HELD) <= set(machine.found())
+
+
+def test_a_seek_made_while_a_sync_runs_is_not_taken_for_synced(machine: Machine) -> None:
+    topic = machine.topic()
+    channel = topic.channel("c")
+    machine.publish(HELD)
+    topic.publish_body(b"deferred", time.time_ns(), time.time_ns() + HOUR_NS)
+    consumer = consumer_on(channel)
+    for _ in HELD:
+        assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == 0
+    assert machine.syncer.sync_all()
+    channel.pause(True)
+
+    def seek() -> None:
+        machine.files.on_sync = lambda: None
+        replay.move(topic, channel, replay.Place(earliest=True), replay.no_pause)
+
+    machine.files.on_sync = seek
+    assert machine.syncer.sync_dirty()
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        found = cut.topic().channel("c")
+        assert b"deferred" in kept_in(found), written
+        cut.close()
+    assert machine.syncer.sync_all()
+    machine.cut()
+    assert kept_in(machine.topic().channel("c")) == {*HELD, b"deferred"}
+
+
+def test_a_dead_letter_buried_while_a_sync_runs_is_not_lost(machine: Machine) -> None:
+    topic = machine.topic()
+    channel = topic.channel("c")
+    dead = machine.broker.topic("dead")
+    dead.channel("d")
+    machine.publish([b"spent"])
+    channel.set_limits(NO_LIMITS._replace(max_attempts=1, dead_letter_topic="dead"))
+    assert machine.syncer.sync_all()
+    consumer = consumer_on(channel)
+    guid = channel.take_message(consumer)[0]
+
+    def bury() -> None:
+        machine.files.on_sync = lambda: None
+        assert channel.requeue_message(consumer, guid, 0) == 0
+        machine.broker.scheduler.run_wakes()
+        assert channel.buried_count == 1
+
+    machine.files.on_sync = bury
+    assert machine.syncer.sync_dirty()
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        cut.broker.scheduler.run_wakes()
+        kept = kept_in(cut.broker.topic("t").channel("c")) | kept_in(cut.broker.topic("dead").channel("d"))
+        assert kept == {b"spent"}, written
+        cut.close()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_deferred_message_on_a_paused_topic_is_counted_as_deferred_after_a_kill(
+    machine: Machine, clean: bool
+) -> None:
+    topic = machine.topic()
+    topic.channel("c")
+    later_ns = time.time_ns() + HOUR_NS
+    topic.publish_body(b"shown", time.time_ns(), later_ns)
+    topic.pause(True)
+    topic.publish_body(b"held", time.time_ns(), later_ns)
+    if clean:
+        machine.broker.close()
+    machine.load()
+    topic = machine.topic()
+    channel = topic.channel("c")
+    assert (topic.depth, channel.depth, channel.deferred_count) == (1, 0, 1)
+    topic.pause(False)
+    assert (topic.depth, channel.depth, channel.deferred_count) == (0, 0, 2)
+    machine.load()
+    assert machine.topic().channel("c").deferred_count == 2
