@@ -9,6 +9,7 @@ import pytest
 from _pytest.outcomes import Failed, Skipped
 
 from tests.persistence import stepping
+from tests.support import machine
 from tests.support.needs import skip_outside_ci
 from tests.support.server import Daemon, free_port, listens, pyqd
 
@@ -69,3 +70,13 @@ def test_a_daemon_whose_port_was_taken_is_not_mixed_up_with_the_one_that_took_it
         finally:
             daemon.kill()
             other.shutdown()
+
+
+@pytest.mark.parametrize(("ci", "outcome"), OUTCOMES)
+def test_a_system_without_namespaces_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(machine, "WAYS", [("--no-such-namespace",)])
+    with pytest.raises(outcome, match=r"no network namespace.*no-such-namespace"):
+        machine.Machine(tmp_path)

@@ -15,8 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
+from tests.support.needs import skip_outside_ci
 from tests.support.server import POLL_S, REPOSITORY
 
 WAIT_S = 20.0
@@ -53,7 +52,7 @@ class Machine:
     """
 
     def __init__(self, directory: Path, names: Sequence[str] = ()) -> None:
-        """names: host names that lead to loopback. Skips the test where no namespace can be made."""
+        """names: host names that lead to loopback. Skips the test if no namespace can be made."""
         self.directory = directory
         self.home = directory / "home"
         self.home.mkdir()
@@ -69,7 +68,10 @@ class Machine:
             "GOPROXY": "off",
         }
         self._started: list[subprocess.Popen[bytes]] = []
-        self._holder, self.prefix = hold({hosts: "/etc/hosts", self.var_lib: "/var/lib"})
+        try:
+            self._holder, self.prefix = hold({hosts: "/etc/hosts", self.var_lib: "/var/lib"})
+        except OSError as error:
+            skip_outside_ci(f"no network namespace can be made here: {error}")
 
     def start(self, command: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         """Start a command in the home directory, in a process group of its own; `close` ends what is left of it."""
@@ -114,21 +116,18 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def hold(mounted: Mapping[Path, str]) -> tuple[subprocess.Popen[bytes], list[str]]:
     """Make a namespace. mounted: what is seen under other names there.
 
-    Returns: the process that holds it, and the words before a command that run it there.
+    Returns: the process that holds it, and the words before a command that run it there. Raises: OSError.
     """
     said = []
     places = [str(place) for pair in mounted.items() for place in pair]
     for flags in WAYS:
-        try:
-            holder = subprocess.Popen(
-                ["unshare", *flags, sys.executable, "-c", HOLDER, *places],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=REPOSITORY,
-            )
-        except FileNotFoundError as error:
-            pytest.skip(f"a network namespace needs unshare(1) of util-linux: {error}")
+        holder = subprocess.Popen(
+            ["unshare", *flags, sys.executable, "-c", HOLDER, *places],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=REPOSITORY,
+        )
         assert holder.stdout is not None
         assert holder.stderr is not None
         readable, _, _ = select.select([holder.stdout], [], [], WAIT_S)
@@ -139,4 +138,4 @@ def hold(mounted: Mapping[Path, str]) -> tuple[subprocess.Popen[bytes], list[str
             return holder, ["nsenter", f"--target={holder.pid}", *names, *credentials, "--"]
         holder.kill()
         said.append(holder.communicate()[1].decode(errors="replace").strip())
-    pytest.skip(f"no network namespace can be made here: {'; '.join(said)}")
+    raise OSError("; ".join(said))
