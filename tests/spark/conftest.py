@@ -32,6 +32,7 @@ SPARK_DEFAULTS = """\
 spark.driver.memory 512m
 spark.executor.memory 512m
 spark.ui.enabled false
+spark.sql.shuffle.partitions 2
 spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 """
