@@ -23,12 +23,19 @@ kept in the kernel's memory by a descriptor until the next complete sync. There 
 A system call does not raise SIGSEGV but fails with EFAULT, so who gives it an address of the arena pins the extent
 before. Threads pin as well, as the handler of another thread may unmap any extent that is not pinned.
 
+A page that cannot be read from the disk raises SIGBUS. While the extent is not *verified*, a handler puts a page of
+zeros in its place, which is *lost*, and pins the extent: who reads an unverified file checks what it finds, asks
+whether the page is lost, and treats it as damage. So a start reads on, and neither reads ahead nor asks before. In a
+verified extent the signal ends the process, as zeros would be taken for what was there; so does a store, which would
+be in no file. The next start finds the damage.
+
 A file that cannot be mapped again ends the process: the message on standard error names it, then the previous handler
 of SIGSEGV runs. What was stored is in the page cache, as after any kill.
 
 Invariants:
 1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state.
-2. A pinned extent is EXTENT_PRESENT. A removed one that is present has memory of its own and is never unmapped.
+2. A pinned extent is EXTENT_PRESENT, and so is one with a lost page. A removed one that is present has memory of its
+   own and is never unmapped.
 3. Whoever holds the lock touches no address of the arena, and neither allocates nor frees memory in the handler.
 
 Rejected: several files of one topic in one file (another format, and still a mapping for each topic); topics that are
@@ -81,6 +88,7 @@ cdef extern from "<sched.h>" nogil:
 cdef extern from "<signal.h>" nogil:
     ctypedef struct siginfo_t:
         void* si_addr
+        int si_code
     ctypedef struct sigset_t:
         pass
     cdef struct action_of "sigaction":
@@ -90,9 +98,26 @@ cdef extern from "<signal.h>" nogil:
     int sigaction(int number, const action_of* action, action_of* previous)
     int sigemptyset(sigset_t* signals)
     enum:
+        BUS_ADRERR
+        SIGBUS
         SIGSEGV
         SA_SIGINFO
         SA_ONSTACK
+
+cdef extern from *:
+    """
+    #include <ucontext.h>
+    /* Whether a fault was raised by a store; where that is not known, yes. */
+    static inline int pyqd_is_store(void *context) {
+    #if defined(__x86_64__)
+        return (((ucontext_t *) context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+    #else
+        (void) context;
+        return 1;
+    #endif
+    }
+    """
+    bint is_store "pyqd_is_store" (void* context) noexcept nogil
 
 cdef extern from *:
     """
@@ -116,6 +141,8 @@ cdef enum:
     # One instruction may need two extents, in each of some threads: these are never guarded.
     RECENT_MIN = 16
     MAPPED_MIN = 32
+    # Lost pages at a time; a process that meets more ends.
+    LOST_MAX = 65536
 
 cdef uint64_t TABLE_BYTES = <uint64_t> TABLE_SLOTS * SLOT_BYTES
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
@@ -152,6 +179,9 @@ cdef uint32_t kept_count = 0
 cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
 cdef action_of previous_action
+cdef action_of previous_bus_action
+cdef const char** lost = NULL            # addresses of the lost pages
+cdef uint64_t lost_count = 0
 
 memset(free_ranges, 0, sizeof(free_ranges))
 memset(&present, 0, sizeof(present))
@@ -213,14 +243,15 @@ cdef uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
 
 cdef bint reserve_arena() noexcept nogil:
     """Reserve the arena, once. Returns: whether there is one; not under a limit of the address space (RLIMIT_AS)."""
-    global tried, arena, arena_slots, tables, spare_fd
+    global tried, arena, arena_slots, tables, lost, spare_fd
     cdef uint64_t size_bytes = TABLE_COUNT * TABLE_BYTES
     cdef void* at
     if tried:
         return arena != NULL
     tried = True
     tables = <Extent***> calloc(TABLE_COUNT, sizeof(Extent**))
-    if tables == NULL:
+    lost = <const char**> calloc(LOST_MAX, sizeof(char*))
+    if tables == NULL or lost == NULL:
         return False
     while size_bytes >= ARENA_BYTES_MIN:
         at = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -234,18 +265,24 @@ cdef bint reserve_arena() noexcept nogil:
 
 
 cdef void install_handler() noexcept nogil:
-    """Be the first to handle SIGSEGV; a handler installed since, such as faulthandler's, comes second."""
-    global previous_action
+    """Be the first to handle SIGSEGV and SIGBUS; handlers installed since, such as faulthandler's, come second."""
+    install_for(SIGSEGV, on_fault, &previous_action)
+    install_for(SIGBUS, on_unreadable, &previous_bus_action)
+
+
+cdef void install_for(
+    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, action_of* previous,
+) noexcept nogil:
     cdef action_of current
     cdef action_of wanted
-    if sigaction(SIGSEGV, NULL, &current) != 0 or current.sa_sigaction == on_fault:
+    if sigaction(number, NULL, &current) != 0 or current.sa_sigaction == handler:
         return
     memset(&wanted, 0, sizeof(wanted))
-    wanted.sa_sigaction = on_fault
+    wanted.sa_sigaction = handler
     wanted.sa_flags = SA_SIGINFO | SA_ONSTACK
     sigemptyset(&wanted.sa_mask)
-    previous_action = current
-    sigaction(SIGSEGV, &wanted, NULL)
+    previous[0] = current
+    sigaction(number, &wanted, NULL)
 
 
 cdef void say(const char* text) noexcept nogil:
@@ -274,6 +311,75 @@ cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
     # The access is repeated, and then that handler sees it.
     sigaction(SIGSEGV, &previous_action, NULL)
     (&errno)[0] = before
+
+
+cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nogil:
+    """Handle SIGBUS: go on with zeros in place of a page that cannot be read, if whoever reads it will notice."""
+    cdef int before = errno
+    cdef Extent* extent
+    cdef bint handled = False
+    cdef uint64_t offset
+    lock()
+    extent = extent_at(<const char*> info.si_addr)
+    if extent != NULL and not extent.verified and info.si_code == BUS_ADRERR and not is_store(context):
+        offset = <uint64_t> (<const char*> info.si_addr - extent.base) & ~<uint64_t> (PAGE_BYTES - 1)
+        handled = replace_page(extent, offset)
+    unlock()
+    if not handled:
+        if extent != NULL:
+            say(b"pyqd: cannot read ")
+            say(extent.path)
+            say(b": input/output error (EIO); the next start takes it for damage\n")
+        sigaction(SIGBUS, &previous_bus_action, NULL)
+    (&errno)[0] = before
+
+
+cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
+    """Put a page of zeros in place of one of an extent's, under the lock. Returns: whether it could be."""
+    global lost_count
+    if lost_count == LOST_MAX or make_present(extent) != 0:
+        return False
+    if <uintptr_t> mmap(
+            extent.base + offset, PAGE_BYTES, PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != <uintptr_t> (extent.base + offset):
+        return False
+    if extent.lost_pages == 0:
+        pin(extent)
+        say(b"pyqd: cannot read ")
+        say(extent.path)
+        say(b": input/output error (EIO); what cannot be read counts as damaged\n")
+    extent.lost_pages += 1
+    lost[lost_count] = extent.base + offset
+    lost_count += 1
+    return True
+
+
+cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexcept nogil:
+    """Say whether a page with some of those bytes is lost. Cost: O(lost pages of all extents), if this one has any."""
+    cdef uint64_t index
+    cdef bint found = False
+    cdef const char* first = extent.base + (start & ~<uint64_t> (PAGE_BYTES - 1))
+    if extent.lost_pages == 0:
+        return False
+    lock()
+    for index in range(lost_count):
+        if first <= lost[index] < extent.base + start + length:
+            found = True
+            break
+    unlock()
+    return found
+
+
+cdef void forget_lost(Extent* extent) noexcept nogil:
+    """Forget the lost pages of an extent that goes, under the lock."""
+    global lost_count
+    cdef uint64_t index = 0
+    while index < lost_count:
+        if extent.base <= lost[index] < extent.base + extent.size_bytes:
+            lost_count -= 1
+            lost[index] = lost[lost_count]
+        else:
+            index += 1
 
 
 cdef const char* name_of(int failed) noexcept nogil:
@@ -552,6 +658,8 @@ cdef void extent_free(Extent* extent) noexcept nogil:
         pinned -= extent.pin_count > 0
         unmapped = unmap(extent)
     extents -= 1
+    if extent.lost_pages != 0:
+        forget_lost(extent)
     set_table(slot, extent.order, NULL)
     if unmapped:
         give_slots(slot, extent.order)
@@ -639,6 +747,11 @@ def mapped_max():
 def remapped_count():
     """Return how often a file has been mapped again since the start."""
     return remapped
+
+
+def lost_page_count():
+    """Return how many pages of mapped files could not be read, of the files that are open."""
+    return lost_count
 
 
 def begin_sync():

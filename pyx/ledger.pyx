@@ -38,8 +38,8 @@ from pyqd.hot.bitmap cimport (
 from pyqd.hot.crc32c cimport crc32c
 from pyqd.hot.mapping cimport Mapping, store_barrier
 
-from pyqd.diskqueue.damage import set_aside
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+from pyqd.diskqueue.damage import reused, set_aside
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
@@ -71,19 +71,28 @@ cdef class Ledger:
 
     def __init__(self, files, path=None):
         cdef Mapping mapping
+        aside = None
         self.files = files
         self.path = path
         if path is not None and files.exists(path):
             try:
-                self.adopt(files.open_mapped(path))
+                mapping = files.open_mapped(path)
+                mapping.require_readable()
+                self.adopt(mapping)
                 return
             except LaterFormatError:
                 raise
             except CorruptionError as error:
-                set_aside(files, path, error, "all that its log keeps counts as unfinished and is delivered again")
+                aside = set_aside(
+                    files, path, error, "all that its log keeps counts as unfinished and is delivered again")
                 self.rebuilt = True
         self.pristine = True
-        mapping = self.new_file(RING_BITS_MIN)
+        try:
+            mapping = self.new_file(RING_BITS_MIN)
+        except DiskFull:
+            if aside is None:
+                raise
+            mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
         (<LedgerHeader*> mapping.base).magic = MAGIC
@@ -211,6 +220,25 @@ cdef class Ledger:
         if ordinal >= header.cursor:
             self.ahead += 1
         return 0
+
+    cdef bint try_finish(self, uint64_t ordinal) except -1:
+        """Note a record as finished at a start, which a full disk must not end.
+
+        Returns: False if the ring cannot grow; the record is not to be delivered, and the next start finds it again.
+        """
+        try:
+            self.finish(ordinal)
+        except DiskFull:
+            return False
+        return True
+
+    def try_note_range(self, uint64_t start, uint64_t end):
+        """Do as `try_finish` for every record of `[start, end)`."""
+        try:
+            self.finish_range(start, end)
+        except DiskFull:
+            return False
+        return True
 
     cdef int reach(self, uint64_t ordinal) except -1:
         """Make the ring reach an ordinal, so that finishing it cannot fail. Raises: StorageError (nothing changed)."""

@@ -398,7 +398,7 @@ cdef class Log:
 
     cdef bint reuse_active(self, uint64_t need_bytes) except -1:
         """Begin the epoch in the active segment itself if it is empty and large enough. Returns: whether it is."""
-        if not self.closed or self.active.count != 0 or self.active.file_bytes < need_bytes:
+        if not self.closed or self.active.worn or self.active.count != 0 or self.active.file_bytes < need_bytes:
             return False
         self.closed = False
         self.active.take_more()
@@ -475,6 +475,12 @@ cdef class Log:
         self.pages_underway = False
         segment.prepared = max(segment.prepared, end_bytes)
         self.pass_mark()
+
+    def leave(self, Segment segment not None):
+        """Go on in another segment with the next record: a page of this one, if it is the active one, is unreadable."""
+        if segment is self.active:
+            self.closed = segment.worn = True
+            segment.take_no_more()
 
     cdef int follow_with(self, Segment segment) except -1:
         """Seal the active segment and go on in another."""
@@ -615,7 +621,7 @@ cdef class Log:
         cdef uint64_t largest = whole_pages(max(limit, self.cycled_bytes()))
         cdef int spares_max = CYCLED_SPARES_MAX if segment.capacity_bytes == CYCLED_BYTES_MAX else SPARES_MAX
         return (
-            len(self.spares) + self.spares_underway < spares_max
+            not segment.worn and len(self.spares) + self.spares_underway < spares_max
             and (segment.capacity_bytes >= limit
                  or segment.next.header().created_ns - segment.header().created_ns >= LASTED_NS_MIN)
             and min(self.active.capacity_bytes, limit) <= segment.capacity_bytes <= largest

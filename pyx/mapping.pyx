@@ -26,7 +26,7 @@ from pyqd.hot.arena cimport (
     extent_unpin,
 )
 
-from pyqd.primitives.errors import storage_error
+from pyqd.primitives.errors import CorruptionError, storage_error
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -38,6 +38,13 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
+
+cdef extern from *:
+    """
+    typedef volatile char pyqd_volatile_char;
+    """
+    # Reads that the compiler must not leave out.
+    ctypedef char volatile_char "pyqd_volatile_char"
 
 cdef uint64_t PAGE_BYTES = 4096
 cdef enum:
@@ -146,6 +153,16 @@ cdef class Mapping:
         """Note that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
         if self.extent != NULL:
             extent_remove(self.extent)
+
+    def require_readable(self):
+        """Read a byte of each page, for a small file that is of use as a whole. Raises: CorruptionError."""
+        cdef uint64_t offset = 0
+        cdef char seen = 0
+        while offset < self.size_bytes:
+            seen |= (<volatile_char*> self.base)[offset]
+            offset += PAGE_BYTES
+        if self.is_lost(0, self.size_bytes):
+            raise CorruptionError(self.path or "memory", 0, "it cannot be read from the disk (EIO)")
 
     def keep_descriptor(self, int fd):
         """Own a descriptor of the file, open for writing, until DESCRIPTORS_MAX other mappings want one as well."""

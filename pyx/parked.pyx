@@ -50,7 +50,7 @@ cdef class Parked:
         self.dues = DeadlineHeap()
         ledger.clamp(log.first.first_ordinal, log.end)
         for hole in log.holes:
-            ledger.finish_range(hole[0], hole[1])
+            ledger.try_note_range(hole[0], hole[1])
         ledger.header.cursor = log.end
         ledger.count_ahead()
         ledger.absorb()
@@ -114,7 +114,7 @@ cdef class Parked:
                 record = <const Record*> (segment.base + offset)
                 if record_ordinal(record) >= self.dropped_below and not self.ledger.is_finished(record_ordinal(record)):
                     if record.flags & RECORD_LOST or self.is_superseded(record):
-                        self.ledger.finish(record_ordinal(record))
+                        self.ledger.try_finish(record_ordinal(record))
                     else:
                         self.highest_guid = max(self.highest_guid, record.guid)
                         self.wait_for(record)

@@ -63,7 +63,7 @@ def finish_twins(ChannelCore channel not None):
             if record.guid > left:
                 return
             if channel.is_parked(record) and not channel.ledger.is_finished(record_ordinal(record)):
-                channel.ledger.finish(record_ordinal(record))
+                channel.ledger.try_finish(record_ordinal(record))
             offset += record_span(record.size_bytes)
         segment = segment.next
         offset = SEGMENT_HEADER_BYTES
@@ -103,7 +103,7 @@ def recover(ChannelCore channel not None, dict attempts_of):
             offset += record_span(record.size_bytes)
             record = <const Record*> (segment.base + offset)
         if record.flags & RECORD_LOST or channel.is_parked(record):
-            channel.ledger.finish(ordinal)
+            channel.ledger.try_finish(ordinal)
         elif not (record.due_ns > wall_ns() and channel.try_park_published(record)):
             channel.give_back(record, attempts_of.get((FROM_TOPIC, ordinal), 1), FROM_TOPIC)
 

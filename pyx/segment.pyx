@@ -80,6 +80,7 @@ cdef class Segment:
         header.checksum = header_checksum(header, number)
         store_barrier()
         header.number = number
+        self.mapping.set_verified(True)
         self.number = number
         self.first_ordinal = first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
         self.count = 0
@@ -149,6 +150,9 @@ cdef class Segment:
         """
         cdef SegmentHeader* header = self.header()
         path = self.mapping.path or "memory"
+        self.number = header.number
+        if self.mapping.is_lost(0, SEGMENT_HEADER_BYTES):
+            raise CorruptionError(path, 0, "the segment's header cannot be read from the disk (EIO)")
         if header.magic == 0 and not self.is_blank():
             raise CorruptionError(path, 0, "the segment's header is missing")
         # A zero word says that it was about to begin; earlier versions retired it with a zero checksum. Else the number
@@ -209,6 +213,7 @@ cdef class Segment:
             report(offset, behind - offset, lost, "damaged in the middle")
             self.bridge(offset, behind, seq, lost)
         self.tail = offset
+        self.mapping.set_verified(True)
         return 0
 
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept:
@@ -217,11 +222,16 @@ cdef class Segment:
         The word behind the last record is zero while the process lives, and so it is after a kill. After a power
         failure that holds only for what was synced: more may have come or not, in any order.
         """
+        cdef uint64_t span
         if offset < self.header().synced_bytes:
             return False
-        if self.capacity_bytes - offset < RECORD_ALIGN_BYTES or load_word(self.base + offset) == 0:
+        if self.capacity_bytes - offset < RECORD_ALIGN_BYTES:
             return True
-        return power_failed
+        if load_word(self.base + offset) == 0 or power_failed:
+            # Zeros in place of what cannot be read are not the end: records may follow.
+            span = record_span((<const Record*> (self.base + offset)).size_bytes)
+            return not self.mapping.is_lost(offset, min(self.capacity_bytes - offset, span))
+        return False
 
     cdef int mend(self, report) except -1:
         """Verify all records below the tail and bridge what is damaged, so that all ordinals of it can be walked.
@@ -256,6 +266,7 @@ cdef class Segment:
             offset = behind
             seq += lost
         self.unverified = False
+        self.mapping.set_verified(True)
         return 0
 
     cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:

@@ -65,6 +65,10 @@ def read_node(files: Files, path: str) -> dict[str, Any] | None:
         reason = "it contradicts itself"
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error)
+    except StorageError as error:
+        if error.errno != errno.EIO:
+            raise
+        reason = str(error)
     wrong = CorruptionError(path, 0, f"not a node file: {reason}")
     set_aside(files, path, wrong, "sequence numbers go on in a new epoch, and the node has a new name")
     return None
@@ -268,6 +272,9 @@ class Broker:
                     time.sleep(PAGES_REST_S)
 
         def done(_result: None, error: BaseException | None) -> None:
+            if error is not None:
+                # A page that was used before cannot be read from the disk any more: what is stored there would be lost.
+                log.leave(segment)
             log.pages_ready(segment, end_bytes)
             self.log_failure(None, error)
 

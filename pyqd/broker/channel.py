@@ -1,5 +1,6 @@
 """A channel's files and life: opened, recovered, closed, deleted. Its traffic is the compiled half's."""
 
+import errno
 import logging
 import os
 import struct
@@ -74,7 +75,9 @@ class Channel(LimitedChannel):
                 ledger.distrust()
             ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
         for start, end in topic.log.holes:
-            ledger.note_range(start, end)
+            if not ledger.try_note_range(start, end):
+                # The cursor steps over what it meets of it; what lies below keeps its segments until the next start.
+                logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing", ledger.path)
         if not fresh:
             position = cursor_position(ledger, topic)
         options = topic.broker.options
@@ -162,15 +165,7 @@ class Channel(LimitedChannel):
 
     def load(self) -> None:
         """Take up where an earlier run left off."""
-        attempts_of = {}
-        if self.files.exists(self.path_of(ATTEMPTS_FILE)):
-            content = self.files.read(self.path_of(ATTEMPTS_FILE))
-            whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
-            attempts_of = {
-                (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
-            }
-            self.files.remove(self.path_of(ATTEMPTS_FILE))
-            self.note_names()
+        attempts_of = self.load_attempts()
         if self.files.exists(self.path_of(PARKED_LOG)):
             if not self.files.exists(self.path_of(PARKED_LEDGER)):
                 # Or a kill came between making the two, and nothing is parked.
@@ -181,6 +176,25 @@ class Channel(LimitedChannel):
         recover(self, attempts_of)
         if self.parked is not None:
             recover_parked(self, attempts_of)
+
+    def load_attempts(self) -> dict[tuple[int, int], int]:
+        """Return {(source, ordinal): deliveries so far} as a clean stop saved it, which is used once."""
+        path = self.path_of(ATTEMPTS_FILE)
+        if not self.files.exists(path):
+            return {}
+        content = b""
+        try:
+            content = self.files.read(path)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            logger.error("%s; messages come again as after a kill, with attempts from 2", error)
+        self.files.remove(path)
+        self.note_names()
+        whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
+        return {
+            (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
+        }
 
     def open_parked(self) -> Parked:
         """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.space import Space
-from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, set_aside
+from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, reused, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.unsynced import Names
 from pyqd.hot.ledger import Ledger
@@ -18,7 +18,7 @@ from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
 from pyqd.hot.recovery import start_ledger
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
-from pyqd.primitives.errors import CorruptionError, LaterFormatError, LimitReached
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
@@ -71,18 +71,25 @@ class Topic(TopicCore):
 
     def open_state(self, path: str | None) -> Mapping:
         """Map the topic's state, a fresh one where there is none that can be used."""
+        aside = None
         if path is not None and self.files.exists(path):
             try:
                 mapping = self.files.open_mapped(path)
+                mapping.require_readable()
                 check_state(mapping)
             except LaterFormatError:
                 raise
             except CorruptionError as error:
-                set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
+                aside = set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
                 self.names.changed(os.path.dirname(path))
             else:
                 return mapping
-        return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
+        try:
+            return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
+        except DiskFull:
+            if path is None or aside is None:
+                raise
+            return reused(self.files, aside, path, TOPIC_STATE_SIZE)
 
     def load_channels(self) -> None:
         """Open the channels that an earlier run left."""

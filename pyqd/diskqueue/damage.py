@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyqd.primitives.errors import StorageError
+from pyqd.primitives.errors import CorruptionError, StorageError
 
 if TYPE_CHECKING:
     from pyqd.diskqueue.files import Files
+    from pyqd.hot.mapping import Mapping
 
 DAMAGED_DIRECTORY = "damaged"
 BAD = ".bad"
@@ -125,8 +126,28 @@ def free_name(files: "Files", path: str) -> str:
     return free
 
 
-def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> None:
-    """Rename a file that cannot be used to `.bad`, and say what follows from that. Raises: StorageError."""
+def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> str:
+    """Rename a file that cannot be used to `.bad`, and say what follows from that.
+
+    Returns: its path now. Raises: StorageError.
+    """
     target = free_name(files, path + BAD)
     files.rename(path, target)
     logger.error("DISKQUEUE(%s): %s - kept as %s; %s", path, error, target, consequence)
+    return target
+
+
+def reused(files: "Files", aside: str, path: str, size_bytes: int) -> "Mapping":
+    """Make a new file of zeros from one that was set aside, as a full disk has no block for another.
+
+    Returns: its mapping. Raises: StorageError, CorruptionError if the file is too small or cannot be read.
+    """
+    mapping = files.open_mapped(aside)
+    mapping.require_readable()
+    if mapping.size_bytes < size_bytes:
+        raise CorruptionError(aside, mapping.size_bytes, "it is too small to be used again on a full disk")
+    mapping.view()[:] = bytes(mapping.size_bytes)
+    files.rename(aside, path)
+    mapping.moved(path)
+    logger.error("DISKQUEUE(%s): the disk is full; it is not kept, its blocks hold the new file", aside)
+    return mapping

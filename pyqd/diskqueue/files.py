@@ -28,6 +28,8 @@ MAP_PRIVATE = 0x02
 MAP_ANONYMOUS = 0x20
 MADV_POPULATE_WRITE = 23
 MS_SYNC = 4
+# Not among the constants of Python 3.11.
+EHWPOISON = 133
 
 _ffi = FFI()
 _ffi.cdef(
@@ -106,6 +108,9 @@ def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
     address = _ffi.cast("void *", mapping.address + start_bytes)
     if _libc.madvise(address, length_bytes, MADV_POPULATE_WRITE) != 0:
+        failed = _ffi.errno
+        if failed in (errno.EFAULT, EHWPOISON):
+            raise storage_error("read", mapping.path or "memory", OSError(errno.EIO, os.strerror(errno.EIO)))
         # Kernels before 5.14 do not know the advice. Pages that are read are there as well, if not writable yet.
         view = mapping.view()
         for offset in range(start_bytes, start_bytes + length_bytes, PAGE_BYTES):

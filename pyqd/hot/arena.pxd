@@ -19,6 +19,8 @@ cdef struct Extent:
     ExtentState state
     uint8_t order                        # it has 2**order slots
     bint removed                         # its file is gone: an access finds zeros
+    bint verified                        # what it holds has been checked: a page that cannot be read ends the process
+    uint64_t lost_pages                  # that could not be read, with zeros in their place
 
 cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil
 cdef void extent_free(Extent* extent) noexcept nogil
@@ -26,3 +28,4 @@ cdef int extent_pin(Extent* extent) noexcept nogil
 cdef void extent_unpin(Extent* extent) noexcept nogil
 cdef int extent_move(Extent* extent, const char* path) noexcept nogil
 cdef void extent_remove(Extent* extent) noexcept nogil
+cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexcept nogil

@@ -61,6 +61,7 @@ cdef class Ledger:
         return ordinal - self.header.floor < self.capacity_bits
 
     cdef int finish(self, uint64_t ordinal) except -1
+    cdef bint try_finish(self, uint64_t ordinal) except -1
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept

@@ -1,7 +1,7 @@
 # A range of mapped memory and who gives it back. Design notes: pyx/mapping.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
-from pyqd.hot.arena cimport Extent
+from pyqd.hot.arena cimport Extent, extent_is_lost
 
 cdef extern from *:
     """
@@ -37,5 +37,16 @@ cdef class Mapping:
     cdef bint fd_refused                 # it could not be opened
     cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
     cdef public uint64_t healed_syncs    # how many of these a sync has made good
+
+    cdef inline bint is_lost(self, uint64_t start, uint64_t length) noexcept:
+        # Whether some of those bytes could not be read from the disk: there are zeros in their place.
+        # They have been accessed before: the compiler must not look first.
+        store_barrier()
+        return self.extent != NULL and self.extent.lost_pages != 0 and extent_is_lost(self.extent, start, length)
+
+    cdef inline void set_verified(self, bint verified) noexcept:
+        # Once what it holds has been checked, zeros must not take the place of a page that cannot be read.
+        if self.extent != NULL:
+            self.extent.verified = verified
 
     cdef void close(self) noexcept

@@ -31,6 +31,7 @@ cdef class Segment:
     cdef readonly Segment next           # None for the last
     cdef readonly bint unverified        # its checksums have not been looked at since it was mapped
     cdef readonly uint64_t highest_guid  # of the records that `walk` or `mend` has verified
+    cdef readonly bint worn              # a page behind the tail cannot be read: no record is appended any more
     cdef readonly bint cut               # records behind the tail are known to be missing
 
     cdef inline SegmentHeader* header(self) noexcept:

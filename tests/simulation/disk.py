@@ -431,19 +431,11 @@ class SimulatedFiles(Files):
         self.disk.change((directory, name + ".new", None), (directory, name, inode))
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        self._call("write", path, OPEN)
         inode = self._file("write", path)
-        assert len(content) <= PAGE_BYTES, "a page is what one block takes"
+        self._call("write", path, OPEN)
         content = content.ljust(inode.size_bytes)
         os.pwrite(inode.fd, content, 0)
         inode.size_bytes = len(content)
-        self._call("write", path, SYNC)
-        inode.durable[:] = content
-
-    def write_in_place(self, path: str, content: bytes) -> None:
-        inode = self._file("write", path)
-        self._call("write", path, OPEN)
-        os.pwrite(inode.fd, content.ljust(inode.size_bytes), 0)
         self._call("write", path, SYNC)
         inode.write_back(0, inode.size_bytes)
 
