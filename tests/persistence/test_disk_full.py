@@ -70,9 +70,9 @@ def publish_until_refused(daemon: Daemon, start: int = 0) -> int:
     raise AssertionError("the disk was never full")
 
 
-def consume(daemon: Daemon, count: int) -> list[int]:
+def consume(daemon: Daemon, count: int, topic: str = TOPIC) -> list[int]:
     with Client(daemon.tcp_address) as client:
-        client.sub(TOPIC, rdy_count=50)
+        client.sub(topic, rdy_count=50)
         numbers = []
         for _ in range(count):
             message = client.read_message()
@@ -271,3 +271,47 @@ def test_a_stop_on_a_full_disk_is_a_clean_one(daemon: Daemon, disk: Path) -> Non
     fill(disk / "ballast")
     daemon.stop()
     assert json.loads((daemon.data_path / "node.json").read_bytes())["clean"]
+
+
+def overwrite(path: Path, offset: int, content: bytes) -> None:
+    """Damage a file in the blocks that it has."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def synced_bytes(segment: Path) -> int:
+    """Return how much of a segment is on stable storage, as its header says."""
+    return int.from_bytes(segment.read_bytes()[56:64], "little")
+
+
+def test_a_damaged_broker_on_a_full_disk_is_drained_after_a_power_failure(daemon: Daemon, disk: Path) -> None:
+    count = 20
+    for topic in ("ledger", "state", "record", "whole"):
+        daemon.http("POST", "/topic/create", None, topic=topic)
+        daemon.http("POST", "/channel/create", None, topic=topic, channel="c")
+        for number in range(count):
+            assert daemon.http("POST", "/pub", body_of(number)[:100], topic=topic).status == 200
+    topics = daemon.data_path / "topics"
+    (segment,) = (topics / "record.topic" / "log").iterdir()
+    wait_until(lambda: synced_bytes(segment) >= 128 + count * 152, "the records are synced")
+    fill(disk / "ballast")
+    cut_power(daemon)
+    overwrite(topics / "ledger.topic" / "c.channel" / "ledger", 0, b"?" * 64)
+    overwrite(topics / "state.topic" / "state", 0, b"?" * 64)
+    # The header of a segment, then records of a header, a body of 100 bytes and padding.
+    overwrite(segment, 128 + 5 * 152 + 60, b"?" * 4)
+    overwrite(daemon.data_path / "node.json", 0, b"?")
+    daemon.start()
+    expected = list(range(count))
+    drained = {topic: consume(daemon, count, topic) for topic in ("ledger", "state", "whole")}
+    assert drained == dict.fromkeys(drained, expected)
+    assert consume(daemon, count - 1, "record") == [number for number in expected if number != 5]
+    assert daemon.http("POST", "/pub", b"x", topic="whole").status == 503
+    daemon.stop()
+    os.unlink(disk / "ballast")
+    daemon.start()
+    for topic in ("ledger", "state", "record", "whole"):
+        daemon.wait_for_channel(topic, "c", depth=0)
+        assert daemon.http("POST", "/pub", body_of(count), topic=topic).status == 200
+        assert consume(daemon, 1, topic) == [count]
