@@ -165,9 +165,8 @@ cdef class Log:
     cdef int begin_epoch(self) except -1:
         """Have the next record go to another segment: the active one is of an earlier epoch.
 
-        The next append makes that segment, within the limits of space, or begins the active one again if it is empty.
-        So a start takes no space for it, however many logs there are. Where records are known to be lost the small
-        segment is made at once if there is room, or each start would find and report the same damage.
+        The next append makes that segment, or begins the active one again if it is empty; a start takes no space. If
+        records are lost, a small segment is made at once where there is room, or each start would report the damage.
         """
         cdef Segment segment
         self.closed = True
@@ -397,13 +396,12 @@ cdef class Log:
         return 0
 
     cdef bint reuse_active(self, uint64_t need_bytes) except -1:
-        """Begin the epoch in the active segment itself if it is empty and large enough. Returns: whether it is."""
+        """Begin the epoch in the active segment if it is empty and large enough. Returns: whether it is."""
         if not self.closed or self.active.worn or self.active.count != 0 or self.active.file_bytes < need_bytes:
             return False
         self.closed = False
         self.active.take_more()
-        self.active.begin_again((self.epoch << ORDINAL_BITS) | self.end, wall_ns())
-        return True
+        return self.active.begin_again((self.epoch << ORDINAL_BITS) | self.end, wall_ns()) == 0
 
     cdef int roll(self, uint64_t span_bytes) except -1:
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
