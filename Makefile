@@ -50,6 +50,8 @@ run: build ## start the daemon on NSQ's ports, with its data in ./data
 test: build $(TOOLS) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
 
+# These compute and hardly wait, and each process looks through all tests first: as many processes as cores.
+test-fast: JOBS := $(shell nproc)
 test-fast: build ## the tests without slow, interop, browser and spark: less than a minute
 	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" $(IN_PARALLEL) $(ARGS)
 

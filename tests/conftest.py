@@ -10,6 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+# Each starts a daemon for one test, which takes longer than most tests: these are not for a quick look.
+ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
+
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
@@ -31,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pyqd_only(reason): pyqd differs here on purpose; not run against nsqd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ONE_DAEMON_A_TEST & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)

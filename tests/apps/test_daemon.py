@@ -15,6 +15,8 @@ import pytest
 from tests.support.nsq import Client, Message
 from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20.0
 
 

@@ -173,6 +173,7 @@ def test_the_file_system_of_a_path_is_that_of_the_mount_it_is_under() -> None:
     assert read_file_system(Path("/")) not in ("", "proc")
 
 
+@pytest.mark.slow
 def test_sinks_are_measured_in_turn_and_left_out_where_they_cannot_be_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

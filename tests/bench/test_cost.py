@@ -114,6 +114,7 @@ def test_cpu_time_is_enough_where_nothing_counts_and_the_last_line_says_what_to_
     assert last.endswith("(on Debian: apt-get install valgrind)")
 
 
+@pytest.mark.slow
 def test_a_row_shows_the_cpu_time_of_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert cost.main(["--count", "no", "-w", "pub", "--scale", "0.02", "--repeat", "1", "--unpinned"]) == 0
     name, total, user, system = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()

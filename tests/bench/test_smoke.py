@@ -159,6 +159,7 @@ def test_a_command_that_is_not_named_is_compare(given: list[str], wanted: list[s
     assert cli.with_command(given) == wanted
 
 
+@pytest.mark.slow
 def test_without_an_nsqd_compare_measures_pyqd_alone(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -218,6 +219,7 @@ def test_what_takes_long_has_fewer_runs_than_pairs() -> None:
     assert (workload.runs(1), workload.runs(5), find("mpub").runs(5)) == (1, 2, 5)
 
 
+@pytest.mark.slow
 def test_a_depth_that_is_not_right_after_a_start_is_a_problem(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

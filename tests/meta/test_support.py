@@ -54,6 +54,7 @@ class Another(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_port_was_taken_is_not_mixed_up_with_the_one_that_took_it(tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Another) as other:
         threading.Thread(target=other.serve_forever).start()

@@ -326,6 +326,7 @@ def test_ids_go_on_upwards_when_the_clock_jumps_back(tmp_path):
     assert max(topic.channel("c").take_message(consumer)[0] for _ in range(4)) > guids[-1]
 
 
+@pytest.mark.slow
 def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
     (tmp_path / "data").mkdir()
     filled(tmp_path / "data", finished=3)

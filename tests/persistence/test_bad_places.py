@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.server import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DETACH = 2
 READ_ONLY = 1
 REMOUNT = 32

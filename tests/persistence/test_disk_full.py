@@ -11,6 +11,8 @@ from tests.support.nsq import ERROR, Client, Message, fin, mpub
 from tests.support.server import Daemon, pyqd, wait_until
 from tests.support.small_disk import fill, mounted_or_skipped
 
+pytestmark = pytest.mark.slow
+
 DISK_BYTES = 8 << 20
 TOPIC = "full"
 BODY_BYTES = 4000

@@ -47,6 +47,7 @@ def batch(topic: str) -> bytes:
     return mpub(topic, [b"x" * 1000] * 20)
 
 
+@pytest.mark.slow
 def test_of_batches_that_cannot_be_written_none_is_stored_and_the_first_is_refused(
     daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_of_batches_that_cannot_be_written_none_is_stored_and_the_first_is_refus
         daemon.start()
 
 
+@pytest.mark.slow
 def test_a_bug_behind_open_batches_leaves_nothing_of_them_and_the_topic_as_it_was(daemon: Daemon) -> None:
     with Client(daemon.tcp_address) as client:
         client.send(batch("t"))
@@ -83,6 +85,7 @@ def test_a_bug_behind_open_batches_leaves_nothing_of_them_and_the_topic_as_it_wa
     assert "KeyError: 'a bug'" in daemon.log_text()
 
 
+@pytest.mark.slow
 def test_a_broken_invariant_in_a_command_ends_the_daemon_and_the_next_start_recovers(daemon: Daemon) -> None:
     with Client(daemon.tcp_address) as client:
         client.send(batch("t"))

@@ -18,6 +18,8 @@ from tests.support.power import PowerFiles
 from tests.support.server import REPOSITORY, wait_until
 from tests.support.storage import broker_on
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 20
 ENOUGH = 300
 

@@ -16,6 +16,8 @@ from pyqd.wire import records
 from tests.support.nsq import MESSAGE, Client, fin, parse_message
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "replayed"
 BATCH = 100
 BODY_BYTES = 200

@@ -4,6 +4,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,8 @@ from pyqd.diskqueue.interchange import (
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from tests.support.nsqd_data import message, write_metadata, write_queue
 from tests.support.storage import SEGMENT_BYTES_MIN, broker_on, consumer_on
+
+pytestmark = pytest.mark.slow
 
 NOW_NS = 1_800_000_000_000_000_000
 MESSAGES = st.builds(

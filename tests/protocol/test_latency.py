@@ -98,6 +98,7 @@ def test_what_is_no_percentile_is_refused(implementation: Implementation, value:
     assert f"invalid E2E processing latency percentile: {value}" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a stop", "a failed start"])
 @pytest.mark.pyqd_only("the sketches of a library that tells when they are left over")
 def test_an_end_says_nothing_about_the_sketches(

@@ -87,6 +87,7 @@ def test_a_message_that_an_ephemeral_topic_drops_has_an_id_too(narrow_server: Da
     assert answer(client, MANY)[1] == b"2"
 
 
+@pytest.mark.slow
 def test_an_ok_that_waits_for_a_sync_names_its_own_messages(tmp_path: Path) -> None:
     daemon = Daemon(pyqd(), tmp_path, ("-sync-every=1",))
     daemon.start()

@@ -321,6 +321,7 @@ BAD_FLAGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", BAD_FLAGS)
 def test_flags_that_do_not_do_end_the_start(
     implementation: Implementation, certificates: Certificates, tmp_path: Path, reason: str
@@ -347,6 +348,7 @@ def served_name(daemon: Daemon, certificates: Certificates) -> str:
     return str(dict(pair for (pair,) in subject)["commonName"])
 
 
+@pytest.mark.slow
 @pytest.mark.pyqd_only
 def test_sighup_reads_certificates_again_and_drops_no_connection(
     implementation: Implementation, certificates: Certificates, tmp_path: Path

@@ -353,6 +353,7 @@ def test_a_unix_socket_serves_and_goes_with_the_server(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_an_address_in_use_is_said_in_the_words_of_nsqd(app: HttpApp, tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
         HttpApp(tmp_path, f"127.0.0.1:{app.port}")

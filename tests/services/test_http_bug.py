@@ -15,6 +15,8 @@ def info(self, request):
 
 StatusRoutes.info = info
 from pyqd.apps.daemon import main
+
+pytestmark = pytest.mark.slow
 raise SystemExit(main())
 """
 

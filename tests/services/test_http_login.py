@@ -328,6 +328,7 @@ def end_of(directory: Path, *flags: str) -> str:
     return daemon.log_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -348,24 +349,29 @@ def test_a_file_with_a_mistake_is_not_served_by(tmp_path: Path, line: str, reaso
     assert "token-of-somebody" not in log
 
 
+@pytest.mark.slow
 def test_a_file_that_is_missing_is_not_served_by(tmp_path: Path) -> None:
     log = end_of(tmp_path, f"-http-auth-token-file={tmp_path}/none")
     assert f"failed to read tokens - open {tmp_path}/none: no such file or directory" in log
 
 
+@pytest.mark.slow
 def test_auth_servers_for_http_have_to_be_named(tmp_path: Path) -> None:
     log = end_of(tmp_path, "-http-auth")
     assert "--http-auth needs --auth-http-address" in log
 
 
+@pytest.mark.slow
 def test_listening_beyond_loopback_without_a_login_is_warned_of(tmp_path: Path) -> None:
     assert "WARNING: HTTP: whoever reaches 0.0.0.0:" in start_and_stop(everywhere(tmp_path))
 
 
+@pytest.mark.slow
 def test_listening_on_loopback_is_not_warned_of(tmp_path: Path) -> None:
     assert "whoever reaches" not in start_and_stop(Daemon(pyqd(), tmp_path))
 
 
+@pytest.mark.slow
 def test_listening_beyond_loopback_with_a_login_is_not_warned_of(tmp_path: Path) -> None:
     path = token_file(tmp_path, LINES)
     assert "whoever reaches" not in start_and_stop(everywhere(tmp_path, f"-http-auth-token-file={path}"))
@@ -466,6 +472,7 @@ def test_auth_servers_are_not_asked_beyond_the_limit_of_failures(asking: Daemon,
     assert len({query.secret for query in authd.queries}) <= FAILURES_AT_ONCE_MAX + time.monotonic() - started_s + 1
 
 
+@pytest.mark.slow
 def test_over_https_auth_servers_are_told_of_the_certificate(tmp_path: Path, authd: AuthServer) -> None:
     certificates = Certificates(tmp_path)
     flags = (

@@ -160,6 +160,7 @@ def test_a_topic_that_was_deleted_is_made_again(app: HttpApp) -> None:
     assert counts(app, "gone")[0] >= 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_as_on_the_long_way(tmp_path: Path) -> None:
     app = HttpApp(tmp_path, flags=(*FLAGS, "--max-msg-size=40000"))
     try:

@@ -248,6 +248,7 @@ def test_a_delay_and_a_due_time_together_are_refused(app: HttpApp) -> None:
     assert refusal(app, "/pub?topic=due&due=0&defer=0") == (400, "INVALID_DUE")
 
 
+@pytest.mark.slow
 def test_a_message_waits_for_its_due_time_unless_it_has_passed(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     soon = int(time.time()) + 50

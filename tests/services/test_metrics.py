@@ -231,6 +231,7 @@ def test_promtool_has_nothing_to_say(app: HttpApp) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"")
 
 
+@pytest.mark.slow
 def test_the_daemon_tells_of_its_loop_its_syncs_and_its_clients(tmp_path: Path) -> None:
     daemon = Daemon(pyqd(), tmp_path, ["-sync-timeout=100ms"])
     started_s = time.monotonic()

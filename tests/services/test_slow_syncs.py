@@ -43,6 +43,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         running.kill()
 
 
+@pytest.mark.slow
 def test_what_a_full_socket_takes_again_during_a_sync_leaves_after_it(daemon: Daemon, tmp_path: Path) -> None:
     with Client(daemon.tcp_address) as publisher:
         publisher.send(b"".join(pub("full", BODY) for _ in range(COUNT)))
