@@ -15,13 +15,20 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 BUILT := build/release.built
+BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 DATA ?= data
 
 PYX := $(wildcard pyx/*.pyx)
-SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*.pxd bench/*.pyx bench/*.pxd)
+SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*.pxd)
+BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
 NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename $(notdir $(source))).*.so),,absent)))
+COUNT := $(words $(NOT_BUILT))
+# A module takes Cython and the C compiler some 1.6 s of a core.
+ALL_SECONDS = $(shell expr $(COUNT) '*' 16 / $$(nproc) / 10)
+TO_COMPILE = $(if $(filter $(words $(PYX)),$(COUNT)),$(COUNT) modules ($(ALL_SECONDS) s),what has changed)
+BUILD_LOG := build/compile.log
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
 JOBS ?= $(shell expr 2 '*' $$(nproc))
@@ -39,68 +46,72 @@ ARGS ?=
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment: .venv with everything that is needed to build and test
+env: $(TOOLS) ## the environment: .venv with everything that is needed to build, test and measure
 
-build: $(BUILT) ## environment and release build, in place; quick when nothing has changed
+build: $(BUILT) $(BENCH_BUILT) ## environment and release build, in place; quick when nothing has changed
 
-run: build ## start the daemon on NSQ's ports, with its data in ./data
+# Neither what only tests need nor the load generator: a first start takes less than a minute.
+run: $(BUILT) ## start the daemon on NSQ's ports, with its data in ./data
 	@mkdir -p $(DATA)
-	exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
+	@exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
 
 test: build $(TOOLS) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
 
 # These compute and hardly wait, and each process looks through all tests first: as many processes as cores.
 test-fast: JOBS := $(shell nproc)
-test-fast: build ## the tests without slow, interop, browser and spark: less than a minute
+test-fast: build $(TOOLS) ## the tests without slow, interop, browser and spark: less than a minute
 	$(BIN)/python -m pytest -q -m "not slow and not interop and not browser and not spark" $(IN_PARALLEL) $(ARGS)
 
 debug: $(READY) ## debug build in build/debug-tree: invariants and indexes checked, warnings are errors
 	$(BIN)/python scripts/debug_tree.py $(DEBUG_TREE)
-	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 PYQD_BUILD_BENCH=1 $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
+	cd $(DEBUG_TREE) && PYQD_DEBUG=1 PYQD_WERROR=1 PYQD_BUILD_BENCH=1 "$(CURDIR)/$(BIN)/python" setup.py -q build_ext --inplace
 
-test-debug: debug ## the tests on the debug build (tests of the repository itself aside)
-	cd $(DEBUG_TREE) && PYTHONPATH=$(CURDIR)/$(DEBUG_TREE) $(CURDIR)/$(BIN)/python -m pytest -q --ignore=tests/meta $(IN_PARALLEL) $(ARGS)
+test-debug: debug $(TOOLS) ## the tests on the debug build (tests of the repository itself aside)
+	cd $(DEBUG_TREE) && PYTHONPATH="$(CURDIR)/$(DEBUG_TREE)" "$(CURDIR)/$(BIN)/python" -m pytest -q --ignore=tests/meta $(IN_PARALLEL) $(ARGS)
 
-simulate: build ## seeded schedules of operations and faults against a model, until stopped; ARGS="--seed=1 --schedules=1000"
+simulate: build $(TOOLS) ## seeded schedules of operations and faults against a model, until stopped; ARGS="--seed=1 --schedules=1000"
 	$(BIN)/python -m tests.simulation $(ARGS)
 
 # NSQD, given to make or in the environment, reaches the benchmark by the environment.
-bench: build ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn
+bench: build $(TOOLS) ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn
 	$(BIN)/python -m bench $(ARGS)
 
-flame: build ## flame graph of the daemon under load: bench/results/flame.svg
+flame: build $(TOOLS) ## flame graph of the daemon under load: bench/results/flame.svg
 	scripts/flame.sh $(ARGS)
 
-cpu-cost: build ## CPU time and instructions that a message costs the daemon
+cpu-cost: build $(TOOLS) ## CPU time and instructions that a message costs the daemon
 	$(BIN)/python -m bench.cost $(ARGS)
 
-stalls: build ## the longest time that the daemon does not answer, situation by situation
+stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench.stalls $(ARGS)
 
-lint: build ## ruff, cython-lint and the tidy tests
+lint: build $(TOOLS) ## ruff, cython-lint and the tidy tests
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
 	$(BIN)/python -m pytest -q tests/meta $(ARGS)
 
-fmt: $(READY) ## format the Python sources
+fmt: $(TOOLS) ## format the Python sources
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 
-types: build ## mypy, strict
+types: build $(TOOLS) ## mypy, strict
 	$(BIN)/mypy
 
-cov: build ## coverage of the Python half: htmlcov/index.html
+cov: build $(TOOLS) ## coverage of the Python half: htmlcov/index.html
 	$(BIN)/python -m pytest -q --cov --cov-report=term --cov-report=html $(ARGS)
 
 annotate: build ## where the compiled code still talks to Python: Cython's annotated HTML
 	@ls build/cython/release/pyx/*.html
 
-wheels: $(READY) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
+wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/wheels.py $(ARGS)
 
-dist: $(READY) ## sdist and wheel in dist/
-	$(BIN)/python -m build --no-isolation
+dist: $(TOOLS) ## sdist and wheel in dist/
+	@echo 'dist: building the source distribution, and the wheel from it (a minute); all that is said goes to build/dist.log'
+	@mkdir -p build
+	@$(BIN)/python -m build --no-isolation >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@ls -sh dist/*
 
 check: lint types test ## all that must hold before a commit
 
@@ -110,15 +121,23 @@ clean: ## remove builds and caches; .venv and data stay
 	find pyqd spark tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): pyproject.toml scripts/setup.sh
-	scripts/setup.sh
+	@scripts/setup.sh
 	@touch $@
 
 $(TOOLS): $(READY)
-	scripts/setup.sh --for-tests
+	@scripts/setup.sh --for-tests
 	@touch $@
 
 $(BUILT): $(READY) $(SOURCES) $(NOT_BUILT)
-	PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace
-	@mkdir -p $(@D) && touch $@
+	@echo 'build: compiling $(TO_COMPILE)'
+	@mkdir -p $(@D)
+	@$(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }
+	@touch $@
+
+# The same step with more modules; what is built already stays.
+$(BENCH_BUILT): $(BUILT) $(BENCH_SOURCES)
+	@echo 'build: compiling the load generator, if it has changed (10 s)'
+	@PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }
+	@touch $@
 
 absent:

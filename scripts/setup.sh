@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Make the environment that pyqd is built and tested in: .venv beside this directory.
+# Make the environment that pyqd is built and run in: .venv beside this directory.
 #
 # Needs a Python of at least 3.10 with venv and its headers, a C compiler and make. What is missing is installed with
 # apt-get where that exists and the user is root; elsewhere it is named and the script ends with status 1.
 #
-# With --for-tests it makes sure of the programs that only the tests call, and of nothing else.
+# With --for-tests it adds what tests, benchmarks and checks need beside: packages, and the programs that tests call.
+# Spark among them is a download of 500 MB, which the daemon does without.
 #
 # PYTHON names the interpreter (python3); CC the C compiler (the one that Python was built with).
 set -euo pipefail
@@ -95,10 +96,10 @@ install_missing() {
     if [[ $(id -u) -ne 0 || $curable == no ]] || ! command -v apt-get >/dev/null; then
         explain_missing
     fi
-    say "installing ${packages[*]}"
+    say "installing ${packages[*]} by apt-get (a minute)"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -q || die "apt-get update failed; needed: ${packages[*]}"
-    apt-get install -y -q --no-install-recommends "${packages[@]}" || die "apt-get could not install: ${packages[*]}"
+    apt-get update -qq || die "apt-get update failed; needed: ${packages[*]}"
+    apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null || die "apt-get could not install: ${packages[*]}"
     hash -r
     find_missing
     [[ ${#missing[@]} -eq 0 ]] || explain_missing
@@ -120,21 +121,29 @@ install_php() {
 
 make_venv() {
     if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
-        say "$VENV is there"
         return
     fi
-    say "making $VENV with $("$PYTHON" --version)"
+    say "making $VENV with $("$PYTHON" --version) (3 s)"
     rm -rf "$VENV"
     "$PYTHON" -m venv "$VENV"
 }
 
+pip_install() {
+    "$VENV/bin/python" -m pip --disable-pip-version-check install -q "$@"
+}
+
 # The package is installed as editable and without its extensions; those are built in place by a step of their own,
 # which stays incremental. What is needed to build comes first: a build isolated from .venv would fetch it each time.
+# Without --compile, modules are compiled to bytecode when they are first imported, and most never are.
 install_packages() {
-    say "installing the packages named in pyproject.toml"
-    local pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
-    "${pip[@]}" install -q 'setuptools>=77' 'Cython>=3.1'
-    PYQD_SKIP_EXT=1 "${pip[@]}" install -q --no-build-isolation -e '.[dev,spark-java]'
+    say "installing the packages that pyqd is built of and needs (10 s, more on a slow network)"
+    pip_install --no-compile 'setuptools>=77' 'Cython>=3.1'
+    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e '.[examples]'
+}
+
+install_test_packages() {
+    say "installing what tests, benchmarks and checks need: Spark, Java, clients of NSQ (a minute, 500 MB)"
+    PYQD_SKIP_EXT=1 pip_install --no-build-isolation -e '.[dev,spark-java]'
 }
 
 for_tests=no
@@ -142,8 +151,8 @@ for_tests=no
 install_missing
 if [[ $for_tests == yes ]]; then
     install_php
-    exit 0
+    install_test_packages
+else
+    make_venv
+    install_packages
 fi
-make_venv
-install_packages
-say "ready"

@@ -1,0 +1,65 @@
+"""What `make` would do in a fresh clone, and how much of it is printed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.meta.repository import ROOT, own_files, project
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with no environment, in which nothing is built."""
+    copy = tmp_path_factory.mktemp("a clone")
+    for path in own_files():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    return copy
+
+
+def would_do(clone: Path, target: str) -> list[str]:
+    """Return the commands of a target, in their order, without carrying them out."""
+    command = ["make", "--dry-run", "--no-print-directory", target]
+    # Flags of a make around the tests are not for this one.
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_first_start_needs_neither_what_tests_need_nor_the_load_generator(clone: Path) -> None:
+    commands = would_do(clone, "run")
+    assert "scripts/setup.sh" in commands
+    assert commands[-1].startswith("exec .venv/bin/pyqd --data-path=data")
+    assert [command for command in commands if "--for-tests" in command or "PYQD_BUILD_BENCH" in command] == []
+
+
+@pytest.mark.parametrize("target", ["test", "test-fast", "lint", "types", "bench", "flame", "cpu-cost", "fmt", "dist"])
+def test_what_needs_more_than_the_daemon_installs_it_first(clone: Path, target: str) -> None:
+    commands = would_do(clone, target)
+    assert commands.index("scripts/setup.sh") < commands.index("scripts/setup.sh --for-tests")
+
+
+def test_the_build_says_what_takes_how_long(clone: Path) -> None:
+    count = len(list((clone / "pyx").rglob("*.pyx")))
+    (line,) = [line for line in would_do(clone, "build") if f"build: compiling {count} modules (" in line]
+    assert line.endswith(" s)'")
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    assert 'making $VENV with $("$PYTHON" --version) (3 s)' in setup
+    assert "needs (10 s, more on a slow network)" in setup
+
+
+def test_a_first_start_prints_stages_and_no_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("run", "$(READY)", "$(TOOLS)", "$(BUILT)", "$(BENCH_BUILT)", "dist"):
+        _, _, recipe = makefile.partition(f"\n{target}:")
+        lines = recipe.partition("\n\n")[0].splitlines()[1:]
+        assert lines, target
+        assert [line for line in lines if not line.startswith("\t@")] == [], target
+
+
+def test_every_extra_is_used() -> None:
+    extras = set(project()["project"]["optional-dependencies"])
+    assert extras == {"spark", "spark-java", "examples", "dev"}
