@@ -1,9 +1,9 @@
 """The file of --http-auth-token-file: a line for each token, with what it lets its bearer do.
 
-    # token, or sha256: and the digest of one     rights                topics
-    0a6c1f3b9d5e4c7f8a2b                          publish               orders_*
-    sha256:9f86d081...                            publish,consume
-    anonymous                                     status
+    # token, or sha256: and its digest    rights            topics
+    <token>                               publish           orders_*
+    sha256:<digest>                       publish,consume
+    anonymous                             status
 
 Topics are given by a pattern of the shell's, for the whole name; without one the token is good for all. The line of
 `anonymous` says what those may do who do not log in. Tokens are compared by their digests, each with all, so that the
