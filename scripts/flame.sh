@@ -11,7 +11,7 @@
 # FLAME_DAEMON    another server to watch: a shell command
 # FLAME_BIN       where python and py-spy are (.venv/bin)
 # FLAME_RATE      samples per second (250)
-# FLAME_OUTPUT    where the picture goes
+# FLAME_OUTPUT    where the picture goes; what the benchmark writes goes to a directory of the same name beside it
 # Arguments go to the load: scripts/flame.sh --scale=5 for a longer run, -w pub for another benchmark
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -65,7 +65,7 @@ require_permission
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export FLAME_TARGET=$work/pyqd
-LOAD=${FLAME_LOAD:-"'$BIN/python' -m bench run --target='$FLAME_TARGET' --results='$work' --scale=2$workload"}
+LOAD=${FLAME_LOAD:-"'$BIN/python' -m bench run --target='$FLAME_TARGET' --results='${OUTPUT%.svg}' --scale=2$workload"}
 
 mkdir -p "$(dirname "$OUTPUT")"
 rm -f "$OUTPUT"

@@ -73,6 +73,11 @@ def test_a_benchmark_that_is_given_replaces_the_default(
     assert "the load has not started" in done.stderr
 
 
+def test_what_the_benchmark_writes_is_kept_beside_the_picture(programs: Path, tmp_path: Path) -> None:
+    run(programs)
+    assert f" --results={programs}/flame " in (tmp_path / "benchmark").read_text()
+
+
 def test_two_benchmarks_at_a_time_are_refused(programs: Path, tmp_path: Path) -> None:
     done = run(programs, "-w", "pub", "--workload=mpub")
     assert done.returncode == 1
