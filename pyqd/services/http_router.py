@@ -1,5 +1,6 @@
 """Which handler answers a request, and what is said where none does.
 
+A GET route answers HEAD too, as HTTP demands; the connection leaves out the body. nsqd says 405 to HEAD.
 A route's path may end in one parameter, `/config/:opt`, which takes one segment. A path that is a route's but for case,
 a doubled or a trailing slash is redirected to it, if that route takes the request's method.
 
@@ -63,12 +64,14 @@ class Router:
         methods_of: dict[str, set[str]] = {}
         for route in routes:
             head, colon, _ = route.path.partition(":")
-            methods_of.setdefault(head + colon, set()).add(route.method)
-            if colon:
-                self._with_argument[route.method, head] = route
-            else:
-                self._found[route.method, route.path] = Match(route, logged=route.logged)
-                self._path_of_folded[folded(route.path)] = route.path
+            methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+            methods_of.setdefault(head + colon, set()).update(methods)
+            for method in methods:
+                if colon:
+                    self._with_argument[method, head] = route
+                else:
+                    self._found[method, route.path] = Match(route, logged=route.logged)
+                    self._path_of_folded[folded(route.path)] = route.path
         # By path; that of a route with a parameter ends in ":".
         self._allow_of = {path: ", ".join(sorted({*methods, "OPTIONS"})) for path, methods in methods_of.items()}
 
@@ -120,7 +123,7 @@ def redirect(request: Request, path: str) -> Match:
     """Send the client to the path as it should be, with the same query."""
     target = f"{path}?{request.query_text}" if request.query_text else path
     headers = (("Location", target),)
-    if request.method != "GET":
+    if request.method not in ("GET", "HEAD"):
         return Match(None, Response(307, headers=headers, versioned=False), logged=False)
     body = f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'
     return Match(None, Response(301, body.encode(errors="replace"), HTML, headers, versioned=False), logged=False)

@@ -194,7 +194,7 @@ def test_the_reply_is_prometheus_text(app: HttpApp) -> None:
 
 def test_other_methods_are_refused(app: HttpApp) -> None:
     reply = app.post("/metrics")
-    assert (reply.status, reply.headers["Allow"]) == (405, "GET, OPTIONS")
+    assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
 def test_scrapes_at_once_each_get_all(app: HttpApp) -> None:
