@@ -19,7 +19,7 @@ from pyqd.diskqueue.syncs import Syncs
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
-from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError, reason_of
 from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
 from pyqd.primitives.options import Options
 
@@ -331,7 +331,7 @@ class Broker:
     def log_failure(self, _result: Any, error: BaseException | None) -> None:
         """Note that a job in the background failed where nothing hangs on it."""
         if error is not None:
-            logger.warning("DISKQUEUE: %s", error)
+            logger.warning("DISKQUEUE: %s", reason_of(error))
 
     def topic(self, name: str) -> Topic:
         """Return the topic of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""

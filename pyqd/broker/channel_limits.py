@@ -26,6 +26,13 @@ class ChannelLimits(NamedTuple):
     max_attempts: int = 0
     dead_letter_topic: str = ""
 
+    def text(self) -> str:
+        """Return the limits that are set, for a log line."""
+        set_to = [f"{name} {value:g}" for name, value in (("rate", self.rate), ("burst", self.burst)) if value]
+        if self.max_attempts:
+            set_to.append(f"max_attempts {self.max_attempts}, dead_letter_topic {self.dead_letter_topic or 'none'}")
+        return ", ".join(set_to) or "no limits"
+
 
 NO_LIMITS = ChannelLimits()
 

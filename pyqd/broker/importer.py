@@ -42,6 +42,7 @@ from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.guid import GuidFactory
 from pyqd.hot.log import Log
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
+from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str, topic_dir
 from pyqd.primitives.options import Options
 
@@ -234,7 +235,7 @@ def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callabl
 
     def usable(kind: str, name: str, where: str) -> bool:
         if not is_valid_name_str(name):
-            note(where, f"skipping creation of invalid {kind} {name!r}")
+            note(where, f"skipping creation of invalid {kind} {go_quote_str(name)}")
             return False
         if is_ephemeral_str(name):
             note(where, f"{kind} {name} is ephemeral: left out")

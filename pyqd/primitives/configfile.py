@@ -129,7 +129,8 @@ def unknown_keys(file: ConfigFile, flags: Iterable[Flag]) -> list[str]:
 def shown(flag: Flag, value: Any) -> str:
     """Return a flag's value in TOML, in a form that `value_of` reads as the same."""
     if flag.repeatable:
-        return "[" + ", ".join(quoted(item) for item in value) + "]"
+        # Over HTTP a list may become null.
+        return "[" + ", ".join(quoted(item) for item in value or ()) + "]"
     if flag.type in (BOOL, INT):
         return flag.type.show(value)
     return quoted(value if flag.type is STRING else flag.type.show(value))

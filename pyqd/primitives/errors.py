@@ -75,6 +75,13 @@ def storage_error(operation: str, path: str, error: OSError) -> StorageError:
     return kind(operation, path, error.errno or errno.EIO, error.strerror or str(error))
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the reason of an error for a log line: without an errno in brackets, and never empty."""
+    if isinstance(error, OSError) and not isinstance(error, StorageError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__
+
+
 class CorruptionError(Exception):
     """Bytes in a file that no writer of ours can have meant.
 

@@ -17,7 +17,8 @@ import gevent.socket
 import gevent.ssl
 
 from pyqd import __version__
-from pyqd.primitives.errors import StartupError
+from pyqd.primitives.errors import StartupError, reason_of
+from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.options import PROGRAM, TLS_VERSIONS, Options
 from pyqd.protocol.permissions import BadAnswer, Permissions, decode_permissions
 
@@ -73,7 +74,7 @@ class AuthServers:
             try:
                 return decode_permissions(self._query(endpoint_of(address), values, secret))
             except (OSError, http.client.HTTPException, BadAnswer, _TimeIsUp, ValueError) as error:
-                failures.append(f"failed to auth against {address} - {str(error) or type(error).__name__}")
+                failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
 
     def _query(self, url: str, values: Mapping[str, str], secret: bytes) -> bytes:
@@ -89,7 +90,7 @@ class AuthServers:
         if status == 403 and not url.startswith("https"):
             status, answer = self._request(https_url(url, answer), body)
         if status != 200:
-            raise BadAnswer(f"got response {status} {answer[:SHOWN_BYTES_MAX]!r}")
+            raise BadAnswer(f"got response {status} {quoted_start(answer)}")
         return answer
 
     def _request(self, url: str, body: bytes | None) -> tuple[int, bytes]:
@@ -158,12 +159,17 @@ def endpoint_of(address: str) -> str:
     return address if "://" in address else f"http://{address}/auth"
 
 
+def quoted_start(answer: bytes) -> str:
+    """Return the start of an answer in double quotes."""
+    return go_quote(answer[:SHOWN_BYTES_MAX]).decode()
+
+
 def https_url(url: str, answer: bytes) -> str:
     """Return the URL by HTTPS on the port that a refusal names. Raises: BadAnswer."""
     try:
         port = json.loads(answer)["https_port"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadAnswer(f"got response 403 {answer[:SHOWN_BYTES_MAX]!r}") from error
+        raise BadAnswer(f"got response 403 {quoted_start(answer)}") from error
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return urlunsplit(("https", f"{host}:{port}", parts.path, parts.query, ""))

@@ -13,7 +13,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.hot.ioloop import IoLoop
 from pyqd.hot.transport import TransportError
-from pyqd.primitives.errors import ClientError, LimitReached, StorageError
+from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
 from pyqd.primitives.options import TLS_NOT_REQUIRED
@@ -198,7 +198,7 @@ class Connection(IoLoop):
 
     def log_refusal(self, error: ClientError) -> None:
         """Log what a client is refused."""
-        cause = f" - {error.__cause__}" if error.__cause__ is not None else ""
+        cause = f" - {reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         logger.error("[%s] - %s%s", self.remote_address, error, cause)
 
     def log_clamped(self, value_ms: int) -> None:

@@ -23,6 +23,7 @@ import gevent
 
 from pyqd.hot.buffers import note_change
 from pyqd.hot.httpfront import HttpFront, PlainPublisher
+from pyqd.primitives.errors import reason_of
 from pyqd.services.giveway import give_way
 from pyqd.services.http_limits import BODY_BYTES_PER_S, DEFAULT_LIMITS, HttpLimits
 from pyqd.services.http_messages import TEXT, Request, Response, render
@@ -82,7 +83,7 @@ class HttpConnection(HttpFront):
         except ConnectionError:
             logger.debug("HTTP: the connection of %s broke", self.remote)
         except OSError as error:
-            logger.warning("HTTP: the connection of %s failed - %s", self.remote, error)
+            logger.warning("HTTP: the connection of %s failed - %s", self.remote, reason_of(error))
         finally:
             self._close()
 

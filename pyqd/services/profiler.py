@@ -20,6 +20,7 @@ from typing import Any, Final
 import gevent
 from cffi import FFI
 
+from pyqd.primitives.errors import reason_of
 from pyqd.services.flamegraph import readable
 
 PROGRAM: Final = "py-spy"
@@ -82,7 +83,7 @@ class Profiler:
             with tempfile.TemporaryDirectory(prefix="pyqd-profile.") as directory:
                 return self._record(program, seconds, rate, directory)
         except OSError as error:
-            raise ProfileError(503, f"{PROGRAM} could not be run: {error}") from error
+            raise ProfileError(503, f"{PROGRAM} could not be run: {reason_of(error)}") from error
         finally:
             self._busy = False
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyqd.primitives.configfile import shown
 from pyqd.primitives.goflags import STRING
 from pyqd.services.http_messages import HttpError, Request, Response, json_response, text_response
 from pyqd.services.http_router import Route
@@ -48,7 +49,7 @@ class ConfigRoutes:
         except ValueError as error:
             logger.info("HTTP: %s stays - %s", key, error)
             raise HttpError(400, "INVALID_VALUE") from None
-        logger.info("HTTP: %s is now %s", key, self.live.value_of(key))
+        logger.info("HTTP: %s is now %s", key, shown(FLAG_OF[key], self.live.value_of(key)))
         return self.value(key)
 
     def value(self, key: str) -> Response:

@@ -50,7 +50,7 @@ class LimitRoutes:
         if limits.dead_letter_topic:
             self.provide_topic(channel, limits.dead_letter_topic)
         channel.set_limits(limits)
-        logger.info("TOPIC(%s): channel %s has %s", channel.topic.name, channel.name, limits)
+        logger.info("TOPIC(%s): channel %s has %s", channel.topic.name, channel.name, limits.text())
         if channel.directory is not None:
             # Where that fails it is done all the same, and outlives the process. The health says the rest.
             sync_channel(channel)

@@ -21,6 +21,7 @@ from gevent.event import Event
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import Selection, StatsDict, topic_stats
 from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import reason_of
 from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.names import is_ephemeral_str
 from pyqd.primitives.options import Options, TcpAddress, split_address
@@ -172,7 +173,7 @@ class StatsdPusher:
         try:
             connection = connected(options.statsd_address)
         except (OSError, ValueError) as error:
-            logger.error("failed to create UDP socket to statsd(%s) - %s", options.statsd_address, error)
+            logger.error("failed to create UDP socket to statsd(%s) - %s", options.statsd_address, reason_of(error))
             return
         with connection:
             logger.info("STATSD: pushing stats to %s", options.statsd_address)
@@ -182,7 +183,7 @@ class StatsdPusher:
                     connection.send(packet)
                 except OSError as error:
                     # Of a packet before it: nobody listens there.
-                    logger.debug("STATSD: %s", error)
+                    logger.debug("STATSD: %s", reason_of(error))
                 self._stopping.wait(spread_s / len(packets))
 
     def _lines(self) -> Iterator[bytes]:

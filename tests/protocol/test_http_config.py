@@ -116,9 +116,10 @@ def test_an_empty_or_too_large_value_is_refused_first(server: Daemon, narrow_ser
 
 
 def test_other_methods_and_paths_are_refused(server: Daemon) -> None:
-    for method in ("POST", "DELETE", "HEAD"):
+    for method in ("POST", "DELETE"):
         reply = server.http(method, "/config/id")
-        assert (reply.status, reply.headers["allow"]) == (405, "GET, OPTIONS, PUT")
+        # nsqd does not answer HEAD.
+        assert (reply.status, reply.headers["allow"].replace("HEAD, ", "")) == (405, "GET, OPTIONS, PUT")
     for path in ("/config/", "/config", "/config/id/x"):
         expect_refused(server.http("GET", path), 404, "NOT_FOUND")
 
@@ -176,6 +177,28 @@ def test_limits_of_pyqd_are_changed_live(own_server: Daemon) -> None:
     ]:
         if (option, value) != ("retention_time", b"1"):
             expect_refused(put(server, f"/config/{option}", value), 400, "INVALID_VALUE")
+
+
+@pytest.mark.pyqd_only("the words are pyqd's")
+def test_what_is_changed_is_logged_as_the_configuration_file_has_it(own_server: Daemon) -> None:
+    server = own_server
+    put(server, "/config/log_level", b"debug")
+    put(server, "/config/retention_time", b"90m")
+    put(server, ADDRESSES, b'["127.0.0.1:1"]')
+    server.http("POST", "/topic/create?topic=t")
+    server.http("POST", "/channel/create?topic=t&channel=c")
+    path = "/channel/limits?topic=t&channel=c"
+    assert server.http("POST", f"{path}&rate=10&max_attempts=3&dead_letter_topic=dead").status == 200
+    assert server.http("POST", f"{path}&rate=0&max_attempts=0").status == 200
+    log = server.log_text()
+    for text in (
+        'HTTP: log_level is now "debug"\n',
+        'HTTP: retention_time is now "1h30m0s"\n',
+        'HTTP: nsqlookupd_tcp_addresses is now ["127.0.0.1:1"]\n',
+        "TOPIC(t): channel c has rate 10, max_attempts 3, dead_letter_topic dead\n",
+        "TOPIC(t): channel c has no limits\n",
+    ):
+        assert text in log
 
 
 @pytest.mark.pyqd_only("nsqd changes two options")

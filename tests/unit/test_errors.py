@@ -10,6 +10,7 @@ from pyqd.primitives.errors import (
     DiskFull,
     StartupError,
     StorageError,
+    reason_of,
     storage_error,
 )
 
@@ -75,3 +76,17 @@ def test_corruption_tells_file_offset_and_detail() -> None:
 
 def test_a_startup_error_is_its_text() -> None:
     assert str(StartupError("failed to lock")) == "failed to lock"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "connection refused"),
+        (OSError("timed out"), "timed out"),
+        (StorageError("sync", "/data/x", 5, "Input/output error"), "failed to sync /data/x - Input/output error"),
+        (MemoryError(), "MemoryError"),
+        (ValueError("no port"), "no port"),
+    ],
+)
+def test_the_reason_of_an_error_is_words(error: BaseException, reason: str) -> None:
+    assert reason_of(error) == reason
