@@ -446,7 +446,8 @@ cdef class ChannelCursor(Scheduled):
                 break
             self.feed.scheduler.spend(WALK_WORK)
             if record.due_ns != 0:
-                self.feed.scheduler.spend(PARK_WORK + record.size_bytes)
+                self.feed.scheduler.spend(
+                    PARK_WORK + record.size_bytes + (OPEN_WORK if self.parked is None else 0))
                 try:
                     self.park_published(record)
                 except StorageError as error:

@@ -23,8 +23,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.parked cimport Parked
 from pyqd.hot.record cimport record_body, record_ordinal, record_span
-from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
-from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC
+from pyqd.hot.replay cimport finished_in
+from pyqd.hot.segment cimport Segment
+from pyqd.hot.slots cimport FROM_PARKED, FROM_TOPIC, Slot
 
 
 def stopped_growing_ns(Segment segment not None):
@@ -33,23 +34,9 @@ def stopped_growing_ns(Segment segment not None):
 
 
 def unfinished_below(ChannelCore channel not None, uint64_t end):
-    """Count the records below an ordinal that a channel has not finished. Cost: O(these)."""
-    cdef uint64_t count = 0
-    for _ in channel.ledger.unfinished(end):
-        count += 1
-    return count
-
-
-cdef dict ring_places(ChannelCore channel, uint64_t end, uint8_t source):
-    """Return {ordinal: place in the ring} of the records of a log below an ordinal that wait for redelivery."""
-    cdef uint32_t index, at
-    places = {}
-    for index in range(channel.ready.count):
-        at = (channel.ready.head + index) & (channel.ready.capacity - 1)
-        if channel.ready.entries[at].source == source:
-            if record_ordinal(channel.ready.entries[at].record) < end:
-                places[record_ordinal(channel.ready.entries[at].record)] = at
-    return places
+    """Count the records below an ordinal that a channel has not finished. Cost: O(64th part of the window)."""
+    cdef uint64_t floor = channel.ledger.header.floor
+    return end - floor - finished_in(channel.ledger, floor, end) if end > floor else 0
 
 
 cdef int move_one(ChannelCore channel, const Record* record, object place) except -1:
@@ -89,37 +76,33 @@ def move_stragglers(ChannelCore channel not None, Segment segment not None, uint
     """Copy what a channel has not finished of a segment to its parked log; the channel has handed all of it out.
 
     Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
-    Cost: a walk over the segment's headers, the channel's ring, and the copies.
+    Cost: a comparison of addresses for each message in the ring and in flight, which reads no record, and the copies.
     """
-    cdef uint64_t offset = SEGMENT_HEADER_BYTES
+    cdef const char* start = segment.base
+    cdef const char* end = segment.base + segment.tail
     cdef uint64_t moved = 0
-    cdef const Record* record
+    cdef uint32_t index, at
+    cdef const Slot* held
     assert channel.ledger.header.cursor >= segment.end_ordinal()
     if channel.ledger.header.floor >= segment.end_ordinal():
         return 0
     if channel.parked is None:
         channel.parked = channel.open_parked()
     channel.feed.log.ready(segment)
-    places = ring_places(channel, segment.end_ordinal(), FROM_TOPIC)
-    while offset < segment.tail and moved < count_max:
-        record = <const Record*> (segment.base + offset)
-        offset += record_span(record.size_bytes)
-        if not channel.ledger.is_finished(record_ordinal(record)):
-            moved += move_one(channel, record, places.get(record_ordinal(record)))
+    for index in range(channel.ready.count):
+        if moved == count_max:
+            break
+        at = (channel.ready.head + index) & (channel.ready.capacity - 1)
+        if start <= <const char*> channel.ready.entries[at].record < end:
+            moved += move_one(channel, channel.ready.entries[at].record, at)
+    for index in range(channel.slots.capacity):
+        if moved == count_max:
+            break
+        held = &channel.slots.slots[index]
+        if start <= <const char*> held.record < end and channel.slots.deadlines.contains(index):
+            moved += move_one(channel, held.record, None)
     channel.settle_unless_durable()
     return moved
-
-
-cdef dict waiting_slots(Parked parked, const char* start, const char* end):
-    """Return {ordinal: slot} of the parked records between two addresses that wait for their due times."""
-    cdef uint32_t slot
-    cdef const char* at
-    slots = {}
-    for slot in range(parked.capacity):
-        at = <const char*> parked.records[slot]
-        if start <= at < end and parked.dues.contains(slot):
-            slots[record_ordinal(parked.records[slot])] = slot
-    return slots
 
 
 cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, object place) except -1:
@@ -160,26 +143,33 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
 
     Due times, attempts and who has what in flight stay as they are.
     Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
-    Cost: a walk over the segment's headers, the slots and the channel's ring, and the copies.
+    Cost: a comparison of addresses for each message deferred, in the ring and in flight, and the copies.
     """
     cdef Parked parked = channel.parked
     cdef Segment segment = parked.log.first
-    cdef uint64_t offset = SEGMENT_HEADER_BYTES
+    cdef const char* start = segment.base
+    cdef const char* end = segment.base + segment.tail
     cdef uint64_t moved = 0
-    cdef const Record* record
+    cdef uint32_t index, at
+    cdef const Slot* held
     assert segment is not parked.log.active, "the copies go to another segment"
-    unfinished = []
-    while offset < segment.tail and <uint64_t> len(unfinished) < count_max:
-        record = <const Record*> (segment.base + offset)
-        if not parked.ledger.is_finished(record_ordinal(record)):
-            unfinished.append(offset)
-        offset += record_span(record.size_bytes)
-    waiting = waiting_slots(parked, segment.base, segment.base + offset)
-    places = ring_places(channel, segment.end_ordinal(), FROM_PARKED)
-    for offset in unfinished:
-        record = <const Record*> (segment.base + offset)
-        moved += copy_parked(
-            channel, record, waiting.get(record_ordinal(record)), places.get(record_ordinal(record)))
+    for index in range(parked.capacity):
+        if moved == count_max:
+            break
+        if start <= <const char*> parked.records[index] < end and parked.dues.contains(index):
+            moved += copy_parked(channel, parked.records[index], index, None)
+    for index in range(channel.ready.count):
+        if moved == count_max:
+            break
+        at = (channel.ready.head + index) & (channel.ready.capacity - 1)
+        if start <= <const char*> channel.ready.entries[at].record < end:
+            moved += copy_parked(channel, channel.ready.entries[at].record, None, at)
+    for index in range(channel.slots.capacity):
+        if moved == count_max:
+            break
+        held = &channel.slots.slots[index]
+        if start <= <const char*> held.record < end and channel.slots.deadlines.contains(index):
+            moved += copy_parked(channel, held.record, None, None)
     if moved:
         channel.settle_unless_durable()
     return moved

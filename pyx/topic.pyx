@@ -25,7 +25,7 @@ from pyqd.hot.bodies cimport Frames
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.guid cimport id_stepped
-from pyqd.hot.cursor cimport PARK_WORK
+from pyqd.hot.cursor cimport OPEN_WORK, PARK_WORK
 from pyqd.hot.log cimport Log, Position
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.parked cimport Parked
@@ -131,7 +131,11 @@ cdef class TopicCore(Feed):
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
         """Say whether the channels park what is published now at once; if so, that is work of this turn."""
+        cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
+        for channel in self.channels:
+            if channel.parked is None:
+                work += OPEN_WORK
         if self.scheduler.work_left <= 0 or work > <uint64_t> self.scheduler.work_left:
             return False
         self.scheduler.spend(<int64_t> work)

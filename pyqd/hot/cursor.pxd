@@ -9,7 +9,9 @@ from pyqd.hot.schedule cimport Scheduled
 from pyqd.hot.segment cimport Segment
 
 cdef enum:
-    PARK_WORK = 150                      # of parking a record, beside its bytes, as work of a turn
+    # As work of a turn: parking a record, beside its bytes; making the files of a parked log.
+    PARK_WORK = 150
+    OPEN_WORK = 200000
 
 cdef class ChannelCursor(Scheduled):
     cdef readonly Feed feed

@@ -12,6 +12,8 @@ from pyqd.primitives.errors import ClientError
 from pyqd.primitives.options import TOPOLOGY_AWARE_CONSUMPTION, Options
 
 NS_PER_MS: Final = 1_000_000
+# Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.
+IDENTITY_BYTES_MAX = 256 << 10
 HEARTBEAT_NS_DEFAULT: Final = 30_000 * NS_PER_MS
 HEARTBEAT_NS_MIN: Final = 1_000 * NS_PER_MS
 MSG_TIMEOUT_NS_MIN: Final = 1_000 * NS_PER_MS
@@ -89,6 +91,8 @@ def decode_identity(body: bytes) -> Identity:
 
     Raises: ClientError.
     """
+    if len(body) > IDENTITY_BYTES_MAX:
+        raise ClientError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
     identity = Identity()
     known = {*_STRINGS, *_BOOLS, *_INTS}
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from pyqd.protocol.negotiate import IDENTITY_BYTES_MAX
 from tests.protocol.conftest import Connect
 from tests.support.nsq import RESPONSE, Client, Frame, identify, pub
 from tests.support.server import Daemon
@@ -353,3 +354,8 @@ def test_identify_and_publish_may_be_pipelined(client: Client, topic: str) -> No
     client.send(identify({"feature_negotiation": True}) + pub(topic, b"x"))
     assert client.read_frame() != Frame(RESPONSE, b"OK")
     client.expect_ok()
+
+
+def test_a_body_too_large_to_decode_in_a_turn_is_refused(client: Client) -> None:
+    client.send(identify(b"[" + b"0," * (IDENTITY_BYTES_MAX // 2) + b"0]"))
+    client.expect_fatal("E_BAD_BODY", f"IDENTIFY body too big {IDENTITY_BYTES_MAX + 3} > {IDENTITY_BYTES_MAX}")

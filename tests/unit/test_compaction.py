@@ -6,7 +6,7 @@ from pyqd.broker import space
 from pyqd.hot.clock import mono, wall
 from pyqd.hot.stragglers import move_parked
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import body_of, broker_on, consumer_on, run_turns
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -22,6 +22,7 @@ def eager(monkeypatch):
 def park(topic, count, due_ns, start=0):
     for number in range(start, start + count):
         topic.publish_body(body_of(number, BODY_BYTES), wall(), due_ns)
+    run_turns(topic.broker)
 
 
 def work_off(channel, consumer):

@@ -195,3 +195,14 @@ def test_whatever_is_done_between_slices_each_message_is_delivered_or_deferred_o
     assert [parked_count(channel) for channel in channels] == [deferred] * 2
     assert [channel.depth + count for channel, count in zip(channels, taken, strict=True)] == [sent] * 2
     topic.check()
+
+
+def test_the_first_deferred_message_of_many_channels_opens_their_parked_logs_over_several_turns(topic):
+    channels = [topic.channel(f"c{index}") for index in range(40)]
+    defer(topic, 1)
+    assert sum(channel.parked is not None for channel in channels) < 40
+    assert [channel.deferred_count for channel in channels] == [1] * 40
+    topic.broker.scheduler.run_wakes()
+    assert 0 < sum(channel.parked is not None for channel in channels) < 40
+    run_turns(topic.broker)
+    assert [parked_count(channel) for channel in channels] == [1] * 40
