@@ -8,9 +8,9 @@ in the same page that what is parked does not count any more. So a kill or a pow
 was, with what it had parked, or where it goes, without. A FIN of what was in flight finds nothing in flight.
 
 Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
-again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as records are parked in order. How many these
-are is counted before, in parts (`SeekPlace`), so that depth and deferred count are right from the seek on. A start parks them
-again, too.
+again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as records are parked in order; a start does so,
+too. How many these are is counted before, in parts (`SeekPlace`), so depth and deferred count are right from the seek
+on.
 
 Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
 """

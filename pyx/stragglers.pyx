@@ -18,7 +18,7 @@ Invariants: those of the channel hold between any two messages moved. In particu
 not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.parked cimport Parked

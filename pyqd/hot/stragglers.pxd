@@ -1,6 +1,4 @@
 # Moving what is unfinished out of old segments. Design notes: pyx/stragglers.pyx.
-from libc.stdint cimport uint8_t, uint64_t
-
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.parked cimport Parked
 from pyqd.hot.record cimport Record
