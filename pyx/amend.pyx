@@ -111,7 +111,7 @@ cdef class Sought:
         cdef ChannelCore channel = self.channel
         cdef const Record* record = reader.find(self.guid)
         cdef uint64_t ordinal
-        self.record = record
+        self.record = self.kept = record
         if record == NULL:
             return channel.parked is None and self.found(UNKNOWN, NULL, 0)
         ordinal = record_ordinal(record)
@@ -177,6 +177,7 @@ cdef class Sought:
     def cancel(self):
         """Finish the message, which is queued, returned or deferred and was looked for in this turn.
 
+        A channel that is moved back does not deliver it: that is noted first, so a kill leaves it noted and finished.
         Raises: StorageError, MemoryError (nothing changed).
         """
         cdef ChannelCore channel = self.channel
@@ -184,20 +185,29 @@ cdef class Sought:
         assert self.place in (QUEUED, RETURNED, DEFERRED)
         if self.place == DEFERRED:
             channel.reach(self.record, FROM_PARKED)
+            self.note_cancelled()
             (<Parked> channel.parked).take(<uint32_t> self.at)
             (<Parked> channel.parked).finish(self.record)
         elif self.place == RETURNED:
             entry = channel.ready.entries[channel.ready.place(self.at)]
             channel.reach(entry.record, entry.source)
+            self.note_cancelled()
             channel.ready.remove(self.at)
             channel.finish_record(entry.record, entry.source)
         else:
             channel.reach(self.record, FROM_TOPIC)
+            self.note_cancelled()
             if self.record.due_ns != 0:
                 channel.pass_deferred(record_ordinal(self.record))
             channel.finish_record(self.record, FROM_TOPIC)
             channel.note_finished_ahead()
         channel.ledger.header.finish_count += 1
+
+    cdef int note_cancelled(self) except -1:
+        """Have a seek leave the message out, if the topic's log still has it. Raises: StorageError (no change)."""
+        if self.kept != NULL:
+            self.channel.note_cancelled(record_ordinal(self.kept))
+        return 0
 
     def put_off(self, int64_t due_ns, LogReader reader not None):
         """Give the message, which is queued, returned or deferred and was looked for in this turn, another due time.

@@ -480,6 +480,10 @@ cdef class ChannelCore(ChannelCursor):
             noted[(entry.source, record_ordinal(entry.record))] = entry.attempts
         return noted
 
+    def note_cancelled(self, uint64_t ordinal):
+        """Have a seek leave a record of the topic's log out. The Python half knows where that is kept."""
+        raise NotImplementedError("the subclass opens the list")
+
     def close_consumers(self):
         """Return the clients and forget them, for whoever closes their sockets."""
         consumers, self.consumers = self.consumers, []

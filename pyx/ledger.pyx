@@ -29,6 +29,7 @@ from pyqd.hot.bitmap cimport (
     ring_clear_range,
     ring_copy,
     ring_count,
+    ring_next_one,
     ring_next_zero,
     ring_run_of_ones,
     ring_set,
@@ -450,6 +451,28 @@ cdef class Ledger:
             if at < end:
                 yield at
             at += 1
+
+    def marked(self, uint64_t start, uint64_t end):
+        """Return the ordinals of `[start, end)` whose bits are set, in the ring. Cost: O(these, and words between)."""
+        cdef uint64_t at = max(start, self.header.floor)
+        cdef uint64_t limit = min(end, self.header.floor + self.capacity_bits)
+        found = []
+        while at < limit:
+            at = ring_next_one(self.words, self.capacity_bits, at, limit)
+            if at < limit:
+                found.append(at)
+            at += 1
+        return found
+
+    def mark(self, uint64_t ordinal, uint64_t oldest, uint64_t end):
+        """Set the bit of a record, in a ledger that is a list of some of the records `[oldest, end)` of a log.
+
+        Its cursor stays at its floor, so that no bit is absorbed. Raises: StorageError (nothing is marked).
+        """
+        if self.header.floor < oldest:
+            self.clamp(oldest, end)
+        if not self.is_finished(ordinal):
+            self.finish(ordinal)
 
     def note_rebuilt(self):
         """Note that the file was missing where there should be one."""

@@ -12,6 +12,9 @@ again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as record
 too. How many these are is counted before, in parts (`SeekPlace`), so depth and deferred count are right from the seek
 on.
 
+A message that was cancelled stays so: a seek marks it as finished. The channel keeps a list of such messages, a bit for
+each in `cancelled.ledger`; a start marks what a kill left unmarked.
+
 Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
 """
 
@@ -53,6 +56,14 @@ cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_
     return count
 
 
+cdef uint64_t cancelled_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
+    """Count the ordinals of `[start, end)` that were cancelled: a seek leaves them out."""
+    cdef Ledger cancelled = channel.cancelled
+    if cancelled is None:
+        return 0
+    return finished_in(cancelled, max(start, cancelled.header.floor), end)
+
+
 def seek_target(ChannelCore channel not None, uint64_t ordinal):
     """Return where a seek to an ordinal goes: clamped to what is kept and what the channel may read."""
     return min(max(ordinal, channel.feed.log.first.first_ordinal), channel.feed.end)
@@ -70,11 +81,16 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
     cdef uint64_t floor = ledger.header.floor
     cdef uint64_t cursor = ledger.header.cursor
     cdef uint64_t end = channel.feed.end
-    cdef uint64_t holes, redeliver = 0, finished = 0, skip = 0
+    cdef uint64_t ahead = max(target, cursor)
+    cdef uint64_t left_out = cancelled_in(channel, target, end)
+    cdef uint64_t holes, redeliver, finished, skip = 0
+    # Finished ahead of the cursor: parked, dropped or cancelled before their turn.
+    finished = finished_in(ledger, ahead, end) - missing_in(log, ahead, end) - cancelled_in(channel, ahead, end)
+    redeliver = finished
     if target < cursor:
-        holes = missing_in(log, target, cursor)
-        redeliver = cursor - target - holes
-        finished = finished_in(ledger, target, cursor) - holes
+        holes = missing_in(log, target, cursor) + cancelled_in(channel, target, cursor)
+        redeliver += cursor - target - holes
+        finished += finished_in(ledger, target, cursor) - holes
     if target > floor:
         skip = target - floor - finished_in(ledger, floor, target)
     return {
@@ -83,7 +99,7 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
         "skip": skip,
         "in_flight": channel.in_flight_count,
         "parked": channel.deferred_count,
-        "depth": end - target - missing_in(log, target, end),
+        "depth": end - target - missing_in(log, target, end) - left_out,
     }
 
 
@@ -91,8 +107,15 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
 cdef class SeekPlace:
     """Place that a channel is to go to, and the number of deferred messages behind it, counted in bounded parts.
 
-    Between two parts anything may be trimmed; then the count begins again.
+    Between two parts anything may be trimmed or cancelled; then the count begins again.
     """
+
+    def __init__(self, ChannelCore channel not None):
+        self.channel = channel
+
+    cdef bint is_left_out(self, uint64_t ordinal) noexcept:
+        cdef Ledger cancelled = self.channel.cancelled
+        return cancelled is not None and ordinal >= cancelled.header.floor and cancelled.is_finished(ordinal)
 
     def look(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
         """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
@@ -100,7 +123,12 @@ cdef class SeekPlace:
         cdef uint64_t left = RECORDS_PER_TURN
         cdef uint64_t end = min(topic.end, topic.state.deferred_below)
         cdef uint64_t found = 0
-        if self.position is None or self.position.ordinal != target or not self.is_kept(topic.log):
+        cdef uint64_t change_count = 0 if self.channel.cancelled is None else self.channel.cancelled.change_count
+        if (
+            self.position is None or self.position.ordinal != target or not self.is_kept(topic.log)
+            or self.change_count != change_count
+        ):
+            self.change_count = change_count
             self.segment = topic.log.segment_of(target)
             self.offset = reader.offset_of(self.segment, max(target, self.segment.first_ordinal), &found)
             if found < target:
@@ -124,7 +152,7 @@ cdef class SeekPlace:
                 self.ordinal = self.segment.first_ordinal
                 self.number = self.segment.number
                 continue
-            self.count += record.due_ns != 0
+            self.count += record.due_ns != 0 and not self.is_left_out(record_ordinal(record))
             self.offset += record_span(record.size_bytes)
             self.ordinal = record_ordinal(record) + 1
         return self.ordinal >= end
@@ -140,13 +168,20 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
     place: that of the target, with all deferred messages behind it counted in this turn.
-    Raises: StorageError where a hole is beyond the ledger's ring.
+    Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring.
     """
     cdef Ledger ledger = channel.ledger
-    cdef uint64_t start, end
+    cdef uint64_t start, end, ordinal
+    cdef list left_out = []
+    if channel.cancelled is not None:
+        left_out = channel.cancelled.marked(target, channel.feed.log.end)
+    if left_out:
+        ledger.reach(ledger.header.floor + <uint64_t> left_out[len(left_out) - 1] - target)
     assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
     channel.start_over(channel.feed.log.locate(target) if place is None else place.position)
     if place is not None:
         channel.lag_counted(place.position, place.count)
+    for ordinal in left_out:
+        ledger.finish(ordinal)
     for start, end in channel.feed.log.holes:
         ledger.finish_range(max(start, target), end)

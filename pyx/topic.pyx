@@ -355,6 +355,8 @@ cdef class TopicCore(Feed):
             if channel.ephemeral:
                 continue
             total += channel.ledger.change_count
+            if channel.cancelled is not None:
+                total += channel.cancelled.change_count
             if channel.parked is not None:
                 total += (<Parked> channel.parked).log.end + (<Parked> channel.parked).ledger.change_count
         return total
@@ -368,6 +370,9 @@ cdef class TopicCore(Feed):
             if channel.ephemeral:
                 continue
             if channel.ledger.change_count != channel.ledger.synced_change_count:
+                changed.append(channel)
+            elif channel.cancelled is not None and (
+                    channel.cancelled.change_count != channel.cancelled.synced_change_count):
                 changed.append(channel)
             elif channel.parked is not None:
                 parked = channel.parked

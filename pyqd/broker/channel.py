@@ -34,6 +34,7 @@ LEDGER_FILE = "ledger"
 ATTEMPTS_FILE = "attempts"
 PARKED_LOG = "parked"
 PARKED_LEDGER = "parked.ledger"
+CANCELLED_LEDGER = "cancelled.ledger"
 
 ATTEMPTS_ENTRY = struct.Struct("<BQH")
 
@@ -74,10 +75,7 @@ class Channel(LimitedChannel):
             if topic.broker.power_failed:
                 ledger.distrust()
             ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
-        for start, end in topic.log.holes:
-            if not ledger.try_note_range(start, end):
-                # The cursor steps over what it meets of it; what lies below keeps its segments until the next start.
-                logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing", ledger.path)
+        self.finish_unread(ledger)
         if not fresh:
             position = cursor_position(ledger, topic)
         options = topic.broker.options
@@ -105,6 +103,17 @@ class Channel(LimitedChannel):
         if self.directory is not None and not (found and topic.broker.names_durable):
             topic.names.changed(os.path.dirname(self.directory))
             self.note_names(*self.ledgers())
+
+    def finish_unread(self, ledger: Ledger) -> None:
+        """Note what is missing from the log, or was cancelled, as finished; a kill may have come before that."""
+        unread = list(self.topic.log.holes)
+        if self.directory is not None and self.files.exists(self.path_of(CANCELLED_LEDGER)):
+            self.cancelled = self.open_cancelled()
+            unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
+        for start, end in unread:
+            if not ledger.try_note_range(start, end):
+                # The cursor steps over a hole that it meets; what lies below keeps its segments until the next start.
+                logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing or cancelled", ledger.path)
 
     def open_ledger(self, found: bool) -> Ledger:
         """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
@@ -289,7 +298,28 @@ class Channel(LimitedChannel):
 
     def ledgers(self) -> list[Ledger]:
         """Return the channel's ledgers."""
-        return [self.ledger] if self.parked is None else [self.ledger, self.parked.ledger]
+        parked = None if self.parked is None else self.parked.ledger
+        return [ledger for ledger in (self.ledger, parked, self.cancelled) if ledger is not None]
+
+    def open_cancelled(self) -> Ledger:
+        """Open the list of the cancelled messages that the topic's log keeps, making it when it is not there."""
+        if self.directory is None:
+            return Ledger(self.files, None)
+        path = self.path_of(CANCELLED_LEDGER)
+        missing = not self.files.exists(path)
+        ledger = self.watch(Ledger(self.files, path))
+        if missing or ledger.rebuilt:
+            self.note_names(ledger)
+        if self.topic.broker.power_failed:
+            ledger.distrust()
+        ledger.clamp(self.topic.log.first.first_ordinal, self.topic.log.end)
+        return ledger
+
+    def note_cancelled(self, ordinal: int) -> None:
+        """Have a seek leave a record of the topic's log out. Raises: StorageError."""
+        if self.cancelled is None:
+            self.cancelled = self.open_cancelled()
+        self.cancelled.mark(ordinal, self.topic.log.first.first_ordinal, self.topic.log.end)
 
     def hold_files(self) -> None:
         """Keep the ledgers mapped for good, as clients may hold the channel longer than it has files.

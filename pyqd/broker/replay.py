@@ -221,7 +221,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
 
     Returns: what that meant, as `preview`. Raises: as `find`, StorageError.
     """
-    counted = SeekPlace()
+    counted = SeekPlace(channel)
     while True:
         target = seek_target(channel, find(topic, place, pause))
         prepared(topic, partial(topic.reader.prepare, target), pause)

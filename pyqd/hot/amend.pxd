@@ -18,6 +18,7 @@ cdef class Sought:
     cdef readonly ChannelCore channel
     cdef readonly uint64_t guid
     cdef readonly Place place            # of the last `look`; nothing has switched since, or look again
+    cdef const Record* kept              # as the topic's log has it, wherever it is; NULL: it has it no more
     cdef const Record* record            # where the place is one in which there is one
     cdef uint64_t at                     # its slot in `parked`, or its number in the ring
     cdef uint64_t slots_per_turn
@@ -32,4 +33,5 @@ cdef class Sought:
     cdef bint look_in_ring(self) except -1
     cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept
     cdef int begin_round(self) except -1
+    cdef int note_cancelled(self) except -1
     cdef int put_off_queued(self, int64_t due_ns) except -1

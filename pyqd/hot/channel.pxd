@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyqd.hot.consumer cimport Consumer
 from pyqd.hot.cursor cimport ChannelCursor
 from pyqd.hot.latency cimport LatencyBuffer
+from pyqd.hot.ledger cimport Ledger
 from pyqd.hot.log cimport Position
 from pyqd.hot.record cimport Record
 from pyqd.hot.slots cimport ReadyEntry, ReadyRing, SlotTable
@@ -34,6 +35,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef readonly uint64_t zone_local_count   # of them to clients in the daemon's zone
     cdef readonly uint64_t region_local_count # to others in its region
     cdef public bint exiting
+    cdef public Ledger cancelled         # records of the topic's log that a seek leaves out; None: there are none
 
     cdef uint64_t available(self) noexcept
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from pyqd.broker import replay
+from pyqd.broker import amend, replay
 from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
@@ -397,3 +397,58 @@ def test_the_node_keeps_its_name(tmp_path):
     assert node.pop("node") == name
     (tmp_path / "node.json").write_text(json.dumps(node))
     assert broker_on(tmp_path).node_name not in ("", name)
+
+
+def cancel(topic, channel, guid):
+    (outcome,) = amend.amend(topic, [channel], guid, amend.cancel, lambda: None)
+    assert outcome.status == amend.DONE
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("name", ["c", "c#ephemeral"])
+def test_a_cancelled_message_stays_cancelled_when_the_channel_is_moved_back(tmp_path, name, killed):
+    if killed and name != "c":
+        pytest.skip("an ephemeral channel does not outlive a kill")
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    channel = topic.channel(name)
+    consumer = consumer_on(channel)
+    bodies = [b"finished", b"returned", b"queued", b"deferred", b"requeued", b"last"]
+    guids = {}
+    for body in bodies:
+        due_ns = wall() + HOUR_NS if body == b"deferred" else 0
+        guids[body] = topic.publish_body(body, wall(), due_ns)
+    taken = [channel.take_message(consumer) for _ in range(2)]
+    assert channel.finish_message(consumer, taken[0][0]) == 0
+    assert channel.requeue_message(consumer, taken[1][0], 0) == 0
+    for body in (b"returned", b"queued", b"deferred"):
+        cancel(topic, channel, guids[body])
+    assert channel.depth == 2
+    if killed:
+        broker = broker_on(tmp_path)
+        topic = broker.topic("t")
+        channel = topic.channel(name)
+    foreseen = replay.preview(topic, channel, Place(earliest=True), lambda: None)
+    done = replay.move(topic, channel, Place(earliest=True), lambda: None)
+    assert foreseen == done
+    assert (done["redeliver"], done["finished"], done["depth"]) == (1, 1, 3)
+    if killed:
+        broker = broker_on(tmp_path)
+        topic = broker.topic("t")
+        channel = topic.channel(name)
+    consumer = consumer_on(channel)
+    found = [message[3] for message in iter(lambda: channel.take_message(consumer), None)]
+    assert found == [b"finished", b"requeued", b"last"]
+    assert channel.deferred_count == 0
+    topic.check()
+
+
+def test_a_seek_tells_of_messages_that_were_dropped_ahead_of_the_cursor(tmp_path):
+    topic = broker_on(tmp_path).topic("t")
+    channel = topic.channel("c")
+    guids = [topic.publish_body(b"%d" % number, wall()) for number in range(4)]
+    (outcome,) = amend.amend(topic, [channel], guids[2], amend.putting_off(topic, wall() + HOUR_NS), lambda: None)
+    assert outcome.status == amend.DONE
+    done = replay.move(topic, channel, Place(earliest=True), lambda: None)
+    assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (1, 1, 4, 4)
+    topic.check()
