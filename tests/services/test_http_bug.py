@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.server import Daemon, DaemonError, Implementation, wait_until
 
+pytestmark = pytest.mark.slow
+
 WITH_A_BUG = """
 from pyqd.services.routes_status import StatusRoutes
 
@@ -15,8 +17,6 @@ def info(self, request):
 
 StatusRoutes.info = info
 from pyqd.apps.daemon import main
-
-pytestmark = pytest.mark.slow
 raise SystemExit(main())
 """
 

@@ -36,7 +36,8 @@ def publish(topic: Any, count: int, clock: HeldClock) -> None:
 def next_look_ns(topic: Any, clock: HeldClock) -> int | None:
     """Run the turns that are wanted. Returns: when the scheduler wants to be called next; None: never."""
     topic.scheduler.run_wakes()
-    return topic.scheduler.run_timers(clock.mono_ns)
+    look_ns: int | None = topic.scheduler.run_timers(clock.mono_ns)
+    return look_ns
 
 
 @pytest.mark.parametrize("ready_count", [0, 1])
