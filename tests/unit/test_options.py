@@ -89,6 +89,7 @@ OWN_DEFAULTS = {
     "max-topics": 0,
     "max-channels-per-topic": 0,
     "max-buffer-bytes": 1 << 30,
+    "max-mapped-files": 0,
     "first-command-timeout": 60 * S,
     "command-timeout": 120 * S,
     "http-header-timeout": 30 * S,
