@@ -269,6 +269,15 @@ cdef class Ledger:
             return True
         return ordinal - floor < self.capacity_bits and ring_test(self.words, self.capacity_bits, ordinal)
 
+    cdef uint64_t finished_end(self) noexcept:
+        """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
+        cdef uint64_t end = self.header.floor + self.capacity_bits
+        if self.ones == 0:
+            return self.header.floor
+        while end > self.header.floor and not ring_test(self.words, self.capacity_bits, end - 1):
+            end -= 1
+        return end
+
     cdef int hand_out(self) except -1:
         """Move the cursor over a record that is handed out now."""
         self.change_count += 1

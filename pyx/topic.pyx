@@ -530,7 +530,8 @@ cdef class TopicCore(Feed):
         self.scheduler.request_wake(self)
         if self.state.paused:
             for channel in self.channels:
-                self.end = max(self.end, channel.ledger.header.cursor)
+                # What is finished was given: the state may be older than the ledgers after a power failure.
+                self.end = max(self.end, channel.ledger.header.cursor, channel.ledger.finished_end())
         # What was shown and not parked before the end of that run comes before what is shown now.
         for channel in self.channels:
             channel.park_deferred(min(self.end, self.state.deferred_below))

@@ -65,6 +65,7 @@ cdef class Ledger:
     cdef int reach(self, uint64_t ordinal) except -1
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1
     cdef bint is_finished(self, uint64_t ordinal) noexcept
+    cdef uint64_t finished_end(self) noexcept
     cdef int hand_out(self) except -1
     cdef bint next_is_finished(self) noexcept
     cdef int skip(self) except -1

@@ -3,6 +3,7 @@
 The broker is asked by the pages that operators see of its messages, which change nothing.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.broker import peek
@@ -89,7 +90,10 @@ class Adoption:
         if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
             # It may be the one of before. What is demanded of the new one is not demanded then.
             topic.messages = {**ghost.messages, **topic.messages}
-            topic.number_of = {**ghost.number_of, **topic.number_of}
+            # A topic made again may give the same ids.
+            topic.number_of = {}
+            for message in topic.messages.values():
+                message.guid = 0
             for each in ghost.channels.values():
                 topic.deleted.setdefault(each.name, self.model.stamp)
             for each_name in ghost.deleted:
@@ -139,7 +143,17 @@ class Adoption:
         self.adopt_held(topic, found, gone, held_before)
         if self.power:
             topic.deleted.clear()
+            self.forget_lost_ids(topic, found)
         self.check_batch(topic)
+        for kept in (topic, *topic.channels.values()):
+            # What is there by chance is not on stable storage for that.
+            kept.created = kept.created or self.model.stamp
+
+    def forget_lost_ids(self, topic: Topic, found: Any) -> None:
+        """Allow ids to be given again of which nothing is left on the disk."""
+        kept = {guid for _, guid, *_ in found.log.records()}
+        kept |= {guid for guid, number in topic.number_of.items() if topic.messages[number].durable}
+        topic.number_of = {guid: number for guid, number in topic.number_of.items() if guid in kept}
 
     def adopt_count(self, topic: Topic, found: Any) -> None:
         """Compare the number of messages ever accepted."""
@@ -256,7 +270,12 @@ class Adoption:
             self.adopt_channel_limits(topic, channel, found)
         channel.paused = found.paused
         ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
-        counts = (found.depth, found.deferred_count, found.in_flight_count)
+        # Dead letters that wait are no rows of any page.
+        counts = (found.depth - found.doomed_count, found.deferred_count, found.in_flight_count)
+        channel.lost = 0
+        if self.power and self.world.alive.broker.damage.found_count:
+            channel.lost = counts[0] - len(ready)
+            counts = (len(ready), *counts[1:])
         expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
         rows: dict[int, Found] = {}
         channel.twice.clear()
@@ -278,7 +297,13 @@ class Adoption:
         copies = channel.copies
         channel.copies = {number: self.copy_of(row, copies.get(number)) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
+        if found.doomed_count and self.power:
+            # Some that were finished may be doomed again.
+            channel.twice |= self.world.spent & channel.done.keys()
         for number in copies.keys() - rows.keys():
+            if channel.spends(copies[number]) and found.doomed_count:
+                channel.copies[number] = dataclasses.replace(copies[number], state=QUEUED)
+                continue
             channel.done[number] = self.model.stamp
             if channel.spends(copies[number]) and (topic.messages[number].durable or not self.power):
                 self.world.vanished.add(number)

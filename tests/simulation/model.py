@@ -79,6 +79,8 @@ class Channel:
     limits_stamp: int = 0
     # The least that its limit of attempts has been; 0: none.
     attempts_least: int = 0
+    # Records that a power cut has damaged, which count until the channel comes to them.
+    lost: int = 0
     # Messages that are there twice after a power cut: the second one may come or not.
     twice: set[int] = dataclasses.field(default_factory=set)
 

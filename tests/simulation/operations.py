@@ -574,7 +574,7 @@ class Operations(World):
 
     def drop_spent(self, topic_name: str, channel: Channel) -> None:
         """Note as dead letters what is left of messages with too many attempts in an empty channel."""
-        left = {number for number, copy in channel.copies.items() if channel.spends(copy) and copy.state == QUEUED}
+        left = {number for number, copy in channel.copies.items() if channel.spends(copy) and copy.state != IN_FLIGHT}
         if left and left == set(channel.copies):
             self.do("sync")
             found = self.alive.broker.topic_of[topic_name].channel_of[channel.name]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from pyqd.broker.broker import Broker
 from pyqd.hot.clock import mono
@@ -26,7 +26,7 @@ from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.syncer import Syncer
 from tests.simulation.disk import ROOT, SimulatedFiles
-from tests.simulation.loop import Hub
+from tests.simulation.loop import Hub, Loop
 from tests.support.storage import SEGMENT_BYTES_MIN
 
 SYNC_NEVER = 1 << 30
@@ -135,6 +135,7 @@ class Process:
         self.on_error = on_error
         self.jobs: list[Job] = []
         self.syncing: greenlet | None = None
+        self.requests: list[greenlet] = []
         self.hub = Hub()
         Outcome.hub = self.hub
         self.broker = Broker(options, files, in_background=self.submit)
@@ -204,7 +205,7 @@ class Process:
 
     def run_greenlet(self, function: Callable[[], object]) -> None:
         """Run a function that may wait for a sync, as an HTTP handler may."""
-        start_raw(self.hub, function)
+        self.requests.append(start_raw(self.hub, function))
 
     def turn(self) -> None:
         """Do what the loop does at the end of a pass: turns, then the times that have come."""
@@ -214,6 +215,18 @@ class Process:
         while scheduler.run_wakes():
             self.hub.run_until_idle()
             scheduler.run_timers(mono())
+
+    def end(self) -> None:
+        """Let the greenlets of a dead process end: those that wait keep all that they see alive."""
+        self.hub.loop = Loop()
+        greenlets = [self.syncing, *self.requests]
+        for connection in list(self.server.connections):
+            greenlets += [connection.io_greenlet, connection.pump_greenlet]
+        for each in [*greenlets, self.hub]:
+            if each is not None and not each.dead:
+                with contextlib.suppress(Exception):
+                    self.hub.main = getcurrent()
+                    each.throw(GreenletExit)
 
     def stop(self) -> bool:
         """Do as SIGTERM does. Returns: whether all is on stable storage."""

@@ -107,3 +107,16 @@ def test_a_channel_that_was_refused_is_not_there_after_a_start(simulate):
             ("kill",),
         ],
     )
+
+
+def test_a_channel_of_a_paused_topic_has_no_depth_below_zero_after_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 0, 0, 0, 2),
+            ("create_channel", 0, 0),
+            ("pause_topic", 0, 1),
+            ("die_at_call", 0, 4, 59403),
+            ("pub", 0, 0),
+        ],
+    )

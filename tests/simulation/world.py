@@ -285,16 +285,19 @@ class World:
         """Compare one channel."""
         in_flight = channel.count(IN_FLIGHT)
         waiting = len(channel.copies) - in_flight
-        not_due = sum(copy.state == DEFERRED and not copy.due_reached for copy in channel.copies.values())
+        not_due = sum(
+            copy.state == DEFERRED and not copy.due_reached and not channel.spends(copy)
+            for copy in channel.copies.values()
+        )
         counts = (found.depth, found.deferred_count, found.in_flight_count)
         expect(found.in_flight_count == in_flight, f"in flight of {channel.name}", counts, in_flight)
         spent = sum(copy.state != IN_FLIGHT and channel.spends(copy) for copy in channel.copies.values())
-        least, most = waiting - spent, waiting + len(channel.twice)
+        least, most = waiting - spent, waiting + len(channel.twice) + channel.lost
         expect(least <= found.depth + found.deferred_count <= most, f"waiting in {channel.name}", counts, least, most)
         expect(found.deferred_count >= not_due or self.was_disturbed, f"deferred in {channel.name}", counts, not_due)
         expect(found.paused == channel.paused, f"pause of {channel.name}", found.paused)
         expect(0 <= found.message_count <= self.number_count, f"message count of {channel.name}", found.message_count)
-        if found.depth > found.doomed_count and not found.paused and found.bucket is None:
+        if found.depth > found.doomed_count + channel.lost and not found.paused and found.bucket is None:
             for consumer in found.consumers:
                 expect(
                     consumer.in_flight >= consumer.rdy,
@@ -362,8 +365,11 @@ class World:
             client.close()
         self.clients.clear()
         self.lib.deaths_die()
+        for process in [*self.zombies, self.process]:
+            if process is not None:
+                process.end()
         self.zombies.clear()
-        self.process = None
+        self.process = self.files = None
         self.lib.deaths_forget()
         clock.hold(0, 0)
         gc.collect(1)
