@@ -56,7 +56,7 @@ class Adoption:
         self.doubt = world.doubt
         self.power = world.power_failed
         self.clean = world.stopped_cleanly
-        self.batch_seen: set[bool] = set()
+        self.held_now: set[int] = set()
 
     def run(self) -> None:
         """Compare everything. Raises: Violation."""
@@ -123,8 +123,11 @@ class Adoption:
             topic.channels = {name: topic.channels.get(name, Channel(name, 0)) for name in found.channel_of}
             for name, each in topic.channels.items():
                 each.paused = found.channel_of[name].paused
+                each.created = each.created or self.model.stamp
+            topic.created = topic.created or self.model.stamp
             return
         self.adopt_count(topic, found)
+        self.held_now = {row.number for state in (peek.READY, peek.DEFERRED) for row in rows_of(found, None, state)}
         former, topic.channels = topic.channels, {}
         held_before = topic.held
         for name, channel_found in found.channel_of.items():
@@ -227,6 +230,7 @@ class Adoption:
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
         self.note_unknown(topic, rows)
         topic.held = {row.number: self.model.stamp for row in sorted(rows)}
+        topic.held_again = set(topic.held) if self.power else set()
         topic.emptied_in_doubt = False
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
@@ -273,7 +277,8 @@ class Adoption:
         # Dead letters that wait are no rows of any page.
         counts = (found.depth - found.doomed_count, found.deferred_count, found.in_flight_count)
         channel.lost = 0
-        if self.power and self.world.alive.broker.damage.found_count:
+        self.world.was_damaged = self.world.was_damaged or self.world.alive.broker.damage.found_count != 0
+        if self.world.was_damaged:
             channel.lost = counts[0] - len(ready)
             counts = (len(ready), *counts[1:])
         expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
@@ -319,7 +324,8 @@ class Adoption:
         if (topic.name, channel.name) in self.doubt.channels or (topic.name, "") in self.doubt.paused:
             may |= set(held)
         if self.power:
-            must = {number for number in must if topic.messages[number].durable}
+            # What a paused topic holds again goes to the channel when it goes on.
+            must = {number for number in must if topic.messages[number].durable} - self.held_now
             may |= {number for number, at in channel.done.items() if at > channel.synced}
             may |= set(held)
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}

@@ -119,6 +119,8 @@ class Topic:
     acknowledged: int = 0
     count: int = 0
     missing: int = 0
+    # What is held that channels may have been given before a power cut.
+    held_again: set[int] = dataclasses.field(default_factory=set)
     # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
     own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
     own_stamp: int = 0
@@ -197,6 +199,12 @@ class Model:
             topic.held[message.number] = self.stamp
             return
         for channel in topic.channels.values():
+            if message.number in topic.held_again and (
+                message.number in channel.done or message.number in channel.copies
+            ):
+                # It may remember that it is done with it, or not.
+                channel.twice.add(message.number)
+                continue
             state = DEFERRED if message.due_ns else QUEUED
             parked = message.due_ns != 0
             channel.copies[message.number] = Copy(message.number, state, message.due_ns, 0, parked, stamp=self.stamp)

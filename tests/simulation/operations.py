@@ -448,6 +448,10 @@ class Operations(World):
                 self.doubt.channels.add(client.channel)
                 self.doubt.topics.update({client.channel[0]} & {"e#ephemeral"})
 
+    def do_hang_up_all(self) -> None:
+        for client in self.clients:
+            client.close()
+
     def held_by(self, number: int, pick: int, count: int) -> tuple[Client, Topic, Channel, list[Copy]] | None:
         """Return a client, and some of what it has in flight."""
         holders = []
@@ -530,8 +534,7 @@ class Operations(World):
         self.do("free")
         for topic in [topic for topic in self.model.topics.values() if not topic.channels and not topic.ephemeral]:
             self.do("create_channel", sorted(self.model.topics).index(topic.name), 0)
-        for _ in range(len(self.clients)):
-            self.do("hang_up", 0)
+        self.do("hang_up_all")
         for index in range(len(self.model.topics)):
             self.do("pause_topic", index, 0)
         latest_ns = max((message.due_ns for topic in self.model.topics.values() for message in topic.messages.values()),
@@ -540,9 +543,10 @@ class Operations(World):
         for _ in range(3):
             self.do("advance", 3)
         for name, topic in list(self.model.topics.items()):
-            for channel in list(topic.channels.values()) if name != GRAVEYARD else ():
+            for channel in list(topic.channels.values()):
                 self.do("pause_channel", self.channels().index((topic, channel)), 0)
-                self.drain(name, channel)
+                if name != GRAVEYARD:
+                    self.drain(name, channel)
         self.do("sync")
         self.do("sync")
         self.do("jobs")

@@ -62,7 +62,6 @@ class World:
         self.next_fault: Fault | None = None
         self.stopped_cleanly = self.ended_cleanly = False
         self.power_failed = False
-        self.zombies: list[Any] = []
         # Numbers of messages that were delivered often enough to be dead letters; of those that have gone; of letters.
         self.spent: set[int] = set()
         self.vanished: set[int] = set()
@@ -70,6 +69,8 @@ class World:
         self.letters_lost = False
         # Whether there was ever a want of room, which may leave deferred messages in the queue.
         self.was_disturbed = False
+        # Whether a power cut has ever left a gap of what was not promised.
+        self.was_damaged = False
         begin_small(RING_BITS)
         self.set_clocks()
         self.start()
@@ -220,7 +221,8 @@ class World:
             return
         if failed:
             # It is tried again, as an operator does. An exit leaves what a kill leaves.
-            self.zombies.append(process)
+            self.lib.deaths_die()
+            process.end()
             self.stopped_cleanly = False
             return
         self.process = process
@@ -237,8 +239,8 @@ class World:
                 client.receive(self.lib.deaths_sent(index))
             client.close()
         self.clients.clear()
-        self.zombies.append(self.process)
-        self.process.jobs.clear()
+        # Now, as its private pages follow the files as long as nothing was stored there.
+        self.process.end()
         self.process = None
         self.failures.found.clear()
         self.errors.clear()
@@ -365,10 +367,8 @@ class World:
             client.close()
         self.clients.clear()
         self.lib.deaths_die()
-        for process in [*self.zombies, self.process]:
-            if process is not None:
-                process.end()
-        self.zombies.clear()
+        if self.process is not None:
+            self.process.end()
         self.process = self.files = None
         self.lib.deaths_forget()
         clock.hold(0, 0)
