@@ -17,12 +17,13 @@ SEEDS_PER_TASK = 50
 
 
 class Done(NamedTuple):
-    """What came of some seeds. failed: the first that fails."""
+    """What came of some seeds. failed: the first that fails; failure: what it says."""
 
     schedules: int
     operations: int
     faults: int
-    failed: int | None
+    failed: int | None = None
+    failure: str = ""
 
 
 def play_seeds(seeds: range) -> Done:
@@ -34,8 +35,8 @@ def play_seeds(seeds: range) -> Done:
             operations += result.operations
             faults += result.faults
             if result.failure is not None:
-                return Done(count, operations, faults, seed)
-    return Done(len(seeds), operations, faults, None)
+                return Done(count, operations, faults, seed, str(result.failure))
+    return Done(len(seeds), operations, faults)
 
 
 def report(seed: int) -> None:
@@ -81,7 +82,7 @@ def main() -> int:
     first = int(time.time()) % 10**8 * 1000 if args.seed is None else args.seed
     print(f"seeds from {first} on", flush=True)
     started_s = shown_s = time.monotonic()
-    total = Done(0, 0, 0, None)
+    total = Done(0, 0, 0)
     failed: list[int] = []
     gc.collect()
     gc.freeze()
@@ -92,10 +93,10 @@ def main() -> int:
                     total.schedules + done.schedules,
                     total.operations + done.operations,
                     total.faults + done.faults,
-                    None,
                 )
                 if done.failed is not None:
                     failed.append(done.failed)
+                    print(f"seed {done.failed}: {done.failure}", flush=True)
                     if not args.keep_going:
                         break
                 now_s = time.monotonic()

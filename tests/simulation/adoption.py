@@ -148,9 +148,10 @@ class Adoption:
             topic.deleted.clear()
             self.forget_lost_ids(topic, found)
         self.check_batch(topic)
-        for kept in (topic, *topic.channels.values()):
-            # What is there by chance is not on stable storage for that.
-            kept.created = kept.created or self.model.stamp
+        # What is there by chance is not on stable storage for that.
+        topic.created = topic.created or self.model.stamp
+        for channel in topic.channels.values():
+            channel.created = channel.created or self.model.stamp
 
     def forget_lost_ids(self, topic: Topic, found: Any) -> None:
         """Allow ids to be given again of which nothing is left on the disk."""
