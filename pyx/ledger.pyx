@@ -95,6 +95,8 @@ cdef class Ledger:
                 raise
             mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
+        # A new file has no earlier lap of the ring, whatever the kernel has written of it.
+        (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
         (<LedgerHeader*> mapping.base).magic = MAGIC
         self.replace_file(mapping)

@@ -119,8 +119,8 @@ class Administration(Operations):
         """Check an answer against the model, and change it likewise."""
         copy = channel.copies.get(number)
         if number in channel.twice or channel.spends(copy):
-            channel.twice.discard(number)
             if status == amend.DONE and due_ns is None:
+                # The other one of two may be there still.
                 channel.copies.pop(number, None)
             return
         name = f"{topic.name}/{channel.name}"

@@ -328,7 +328,8 @@ class Adoption:
             # What a paused topic holds again goes to the channel when it goes on.
             must = {number for number in must if topic.messages[number].durable} - self.held_now
             may |= {number for number, at in channel.done.items() if at > channel.synced}
-            may |= set(held)
+            # What was given only to channels that are gone may go to another one.
+            may |= {number for number in topic.messages if number not in channel.done}
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}
             if channel.created > self.model.synced:
                 # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
