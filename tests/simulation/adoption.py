@@ -213,10 +213,13 @@ class Adoption:
         maybe = self.maybe(topic, "")
         must = set(before) if not topic.channels or found.paused else set()
         may = set(before)
+        if found.paused:
+            may |= {number for channel in topic.channels.values() for number in (*channel.copies, *channel.done)}
         if not topic.channels:
             for channel in gone:
                 may |= set(channel.copies) | set(channel.done)
-                if not channel.ephemeral and not channel.reset:
+                in_doubt = (topic.name, channel.name) in self.doubt.channels
+                if not channel.ephemeral and not channel.reset and not in_doubt:
                     must |= set(channel.copies)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
@@ -231,7 +234,7 @@ class Adoption:
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
         self.note_unknown(topic, rows)
         topic.held = {row.number: self.model.stamp for row in sorted(rows)}
-        topic.held_again = set(topic.held) if self.power else set()
+        topic.held_again = set(topic.held) if self.power or found.paused else set()
         topic.emptied_in_doubt = False
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
@@ -314,6 +317,7 @@ class Adoption:
             if channel.spends(copies[number]) and (topic.messages[number].durable or not self.power):
                 self.world.vanished.add(number)
         channel.before_reset = None
+        channel.muddled = False
 
     def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:
         """Return the messages that must be there, and those that may."""
@@ -325,8 +329,7 @@ class Adoption:
         if (topic.name, channel.name) in self.doubt.channels or (topic.name, "") in self.doubt.paused:
             may |= set(held)
         if self.power:
-            # What a paused topic holds again goes to the channel when it goes on.
-            must = {number for number in must if topic.messages[number].durable} - self.held_now
+            must = {number for number in must if topic.messages[number].durable}
             may |= {number for number, at in channel.done.items() if at > channel.synced}
             # What was given only to channels that are gone may go to another one.
             may |= {number for number in topic.messages if number not in channel.done}
@@ -334,7 +337,8 @@ class Adoption:
             if channel.created > self.model.synced:
                 # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
                 may = set(topic.messages)
-        return must, may
+        # What a paused topic holds again goes to the channel when it goes on.
+        return must - self.held_now, may
 
     def check_row(self, topic: Topic, channel: Channel, row: Found, name: str, deferred: list[Found]) -> None:
         """Compare due time and attempts of one message."""

@@ -83,6 +83,8 @@ class Channel:
     lost: int = 0
     # Messages that are there twice after a power cut: the second one may come or not.
     twice: set[int] = dataclasses.field(default_factory=set)
+    # Whether both of two were in flight: then counts are not compared until the next start.
+    muddled: bool = False
 
     @property
     def ephemeral(self) -> bool:
@@ -188,6 +190,8 @@ class Model:
     def show_held(self, topic: Topic, now_ns: int) -> None:
         """Give channels what the topic has held."""
         if topic.shows:
+            for channel in topic.channels.values():
+                channel.lost += topic.missing
             topic.missing = 0
             held, topic.held = topic.held, {}
             for number in held:

@@ -23,6 +23,7 @@ from tests.simulation.model import (
     IN_FLIGHT,
     QUEUED,
     Channel,
+    Copy,
     Doubt,
     Model,
     Topic,
@@ -285,6 +286,8 @@ class World:
 
     def check_channel(self, channel: Channel, found: Any) -> None:
         """Compare one channel."""
+        if channel.muddled:
+            return
         in_flight = channel.count(IN_FLIGHT)
         waiting = len(channel.copies) - in_flight
         not_due = sum(
@@ -331,9 +334,14 @@ class World:
         message.guid = guid
         expect(topic.number_of.setdefault(guid, number) == number, f"{name}: one id of two messages", hex(guid))
         copy = channel.copies.get(number)
-        if number in channel.twice and (copy is None or copy.state == IN_FLIGHT):
-            channel.twice.discard(number)
+        if channel.muddled or (number in channel.twice and copy is not None and copy.state == IN_FLIGHT):
+            channel.muddled = True
+            client.send(b"FIN %s\n" % to_hex(guid))
+            channel.copies.pop(number, None)
             return
+        if number in channel.twice and copy is None:
+            channel.twice.discard(number)
+            copy = channel.copies[number] = Copy(number, QUEUED, attempts=attempts - 1)
         expect(copy is not None, f"{name} delivers again what was finished:", number)
         assert copy is not None
         expect(copy.state != IN_FLIGHT, f"{name} delivers what is in flight:", number)
