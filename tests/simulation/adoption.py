@@ -62,7 +62,9 @@ class Adoption:
         """Compare everything. Raises: Violation."""
         broker = self.world.alive.broker
         # After a power cut a segment may be missing of which nothing was promised; it is reported all the same.
-        expect(broker.damage.found_count == 0 or self.power, "damage is reported:", broker.damage.as_dict())
+        may_be = self.power or self.world.was_damaged
+        expect(broker.damage.found_count == 0 or may_be, "damage is reported:", broker.damage.as_dict())
+        self.world.was_damaged = self.world.was_damaged or broker.damage.found_count != 0
         former, self.model.topics = self.model.topics, {}
         for name, found in broker.topic_of.items():
             topic = self.topic_for(name, former)
@@ -205,13 +207,14 @@ class Adoption:
         rows = rows_of(found, None, peek.READY) + rows_of(found, None, peek.DEFERRED)
         numbers = {row.number for row in rows}
         topic.missing = 0
-        if self.power and self.world.alive.broker.damage.found_count:
+        if self.world.was_damaged:
             # A segment of which nothing was promised; what was in it counts until a channel comes.
             topic.missing = found.depth - len(rows)
         expect(len(rows) == len(numbers) == found.depth - topic.missing, f"{topic.name} holds", len(rows), found.depth)
         anything = topic.name in self.doubt.topics
         maybe = self.maybe(topic, "")
-        must = set(before) if not topic.channels or found.paused else set()
+        taken = any(name == topic.name and channel.endswith("#ephemeral") for name, channel in self.doubt.channels)
+        must = set(before) if (not topic.channels or found.paused) and not taken else set()
         may = set(before)
         if found.paused:
             may |= {number for channel in topic.channels.values() for number in (*channel.copies, *channel.done)}
@@ -281,7 +284,6 @@ class Adoption:
         # Dead letters that wait are no rows of any page.
         counts = (found.depth - found.doomed_count, found.deferred_count, found.in_flight_count)
         channel.lost = 0
-        self.world.was_damaged = self.world.was_damaged or self.world.alive.broker.damage.found_count != 0
         if self.world.was_damaged:
             channel.lost = counts[0] - len(ready)
             counts = (len(ready), *counts[1:])
@@ -306,6 +308,7 @@ class Adoption:
         copies = channel.copies
         channel.copies = {number: self.copy_of(row, copies.get(number)) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
+        channel.lost += found.doomed_count
         if found.doomed_count and self.power:
             # Some that were finished may be doomed again.
             channel.twice |= self.world.spent & channel.done.keys()
@@ -316,7 +319,8 @@ class Adoption:
             channel.done[number] = self.model.stamp
             if channel.spends(copies[number]) and (topic.messages[number].durable or not self.power):
                 self.world.vanished.add(number)
-        channel.before_reset = None
+        if self.power:
+            channel.before_reset = None
         channel.muddled = False
 
     def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:

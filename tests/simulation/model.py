@@ -235,6 +235,11 @@ class Model:
     def delete_topic(self, name: str) -> None:
         """Note a topic as deleted."""
         topic = self.topics.pop(name)
+        _, former = self.deleted.get(name, (0, None))
+        if former is not None:
+            # A power cut may bring back the one as well as the other.
+            topic.messages = {**former.messages, **topic.messages}
+            topic.deleted = {**former.deleted, **dict.fromkeys(former.channels, self.stamp), **topic.deleted}
         self.deleted[name] = (self.tick(), topic)
 
     def delete_channel(self, topic: Topic, name: str) -> None:

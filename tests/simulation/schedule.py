@@ -52,7 +52,7 @@ WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
     "advance": (4, (0,)),
     "jump": (1, (0,)),
     "write_back": (2, (0, 0)),
-    "fill": (1, (60,)),
+    "fill": (1, (24,)),
     "free": (1, ()),
     "stop": (1.5, ()),
     "kill": (1.5, ()),
@@ -61,6 +61,23 @@ WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
     "die_at_call": (1.5, (12, 6, 0)),
     "die_at_store": (1.5, (40, 6, 0)),
 }
+
+
+# Operations that mean something together; each schedule has some of these beside what comes by chance.
+PHRASES = (
+    ("fill", "stop"),
+    ("fill", "fin", "fin"),
+    ("fill", "cut"),
+    ("sync", "cut"),
+    ("kill", "cut"),
+    ("jump", "cut", "pub"),
+    ("seek", "cut"),
+    ("die_at_store", "seek"),
+    ("delete_channel", "create_channel", "sync", "cut"),
+    ("delete_topic", "pub", "sync", "cut"),
+    ("limit", "req", "jobs", "cut"),
+)
+PHRASES_MAX = 3
 
 
 @dataclasses.dataclass
@@ -79,6 +96,9 @@ def made_from(seed: int) -> Schedule:
     for name in ("pub", "sub", "fin"):
         weights[name] = max(weights[name], WEIGHTS[name][0])
     names = rng.choices(list(weights), list(weights.values()), k=rng.randrange(10, 70))
+    for _ in range(rng.randrange(PHRASES_MAX + 1)):
+        at = rng.randrange(len(names))
+        names[at:at] = rng.choice(PHRASES)
     steps: list[Step] = []
     for name in names:
         steps.append((name, *(rng.randrange(top or NUMBER_MAX) for top in WEIGHTS[name][1])))
