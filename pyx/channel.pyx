@@ -265,6 +265,7 @@ cdef class ChannelCore(ChannelCursor):
                     self.feed.scheduler.request_wake(self)
                     break
         self.rotation = <uint64_t> at
+        self.note_finished_ahead()
         self.ask_for_another_turn(depth)
         self.note_cursor()
         self.set_next_timer(mono_ns())

@@ -87,7 +87,9 @@ class Adoption:
         at, ghost = self.model.deleted.get(name, (0, None))
         returns = ghost is not None and ((self.power and at > self.model.deletions_synced) or name in self.doubt.topics)
         if topic is None:
-            expect(returns or name in self.doubt.topics, f"topic {name} was deleted or never made")
+            # One that could not be made for want of room was removed again, which is not durable.
+            may_be = returns or name in self.doubt.topics or (self.power and self.world.was_disturbed)
+            expect(may_be, f"topic {name} was deleted or never made")
             topic = Topic(name, 0)
         if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
             # It may be the one of before. What is demanded of the new one is not demanded then.
@@ -334,7 +336,7 @@ class Adoption:
             may |= set(held)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
-            may |= {number for number, at in channel.done.items() if at > channel.synced}
+            may |= {number for number, at in channel.done.items() if at > channel.synced or self.world.torn}
             # What was given only to channels that are gone may go to another one.
             may |= {number for number in topic.messages if number not in channel.done}
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}

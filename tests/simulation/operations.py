@@ -82,6 +82,7 @@ class Operations(World):
         self.set_clocks()
 
     def do_write_back(self, chance: int, seed: int) -> None:
+        self.torn = True
         self.disk.write_back(random.Random(seed), CHANCES[chance % len(CHANCES)])
 
     def do_fill(self, free_pages: int) -> None:
@@ -110,6 +111,7 @@ class Operations(World):
             def ended(done: bool) -> None:
                 if done and not self.died():
                     self.model.note_synced(stamp)
+                    self.torn = False
 
             self.alive.begin_sync(ended)
 

@@ -70,6 +70,9 @@ class World:
         self.letters_lost = False
         # Whether there was ever a want of room, which may leave deferred messages in the queue.
         self.was_disturbed = False
+        # Whether the kernel may have written one page of a ledger and not the other since the last sync: what was finished
+        # may come again then.
+        self.torn = False
         # Whether a power cut has ever left a gap of what was not promised.
         self.was_damaged = False
         begin_small(RING_BITS)
@@ -247,6 +250,7 @@ class World:
         self.errors.clear()
         kind, seed, chance = self.after_death
         if kind == CUT:
+            self.torn = self.torn or 0.0 < chance < 1.0
             self.disk.cut(random.Random(seed), chance)
             self.power_failed = True
             self.mono_ns = MONO_START_NS
