@@ -70,8 +70,8 @@ class World:
         self.letters_lost = False
         # Whether there was ever a want of room, which may leave deferred messages in the queue.
         self.was_disturbed = False
-        # Whether the kernel may have written one page of a ledger and not the other since the last sync: what was finished
-        # may come again then.
+        # Whether the kernel may have written one page of a ledger and not the other since the last sync. Then what was
+        # finished may come again.
         self.torn = False
         # Whether a power cut has ever left a gap of what was not promised.
         self.was_damaged = False
