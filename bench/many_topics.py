@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.procfs import TICKS_PER_SECOND
 from bench.server import Server, Target, running
 
 PARTS = 10
@@ -60,6 +61,12 @@ def memory_of(pid: int) -> dict[str, float]:
     status = Path(f"/proc/{pid}/status").read_text()
     found = {key: re.search(rf"^{key}:\s+(\d+)", status, re.MULTILINE) for key in ("VmRSS", "RssAnon")}
     return {key: int(match[1]) * 1024 / MEGA for key, match in found.items() if match is not None}
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 def mapping_count_of(pid: int) -> int:
@@ -113,11 +120,13 @@ def measure(server: Server, topic_count: int, channel_count: int, publish: bool)
     client = Client(server)
     part = max(1, topic_count // PARTS)
     times_ms = []
+    cpu_s = cpu_of(server.pid)
     for first in range(0, topic_count, part):
         started_s = time.perf_counter()
         create(client, first, min(part, topic_count - first), channel_count)
         times_ms.append((time.perf_counter() - started_s) * 1e3 / min(part, topic_count - first))
-    show("creation", f"{statistics.fmean(times_ms) * topic_count / 1e3:.1f} s")
+    total_s = statistics.fmean(times_ms) * topic_count / 1e3
+    show("creation", f"{total_s:.1f} s, of these {cpu_of(server.pid) - cpu_s:.1f} s on a processor")
     show("creation of a topic, first tenth, last tenth", f"{times_ms[0]:.2f} ms, {times_ms[-1]:.2f} ms")
     show_memory("after creation", server.pid)
     if publish:
@@ -131,7 +140,8 @@ def measure(server: Server, topic_count: int, channel_count: int, publish: bool)
     server.stop()
     show("stop", f"{time.perf_counter() - started_s:.2f} s")
     server.start()
-    show("start until /ping answers", f"{wait_until_answering(server):.2f} s")
+    started_s = wait_until_answering(server)
+    show("start until /ping answers", f"{started_s:.2f} s, of these {cpu_of(server.pid):.2f} s on a processor")
     show_memory("after the start", server.pid)
     if publish and channel_count:
         for number in range(0, topic_count, CONSUMED_EVERY):

@@ -80,6 +80,7 @@ class Daemon:
         self.lock = DirectoryLock(options.data_path or os.curdir)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
+        self.background.on_failure = self.commit_background.on_failure = self.on_bug
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
@@ -127,7 +128,7 @@ class Daemon:
         self.metrics.http_refused = lambda: admission.refused_count
         self.metrics.shed = lambda: self.shedder.shed_count
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
-        self.housekeeper = Housekeeper(self.broker)
+        self.housekeeper = Housekeeper(self.broker, self.on_bug)
         self.statsd = StatsdPusher(self.broker, self.identity)
 
     def all_http_connections(self) -> list[HttpConnection]:

@@ -1,5 +1,6 @@
 """Greenlets whose native stack ends where they do, see `pyqd.hot.outermost`: what profilers need to tell them apart."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -10,12 +11,42 @@ from greenlet import greenlet
 
 from pyqd.hot.outermost import outermost
 
+RESTART_S = 1.0
+
 _R = TypeVar("_R")
+
+logger = logging.getLogger(__name__)
 
 
 def spawn(function: Callable[..., _R], *args: Any) -> "gevent.Greenlet[..., _R]":
     """Return a greenlet that is to run function(*args)."""
     return gevent.spawn(outermost, function, *args)
+
+
+def spawn_service(
+    name: str, function: Callable[[], None], on_failure: Callable[[BaseException], None] | None = None
+) -> "gevent.Greenlet[..., None]":
+    """Return a greenlet that is to run function() until it is killed.
+
+    If the function fails or returns, that is logged and on_failure is called with the error. If memory was refused, or
+    on_failure is None, the function is run again after RESTART_S.
+    """
+    return spawn(_run_service, name, function, on_failure)
+
+
+def _run_service(name: str, function: Callable[[], None], on_failure: Callable[[BaseException], None] | None) -> None:
+    while True:
+        error: BaseException
+        try:
+            function()
+            error = RuntimeError("it returned")
+        except Exception as failed:
+            error = failed
+        logger.critical("internal error: the %s ended - %s", name, error, exc_info=error)
+        if on_failure is not None and not isinstance(error, MemoryError):
+            on_failure(error)
+            return
+        gevent.sleep(RESTART_S)
 
 
 def start_raw(hub: Any, function: Callable[[], object]) -> Any:

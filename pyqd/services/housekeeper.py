@@ -4,12 +4,14 @@ Looking at a topic that has nothing to give costs about a microsecond; topics ar
 get their turn in between. Source: docs/space.md.
 """
 
+from collections.abc import Callable
+
 import gevent
 
 from pyqd.broker.broker import Broker
 from pyqd.hot.clock import mono
 from pyqd.primitives.errors import StorageError
-from pyqd.protocol.greenlets import spawn
+from pyqd.protocol.greenlets import spawn_service
 from pyqd.services.giveway import give_way
 
 LOOK_S = 5.0
@@ -18,15 +20,19 @@ TOPICS_PER_TURN = 128
 
 
 class Housekeeper:
-    """Calls `Space.tend` of every topic, again and again."""
+    """Calls `Space.tend` of every topic, again and again.
 
-    def __init__(self, broker: Broker) -> None:
+    on_bug: is called with an error that ends that; if it is None, the housekeeper goes on.
+    """
+
+    def __init__(self, broker: Broker, on_bug: Callable[[BaseException], None] | None = None) -> None:
         self._broker = broker
+        self._on_bug = on_bug
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
         """Look after the topics from now on."""
-        self._greenlet = spawn(self._run)
+        self._greenlet = spawn_service("housekeeper", self._run, self._on_bug)
 
     def stop(self) -> None:
         """Leave them alone."""

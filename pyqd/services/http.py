@@ -16,7 +16,7 @@ from pyqd.primitives.durations import format_duration
 from pyqd.primitives.errors import LimitReached, MachineLimitReached
 from pyqd.primitives.loglines import fields
 from pyqd.protocol.admission import Admission
-from pyqd.protocol.greenlets import spawn
+from pyqd.protocol.greenlets import spawn, spawn_service
 from pyqd.protocol.handshake import HandshakeError, shake_hands
 from pyqd.protocol.listener import Address, Listener
 from pyqd.protocol.tls import TlsServer, common_name_of
@@ -76,7 +76,7 @@ class HttpServer:
     def start(self, address: Address) -> Address:
         """Listen and serve from now on. Returns: the address with its real port. Raises: StartupError."""
         bound = self._listener.start(address)
-        self._sweeper = spawn(self._sweep)
+        self._sweeper = spawn_service(f"sweeper of {self.name}", self._sweep)
         logger.info("%s: listening on %s", self.name, bound)
         return bound
 

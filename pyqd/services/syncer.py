@@ -38,7 +38,7 @@ from pyqd.hot.log import Log
 from pyqd.hot.parked import Parked
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import StorageError
-from pyqd.protocol.greenlets import spawn
+from pyqd.protocol.greenlets import spawn_service
 from pyqd.services.giveway import give_way
 
 # Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
@@ -257,7 +257,7 @@ class Syncer:
                     log.mark_synced([], end)
                 self._synced[topic.name] = mark_of(topic)
         self._appended_count = self._broker.accepted_count()
-        self._greenlet = spawn(self._run)
+        self._greenlet = spawn_service("syncer", self._run, self.on_bug)
 
     def stop(self) -> None:
         """Start no more jobs. `sync_all` does what is left."""

@@ -111,3 +111,57 @@ def test_a_stop_waits_for_what_runs_drops_what_waits_and_ends_the_threads(hub):
     gevent.sleep(0)
     assert background.pool.size == 0
     assert 9 not in ended
+
+
+class NoThreads:
+    """A pool that cannot start a thread for the first so many jobs."""
+
+    def __init__(self, pool: Any, failure_count: int) -> None:
+        self.pool = pool
+        self.failure_count = failure_count
+
+    def spawn(self, job: Any) -> Any:
+        if self.failure_count:
+            self.failure_count -= 1
+            raise RuntimeError("can't start new thread")
+        return self.pool.spawn(job)
+
+    def kill(self) -> None:
+        self.pool.kill()
+
+
+def test_a_job_for_which_no_thread_can_be_started_is_told_as_failed(background: Background) -> None:
+    background.pool = NoThreads(background.pool, 1)
+    failed: list[BaseException | None] = []
+    ended: list[Any] = []
+    background.run(lambda: 1, lambda _result, error: failed.append(error))
+    background.run(lambda: 2, lambda result, _error: ended.append(result))
+    until_done(background)
+    assert [str(error) for error in failed] == ["can't start new thread"]
+    assert ended == [2]
+
+
+def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started(background: Background) -> None:
+    let_go, ended = held(background, 1)
+    background.pool = NoThreads(background.pool, 1)
+    results: list[Any] = []
+    background.run(lambda: 2, lambda result, _error: results.append(result))
+    assert len(background.waiting) == 1
+    let_go.set()
+    until_done(background)
+    assert (ended, results) == ([0], [2])
+
+
+def test_an_error_at_the_end_of_a_job_is_told_and_the_next_job_runs(background: Background) -> None:
+    failures: list[BaseException] = []
+    background.on_failure = failures.append
+    results: list[Any] = []
+
+    def fail(_result: Any, _error: BaseException | None) -> None:
+        raise AssertionError("an invariant")
+
+    background.run(lambda: 1, fail)
+    background.run(lambda: 2, lambda result, _error: results.append(result))
+    until_done(background)
+    assert [str(failure) for failure in failures] == ["an invariant"]
+    assert results == [2]

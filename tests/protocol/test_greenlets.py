@@ -1,0 +1,77 @@
+"""Tests of pyqd.protocol.greenlets: services that end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gevent
+import pytest
+
+from pyqd.protocol import greenlets
+from pyqd.services.housekeeper import Housekeeper
+from pyqd.services.syncer import Syncer
+from tests.support.storage import broker_on
+
+LONG_S = 30
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greenlets, "RESTART_S", 0.0)
+
+
+def raising(errors: list[BaseException]) -> Callable[[], None]:
+    """Return a function that raises one error after the other, and then returns."""
+
+    def fail() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [None, AssertionError("an invariant"), OSError("a file")])
+def test_a_service_that_ends_says_so(error: BaseException | None) -> None:
+    failures: list[BaseException] = []
+    greenlets.spawn_service("service", raising([error] if error else []), failures.append).join(LONG_S)
+    assert [str(failure) for failure in failures] == [str(error or "it returned")]
+
+
+def test_a_service_without_memory_begins_again() -> None:
+    failures: list[BaseException] = []
+    errors: list[BaseException] = [MemoryError(), MemoryError(), AssertionError("an invariant")]
+    greenlets.spawn_service("service", raising(errors), failures.append).join(LONG_S)
+    assert [str(failure) for failure in failures] == ["an invariant"]
+
+
+def test_a_service_that_is_killed_says_nothing() -> None:
+    failures: list[BaseException] = []
+    service = greenlets.spawn_service("service", lambda: gevent.sleep(LONG_S), failures.append)
+    gevent.sleep(0)
+    service.kill()
+    assert failures == []
+
+
+def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = gevent.event.AsyncResult()
+    monkeypatch.setattr("pyqd.services.housekeeper.LOOK_S", 0.0)
+    monkeypatch.setattr("pyqd.services.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    monkeypatch.setattr(topic.space, "tend", lambda _now_ns: 1 / 0)
+    housekeeper = Housekeeper(broker, failed.set)
+    housekeeper.start()
+    assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
+    housekeeper.stop()
+    broker.close()
+
+
+def test_a_failing_syncer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = gevent.event.AsyncResult()
+    broker = broker_on(tmp_path, sync_timeout=1_000_000)
+    syncer = Syncer(broker)
+    syncer.on_bug = failed.set
+    monkeypatch.setattr(syncer, "note", lambda: 1 / 0)
+    syncer.start()
+    assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)
+    syncer.stop()
+    broker.close()
