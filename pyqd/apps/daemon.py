@@ -24,7 +24,7 @@ from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat, configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
-from pyqd.primitives.memory import watch_collections
+from pyqd.primitives.memory import loading, watch_collections
 from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
@@ -171,7 +171,8 @@ class Daemon:
         """Load what is on disk, then listen."""
         watch_collections()
         import_on_start(self.broker.files, self.broker.root, self.options)
-        self.broker.load()
+        with loading():
+            self.broker.load()
         self.identity.tcp_port = port_of(self.tcp.start(self.addresses.tcp))
         if self.addresses.http is not None:
             bound = self.http.start(self.addresses.http)

@@ -20,6 +20,7 @@ from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError, reason_of
+from pyqd.primitives.memory import thaw
 from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
 from pyqd.primitives.options import Options
 
@@ -320,6 +321,8 @@ class Broker:
 
     def remove_discarded(self, directory: str, moved: str) -> None:
         """Remove in a thread what `discard` has moved there from a directory."""
+
+        thaw()
 
         def remove() -> None:
             # First, or a power failure could bring a part of it back under its old name.

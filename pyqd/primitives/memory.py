@@ -3,11 +3,13 @@
 Sources: mallinfo(3), malloc_trim(3), proc(5), the documentation of Python's gc module.
 """
 
+import contextlib
 import gc
 import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 from cffi import FFI
@@ -43,6 +45,26 @@ def watch_collections() -> None:
     """Measure from now on how long the collector holds the process up."""
     if _collecting not in gc.callbacks:
         gc.callbacks.append(_collecting)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Make many objects that stay: none is looked at by the collector, neither now nor until `thaw`.
+
+    A full collection takes a third of a second with the objects of 50,000 topics, and nobody is served meanwhile.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def thaw() -> None:
+    """Let the collector look at all objects again, as some of those that were to stay are garbage now."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
 
 
 def pause_us(percent: int) -> int:

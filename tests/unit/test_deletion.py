@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
 from pyqd.hot.consumer import Consumer
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.memory import loading
 from pyqd.primitives.options import parse_args
 
 NOW_NS = 1_795_177_302 * 10**9
@@ -151,3 +153,17 @@ def test_a_paused_ephemeral_channel_stays_within_its_memory(tmp_path: Path) -> N
         broker.scheduler.run_wakes()
     assert channel.depth == 2
     broker.close()
+
+
+def test_a_topic_that_was_there_at_the_start_is_collected_when_it_is_deleted(tmp_path: Path) -> None:
+    fill(broker := broker_at(tmp_path))
+    broker.close()
+    with loading():
+        again = broker_at(tmp_path)
+    assert gc.get_freeze_count() > 0
+    gone = weakref.ref(again.topic("t").space)
+    again.delete_topic("t")
+    again.scheduler.run_wakes()
+    gc.collect()
+    assert gone() is None
+    again.close()
