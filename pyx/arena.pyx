@@ -483,7 +483,10 @@ cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept no
         failed = errno
         if failed != ENOMEM:
             break
+        # The process has more other mappings than the budget leaves room for.
         for _ in range(EVICTED_AT_ONCE):
+            if guarded.first == NULL:
+                guard(present.count)
             evict_oldest()
     (&errno)[0] = failed
     return False
@@ -498,10 +501,17 @@ cdef bint unmap(Extent* extent) noexcept nogil:
 
 cdef void guard_oldest() noexcept nogil:
     """Guard the oldest extents while more than half of the budget can be accessed; a few at a time."""
+    if present.count - pinned > budget // 2:
+        guard(min(present.count - pinned - budget // 2, <uint64_t> GUARDED_AT_ONCE))
+
+
+cdef void guard(uint64_t count) noexcept nogil:
+    """Guard the oldest extents, so many at most and a few at a time; the newest ones are not guarded."""
     global guard_counter
     cdef int left = GUARDED_AT_ONCE
     cdef Extent* extent
-    while present.count - pinned > max(budget // 2, <uint64_t> RECENT_MIN) and left > 0:
+    while count > 0 and present.count - pinned > RECENT_MIN and left > 0:
+        count -= 1
         left -= 1
         extent = present.first
         remove(&present, extent)
