@@ -118,9 +118,7 @@ cdef class Log:
         self.file_counter = <uint64_t> wall_ns()
         found = directory is not None and files.exists(directory)
         if directory is not None:
-            # Asking costs a start of thousands of topics less than being refused.
-            if not files.exists(directory):
-                files.make_directory(directory)
+            files.exists(directory) or files.make_directory(directory)
             self.take_up(FoundSegments(files, directory, self.damage, power_failed))
         if self.renumber:
             # Numbers behind what was lost may have been given out: they are not given again.

@@ -209,30 +209,3 @@ LIMITED = """
 def test_without_address_space_for_the_arena_every_file_stays_mapped(tmp_path: Path) -> None:
     done = run(LIMITED, tmp_path)
     assert (done.stdout, done.stderr) == ("False 100 0\n0\n", "")
-
-
-CROWDED = """
-    import mmap, sys
-    from pyqd.diskqueue.files import Files
-    from pyqd.hot import arena
-    from pyqd.primitives import machine
-    arena.configure(2 * machine.mapping_max())
-    files = Files()
-    mappings = [files.new_mapped(f"{sys.argv[1]}/{number}", 4096, False) for number in range(2000)]
-    others = []
-    while machine.mapping_count() < machine.mapping_max() - 100:
-        # Every other one is read-only, so that neighbours do not merge.
-        for _ in range(50):
-            others.append(mmap.mmap(-1, 4096))
-            others.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ))
-    more = [files.new_mapped(f"{sys.argv[1]}/more{number}", 4096, False) for number in range(500)]
-    for mapping in mappings + more:
-        mapping.view()[0] = 1
-    print(arena.mapped_count() < 2500)
-"""
-
-
-@pytest.mark.slow
-def test_files_make_room_if_the_process_has_more_other_mappings_than_expected(tmp_path: Path) -> None:
-    done = run(CROWDED, tmp_path)
-    assert (done.stdout, done.stderr) == ("True\n", "")
