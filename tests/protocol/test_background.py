@@ -130,7 +130,7 @@ class NoThreads:
         self.pool.kill()
 
 
-def test_a_job_for_which_no_thread_can_be_started_is_told_as_failed(background: Background) -> None:
+def test_a_job_for_which_no_thread_can_be_started_is_told_as_failed(background: Any) -> None:
     background.pool = NoThreads(background.pool, 1)
     failed: list[BaseException | None] = []
     ended: list[Any] = []
@@ -141,7 +141,7 @@ def test_a_job_for_which_no_thread_can_be_started_is_told_as_failed(background: 
     assert ended == [2]
 
 
-def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started(background: Background) -> None:
+def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started(background: Any) -> None:
     let_go, ended = held(background, 1)
     background.pool = NoThreads(background.pool, 1)
     results: list[Any] = []

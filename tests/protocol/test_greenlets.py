@@ -52,7 +52,7 @@ def test_a_service_that_is_killed_says_nothing() -> None:
 
 
 def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = gevent.event.AsyncResult()
+    failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     monkeypatch.setattr("pyqd.services.housekeeper.LOOK_S", 0.0)
     monkeypatch.setattr("pyqd.services.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
     broker = broker_on(tmp_path)
@@ -66,7 +66,7 @@ def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failing_syncer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = gevent.event.AsyncResult()
+    failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     broker = broker_on(tmp_path, sync_timeout=1_000_000)
     syncer = Syncer(broker)
     syncer.on_bug = failed.set
