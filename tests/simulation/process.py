@@ -87,7 +87,7 @@ class NoGreenlet:
 def without_gevent() -> Iterator[None]:
     """Let the services run on the simulated loop."""
     replaced: list[tuple[Any, str, Any]] = [
-        (syncer, "spawn", lambda *args: NoGreenlet()),
+        (syncer, "spawn_service", lambda *args: NoGreenlet()),
         (syncer, "give_way", lambda: None),
         (group_commit, "AsyncResult", Outcome),
     ]
