@@ -140,6 +140,9 @@ class Broker:
             self.files.make_directory(topics)
             self.files.check_reserving(self.root)
             self.load_node()
+            if not self.names_durable:
+                # A topic that a killed run moved away, or made, must not come back, or go, with the power.
+                self.files.sync_directory(topics)
             self.files.remove_tree(os.path.join(self.root, DISCARDED_DIRECTORY))
             for entry in sorted(self.files.list_directory(topics)):
                 name = topic_of_dir(entry)

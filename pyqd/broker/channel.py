@@ -232,13 +232,19 @@ class Channel(LimitedChannel):
         return Parked(log, ledger, self.ledger.parked_from)
 
     def sync_found(self, log: Log, path: str) -> None:
-        """Sync what a killed run left in the parked log: the start finishes at once what that was parked from."""
+        """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.
+
+        So does the channel's name become durable, as the topic's log may then be trimmed.
+        """
+        assert self.topic.directory is not None
         ranges, end = log.dirty_ranges()
         for segment, start_bytes, length_bytes in ranges:
             self.topic.broker.syncs.sync(segment.mapping, start_bytes, length_bytes)
         if ranges:
-            self.files.sync_directory(path)
-            self.files.sync_directory(os.path.dirname(path))
+            mapping, length_bytes = self.ledger.sync_target()
+            self.topic.broker.syncs.sync(mapping, 0, length_bytes)
+            for directory in (path, os.path.dirname(path), self.topic.directory):
+                self.files.sync_directory(directory)
         log.mark_synced(ranges, end)
 
     def set_limits(self, limits: ChannelLimits) -> None:

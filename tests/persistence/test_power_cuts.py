@@ -540,3 +540,34 @@ def test_a_deferred_message_on_a_paused_topic_is_counted_as_deferred_after_a_kil
     assert (topic.depth, channel.depth, channel.deferred_count) == (0, 0, 2)
     machine.load()
     assert machine.topic().channel("c").deferred_count == 2
+
+
+def test_a_held_deferred_message_outlives_a_kill_after_the_first_channel_was_made_and_then_a_power_cut(
+    machine: Machine,
+) -> None:
+    later_ns = time.time_ns() + HOUR_NS
+    machine.topic().publish_body(b"first", time.time_ns(), later_ns)
+    assert machine.syncer.sync_all()
+    # The log goes on in another segment, so the first can be trimmed.
+    machine.cut()
+    topic = machine.topic()
+    topic.channel("c")
+    topic.publish_body(b"second", time.time_ns(), later_ns)
+    machine.load()
+    machine.broker.scheduler.run_wakes()
+    for number, written in enumerate(subsets(machine)):
+        cut = machine.branch(number, written)
+        assert b"first" in kept_in(cut.topic().channel("c")), written
+        cut.close()
+
+
+def test_a_topic_whose_deletion_a_kill_cut_short_stays_deleted(machine: Machine) -> None:
+    machine.topic().channel("c")
+    machine.publish(HELD)
+    machine.broker.in_background = lambda _job, _done: None
+    assert machine.broker.delete_topic("t")
+    machine.load()
+    assert machine.broker.topic_of == {}
+    assert machine.syncer.sync_dirty()
+    machine.cut()
+    assert machine.broker.topic_of == {}
