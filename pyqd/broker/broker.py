@@ -14,7 +14,7 @@ from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
-from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.syncs import Syncs
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
@@ -144,6 +144,8 @@ class Broker:
                 # A topic that a killed run moved away, or made, must not come back, or go, with the power.
                 self.files.sync_directory(topics)
             self.files.remove_tree(os.path.join(self.root, DISCARDED_DIRECTORY))
+            for left in (PROBE_FILE, PROBE_FILE + MAKING):
+                self.files.remove(os.path.join(self.root, left))
             for entry in sorted(self.files.list_directory(topics)):
                 name = topic_of_dir(entry)
                 if name is None or not self.files.is_directory(os.path.join(topics, entry)):

@@ -344,3 +344,11 @@ def test_of_a_new_segment_a_first_piece_is_made_present_however_much_is_asked_fo
     assert broker.new_spare(log, 16 << 20).prepared == 256 << 10
     assert broker.new_spare(log, 151_552).prepared == 151_552
     assert Noting.ranges == [(0, 256 << 10), (0, 151_552)]
+
+
+@pytest.mark.parametrize("name", ["probe", "probe.making"])
+def test_a_start_removes_the_file_by_which_a_killed_run_tried_the_disk(tmp_path, name):
+    broker_on(tmp_path)
+    (tmp_path / name).write_bytes(bytes(4096))
+    broker_on(tmp_path)
+    assert not (tmp_path / name).exists()
