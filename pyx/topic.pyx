@@ -532,6 +532,8 @@ cdef class TopicCore(Feed):
             for channel in self.channels:
                 # What is finished was given: the state may be older than the ledgers after a power failure.
                 self.end = max(self.end, channel.ledger.header.cursor, channel.ledger.finished_end())
+            # Else a topic whose last channel is deleted now would hold these again after the next start.
+            self.state.held_from = self.end
         # What was shown and not parked before the end of that run comes before what is shown now.
         for channel in self.channels:
             channel.park_deferred(min(self.end, self.state.deferred_below))

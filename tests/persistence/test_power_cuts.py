@@ -571,3 +571,23 @@ def test_a_topic_whose_deletion_a_kill_cut_short_stays_deleted(machine: Machine)
     assert machine.syncer.sync_dirty()
     machine.cut()
     assert machine.broker.topic_of == {}
+
+
+def test_what_a_channel_of_a_paused_topic_was_given_is_not_held_again_after_the_channel_is_deleted(
+    machine: Machine,
+) -> None:
+    topic = machine.topic()
+    machine.publish(HELD)
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    while (taken := channel.take_message(consumer)) is not None:
+        assert channel.finish_message(consumer, taken[0]) == 0
+    topic.pause(True)
+    machine.cut(tuple(machine.files.changes()))
+    topic = machine.topic()
+    assert topic.paused
+    assert topic.depth == 0
+    topic.delete_channel("c")
+    assert machine.syncer.sync_all()
+    machine.load()
+    assert machine.topic().depth == 0
