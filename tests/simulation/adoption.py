@@ -290,23 +290,20 @@ class Adoption:
             channel.lost = counts[0] - len(ready)
             counts = (len(ready), *counts[1:])
         expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
-        rows: dict[int, Found] = {}
-        channel.twice.clear()
-        for row in ready + deferred:
-            if row.number in rows:
-                expect(self.power, f"{name} has twice", row, rows[row.number])
-                expect(row.number not in channel.twice, f"{name} has thrice", row)
-                channel.twice.add(row.number)
-            rows[row.number] = row
+        # What a power cut has left twice stays so over further starts.
+        twice_before, channel.twice = channel.twice, set()
+        rows = self.by_number(channel, ready + deferred, twice_before, name)
         self.note_unknown(topic, ready + deferred)
         maybe = self.maybe(topic, channel.name)
         must, may = self.demanded(topic, channel, held)
+        may |= twice_before
         in_doubt = strange or (topic.name, channel.name) in self.doubt.channels
         if not in_doubt:
             expect(must - maybe <= set(rows), f"{name} has lost", sorted(must - maybe - set(rows)))
             expect(set(rows) <= may | maybe, f"{name} has again what was finished:", sorted(set(rows) - may - maybe))
         for row in rows.values():
-            self.check_row(topic, channel, row, name, deferred)
+            if row.number not in twice_before:
+                self.check_row(topic, channel, row, name, deferred)
         copies = channel.copies
         channel.copies = {number: self.copy_of(row, copies.get(number)) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
@@ -324,6 +321,17 @@ class Adoption:
         if self.power:
             channel.before_reset = None
         channel.muddled = False
+
+    def by_number(self, channel: Channel, found: list[Found], twice_before: set[int], name: str) -> dict[int, Found]:
+        """Return what was found of each message, and note what is there twice. twice_before: what was so already."""
+        rows: dict[int, Found] = {}
+        for row in found:
+            if row.number in rows:
+                expect(self.power or row.number in twice_before, f"{name} has twice", row, rows[row.number])
+                expect(row.number not in channel.twice, f"{name} has thrice", row)
+                channel.twice.add(row.number)
+            rows[row.number] = row
+        return rows
 
     def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:
         """Return the messages that must be there, and those that may."""

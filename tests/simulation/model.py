@@ -81,7 +81,7 @@ class Channel:
     attempts_least: int = 0
     # Records that a power cut has damaged, which count until the channel comes to them.
     lost: int = 0
-    # Messages that are there twice after a power cut: the second one may come or not.
+    # Messages that are there twice since a power cut: the second one may come or not, also after further starts.
     twice: set[int] = dataclasses.field(default_factory=set)
     # Whether both of two were in flight: then counts are not compared until the next start.
     muddled: bool = False

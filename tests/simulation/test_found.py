@@ -120,3 +120,38 @@ def test_a_channel_of_a_paused_topic_has_no_depth_below_zero_after_a_power_cut(s
             ("pub", 0, 0),
         ],
     )
+
+
+def test_what_a_power_cut_during_a_seek_leaves_twice_is_so_after_a_clean_stop(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dmpub", 1, 1, 0, 0),
+            ("sub", 1, 0, 0),
+            ("mpub", 1, 1, 0),
+            ("stop",),
+            ("advance", 0),
+            ("die_at_call", 0, 4, 0),
+            ("reschedule", 0, 0, 0),
+            ("seek", 0, 1),
+            ("cut", 1, 42135),
+            ("stop",),
+        ],
+    )
+
+
+def test_each_of_two_that_a_power_cut_during_a_seek_leaves_has_its_own_attempts(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dmpub", 1, 1, 0, 3),
+            ("sub", 1, 0, 2),
+            ("mpub", 1, 0, 0),
+            ("stop",),
+            ("advance", 0),
+            ("die_at_call", 0, 3, 1),
+            ("reschedule", 0, 0, 0),
+            ("seek", 0, 1),
+            ("cut", 1, 42135),
+        ],
+    )
