@@ -510,14 +510,14 @@ cdef class Log:
         for spare in self.spares:
             spare.mapping.moved(os.path.join(directory, os.path.basename(spare.mapping.path)))
         while segment is not None:
-            segment.mapping.moved(os.path.join(directory, os.path.basename(segment.mapping.path)))
+            if segment.mapping.path is not None:  # None: in memory, for want of space at the start
+                segment.mapping.moved(os.path.join(directory, os.path.basename(segment.mapping.path)))
             segment = segment.next
 
     def abandon(self):
         """Let go of all segments, as the log's files are gone; what is appended from here on is kept by nobody.
 
-        The room of removed files comes back when the last mapping of them does, and some may hold this log for long.
-        """
+        The space of removed files returns with their last mapping, and some may hold this log for long."""
         cdef Segment first
         cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())

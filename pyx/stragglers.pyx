@@ -153,11 +153,6 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
     cdef uint32_t index, at
     cdef const Slot* held
     assert segment is not parked.log.active, "the copies go to another segment"
-    for index in range(parked.capacity):
-        if moved == count_max:
-            break
-        if start <= <const char*> parked.records[index] < end and parked.dues.contains(index):
-            moved += copy_parked(channel, parked.records[index], index, None)
     for index in range(channel.ready.count):
         if moved == count_max:
             break
@@ -170,6 +165,11 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
         held = &channel.slots.slots[index]
         if start <= <const char*> held.record < end and channel.slots.deadlines.contains(index):
             moved += copy_parked(channel, held.record, None, None)
+    for index in range(parked.capacity):
+        if moved == count_max:
+            break
+        if start <= <const char*> parked.records[index] < end and parked.dues.contains(index):
+            moved += copy_parked(channel, parked.records[index], index, None)
     if moved:
         channel.settle_unless_durable()
     return moved

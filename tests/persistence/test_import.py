@@ -153,7 +153,7 @@ def test_queues_that_nsqd_dat_does_not_name_are_imported_when_they_hold_somethin
     write_queue(tmp_path, "no name", messages(4))
     report = importer_on(tmp_path).run()
     assert report.notes == [
-        ("no name", "skipping creation of invalid topic 'no name'"),
+        ("no name", 'skipping creation of invalid topic "no name"'),
         ("t", "not in nsqd.dat, and has messages: imported"),
         ("t:c", "not in nsqd.dat, and has messages: imported"),
         ("t:empty", "not in nsqd.dat, and empty: left out"),
@@ -166,9 +166,9 @@ def test_names_that_are_none_and_ephemeral_ones_are_left_out(tmp_path):
     write_metadata(tmp_path, {"bad name": [], "t": ["c#ephemeral", "x y", "ok"], "e#ephemeral": ["c"]})
     report = importer_on(tmp_path).run()
     assert [text for _, text in report.notes] == [
-        "skipping creation of invalid topic 'bad name'",
+        'skipping creation of invalid topic "bad name"',
         "channel c#ephemeral is ephemeral: left out",
-        "skipping creation of invalid channel 'x y'",
+        'skipping creation of invalid channel "x y"',
         "topic e#ephemeral is ephemeral: left out",
     ]
     broker = broker_on(tmp_path)

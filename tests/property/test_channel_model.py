@@ -133,6 +133,9 @@ class ChannelMachine(RuleBasedStateMachine):
         else:
             for number in numbers:
                 self.deliver(number, state)
+            # What lags is parked in slices, in turns of the channels.
+            for _ in numbers:
+                self.broker.scheduler.run_wakes()
         self.files.room = None
 
     @rule(name=st.sampled_from(NAMES))

@@ -155,3 +155,10 @@ def test_each_of_two_that_a_power_cut_during_a_seek_leaves_has_its_own_attempts(
             ("cut", 1, 42135),
         ],
     )
+
+
+def test_a_topic_without_a_segment_for_want_of_space_can_be_deleted(simulate):
+    simulate(
+        sync_each=True,
+        steps=[("fail", 0, 3, 1), ("create_topic", 0), ("die_at_store", 0, 3, 58957), ("fill", 0)],
+    )
