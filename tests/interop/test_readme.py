@@ -23,7 +23,7 @@ CONSUMER = re.compile(r"\.venv/bin/python \S+\.py")
 
 
 def is_built() -> bool:
-    """Whether `make run` has nothing to build, which would need a network, and disturb the other tests."""
+    """Return True if `make run` has nothing to build, which would need a network and disturb the other tests."""
     question = ["make", "-s", "-q", "build"]
     return subprocess.run(question, cwd=ROOT, capture_output=True, timeout=WAIT_S, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""What `make` would do in a fresh clone, and how much of it is printed."""
+"""Tests of the steps that `make` takes in a fresh clone, and of how much it prints."""
 
 import shutil
 import subprocess

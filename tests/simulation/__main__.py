@@ -17,7 +17,7 @@ SEEDS_PER_TASK = 50
 
 
 class Done(NamedTuple):
-    """What came of some seeds. failed: the first that fails; failure: what it says."""
+    """Outcome of some seeds. failed: the first that fails; failure: its error."""
 
     schedules: int
     operations: int

@@ -78,7 +78,7 @@ class Adoption:
             self.note_all_durable()
 
     def note_all_durable(self) -> None:
-        """What a power cut has left is on stable storage, all of it."""
+        """Count all that a power cut has left as on stable storage."""
         self.model.note_synced(self.model.tick())
 
     def topic_for(self, name: str, former: dict[str, Topic]) -> Topic:

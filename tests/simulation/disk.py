@@ -229,7 +229,7 @@ class SimulatedFiles(Files):
 
     @property
     def dead(self) -> bool:
-        """Whether the process is dead."""
+        """Return True if the process is dead."""
         return bool(self.deaths.deaths_dead())
 
     def _call(self, operation: str, path: str, *kinds: str) -> None:

@@ -135,13 +135,13 @@ class Topic:
 
     @property
     def shows(self) -> bool:
-        """Whether what is published goes to channels at once."""
+        """Return True if published messages go to channels at once."""
         return bool(self.channels) and not self.paused
 
 
 @dataclasses.dataclass
 class Doubt:
-    """What the operation in progress may or may not have done when the process dies.
+    """Effects that the operation in progress may or may not have had when the process dies.
 
     numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
     be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not. moved:

@@ -107,7 +107,7 @@ def made_from(seed: int) -> Schedule:
 
 @dataclasses.dataclass
 class Result:
-    """What came of a schedule. failure: None where nothing did."""
+    """Outcome of a schedule. failure: None if nothing failed."""
 
     operations: int
     faults: int

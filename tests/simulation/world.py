@@ -99,12 +99,12 @@ class World:
         self.errors.append(error)
 
     def died(self) -> bool:
-        """Whether the process has died in this step."""
+        """Return True if the process has died in this step."""
         return self.files is not None and self.files.dead
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether an operation may be refused: a fault is planned, or the disk is nearly full."""
+        """Return True if an operation may be refused: a fault is planned, or the disk is nearly full."""
         if any(topic.own_limits[2] for topic in self.model.topics.values()):
             return True
         return self.disk.limit_pages != WITHOUT_LIMIT or (self.files is not None and self.files.fault is not None)

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: without it the test is skipped, but in continuous integration it fails."""
+"""Needs of a test that a machine may lack: the test is skipped then, but in continuous integration it fails."""
 
 import os
 from typing import NoReturn

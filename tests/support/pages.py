@@ -61,7 +61,7 @@ def sections_of(path: Path) -> dict[str, list[Block]]:
 
 
 def starts_broker(command: str) -> bool:
-    """Whether a command runs a broker in the foreground, and so takes a terminal of its own."""
+    """Return True if a command runs a broker in the foreground, and so takes a terminal of its own."""
     words = shlex.split(command, comments=True)
     if words[:2] == ["make", "run"]:
         return True
