@@ -55,10 +55,15 @@ cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
 
 
 def begin_small(uint64_t capacity_bits):
-    """Let the rings of new ledgers begin with that many bits, a power of two: for tests in which rings grow soon."""
+    """Let the rings of new ledgers begin with that many bits, a power of two: for tests in which rings grow soon.
+
+    Returns: the bits they began with before.
+    """
     global RING_BITS_MIN
+    cdef uint64_t former = RING_BITS_MIN
     assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
     RING_BITS_MIN = capacity_bits
+    return former
 
 
 @cython.final

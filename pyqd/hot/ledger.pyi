@@ -5,7 +5,7 @@ from pyqd.hot.mapping import Mapping
 
 GROWING: str
 
-def begin_small(capacity_bits: int) -> None: ...
+def begin_small(capacity_bits: int) -> int: ...
 
 @final
 class Ledger:

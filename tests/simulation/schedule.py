@@ -7,12 +7,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.hot.ledger import begin_small
 from tests.simulation.administration import Administration
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
 
 Step = tuple[Any, ...]
 NUMBER_MAX = 1 << 16
+# Rings of ledgers begin with so many bits, so that they grow in short schedules.
+RING_BITS = 64
 
 # How often a schedule has each operation, and the ranges of its numbers; 0: any.
 WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
@@ -116,17 +119,19 @@ class Result:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Log nothing but internal errors, which are failures."""
+    """Log nothing but internal errors, which are failures; rings of ledgers begin small."""
     logger = logging.getLogger("pyqd")
     former = (logger.level, logger.propagate, logger.handlers[:])
     failures = Failures()
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     logger.handlers = [failures]
+    ring_bits = begin_small(RING_BITS)
     try:
         with without_gevent():
             yield failures
     finally:
+        begin_small(ring_bits)
         logger.level, logger.propagate, logger.handlers = former
         logger.setLevel(former[0])
 

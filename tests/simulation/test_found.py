@@ -162,3 +162,23 @@ def test_a_topic_without_a_segment_for_want_of_space_can_be_deleted(simulate):
         sync_each=True,
         steps=[("fail", 0, 3, 1), ("create_topic", 0), ("die_at_store", 0, 3, 58957), ("fill", 0)],
     )
+
+
+def test_a_message_with_an_ordinal_that_is_given_again_is_held_until_a_channel_is_durable(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 2, 0),
+            ("dpub", 1, 0, 0),
+            ("sync",),
+            ("cut", 0, 0),
+            ("mpub", 1, 0, 0),
+            ("job", 1, 0),
+            ("die_at_store", 0, 1, 0),
+            ("req", 0, 0, 0, 0),
+            ("mpub", 1, 0, 0),
+            ("stop",),
+            ("create_channel", 0, 0),
+            ("cut", 1, 3),
+        ],
+    )

@@ -10,7 +10,6 @@ from typing import Any
 
 from pyqd.hot import clock
 from pyqd.hot.guid import to_hex
-from pyqd.hot.ledger import begin_small
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
@@ -35,7 +34,6 @@ from tests.support.storage import body_of
 
 WALL_START_NS = 1_700_000_000 * SECOND_NS
 MONO_START_NS = 1_000 * SECOND_NS
-RING_BITS = 64
 KILL, CUT = "kill", "cut"
 
 
@@ -75,7 +73,6 @@ class World:
         self.torn = False
         # Whether a power cut has ever left a gap of what was not promised.
         self.was_damaged = False
-        begin_small(RING_BITS)
         self.set_clocks()
         self.start()
 
