@@ -236,6 +236,7 @@ cdef class ChannelCore(ChannelCursor):
         """Share what can be delivered among the nearest consumers that can take it, each at most its part."""
         cdef Consumer consumer
         cdef uint64_t depth, quota
+        cdef uint64_t delivered_before = self.delivered_count
         cdef Py_ssize_t at, ready_count, count = len(self.consumers)
         cdef int32_t nearest = 0
         if self.exiting:
@@ -266,7 +267,7 @@ cdef class ChannelCore(ChannelCursor):
                     break
         self.rotation = <uint64_t> at
         self.note_finished_ahead()
-        self.ask_for_another_turn(depth)
+        self.ask_for_another_turn(depth, delivered_before)
         self.note_cursor()
         self.set_next_timer(mono_ns())
         return 0
@@ -279,10 +280,15 @@ cdef class ChannelCore(ChannelCursor):
         """Let a consumer take up to `quota` messages."""
         return consumer.deliver(quota)
 
-    cdef int ask_for_another_turn(self, uint64_t depth) except -1:
-        """Ask for a turn when this one got somewhere and left both messages and a consumer that can take them."""
+    cdef int ask_for_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1:
+        """Schedule another run if this one made progress and left both messages and a consumer that can take them.
+
+        depth, delivered_before: as this run began. A deferred message that could not be parked is delivered without
+        making the depth smaller, so that alone does not tell of progress.
+        """
         cdef Consumer consumer
-        if 0 < self.deliverable() < depth:
+        cdef uint64_t left = self.deliverable()
+        if left != 0 and (left < depth or self.delivered_count != delivered_before):
             for consumer in self.consumers:
                 if consumer.can_take():
                     self.feed.scheduler.request_wake(self)

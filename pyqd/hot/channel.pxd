@@ -45,7 +45,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef bint try_finish(self, const ReadyEntry* entry) except -1
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
-    cdef int ask_for_another_turn(self, uint64_t depth) except -1
+    cdef int ask_for_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1
     cdef int expire(self, int64_t now_ns) except -1
     cdef int release_due(self, int64_t wall_now_ns) except -1
     cdef int drop_excess(self) except -1

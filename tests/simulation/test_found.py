@@ -182,3 +182,28 @@ def test_a_message_with_an_ordinal_that_is_given_again_is_held_until_a_channel_i
             ("cut", 1, 3),
         ],
     )
+
+
+def test_a_message_behind_a_deferred_one_that_cannot_be_parked_is_delivered_in_the_same_pass(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 1, 0, 0, 2),
+            ("fill", 3),
+            ("sub", 1, 1, 3),
+            ("dpub", 1, 0, 0),
+            ("pub", 1, 0),
+        ],
+    )
+
+
+def test_a_batch_behind_a_deferred_message_that_cannot_be_parked_is_delivered_in_the_same_pass(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 0, 1, 0, 0),
+            ("fill", 3),
+            ("sub", 0, 0, 93),
+            ("dmpub", 0, 3, 0, 0),
+        ],
+    )
