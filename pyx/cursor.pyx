@@ -137,7 +137,7 @@ cdef class ChannelCursor(Scheduled):
             return True
         if record.due_ns == 0:
             return False
-        if (record.due_ns > wall_ns() or self.is_parked(record)) and self.try_park_published(record):
+        if (record.due_ns > wall_ns() or self.is_parked(record)) and self.try_park_published(record, record.attempts):
             return True
         self.pass_deferred(record_ordinal(record))
         return False
@@ -340,21 +340,22 @@ cdef class ChannelCursor(Scheduled):
         cdef const Record* record = first
         for _ in range(count):
             if record.due_ns != 0:
-                self.park_published(record)
+                self.park_published(record, record.attempts)
             record = <const Record*> (<const char*> record + record_span(record.size_bytes))
         return 0
 
-    cdef bint try_park_published(self, const Record* record) except -1:
+    cdef bint try_park_published(self, const Record* record, uint16_t attempts) except -1:
         """Park a record found at the cursor. Returns: False where there is no room; consuming goes on without delay."""
         try:
-            self.park_published(record)
+            self.park_published(record, attempts)
         except StorageError:
             return False
         return True
 
-    cdef int park_published(self, const Record* record) except -1:
+    cdef int park_published(self, const Record* record, uint16_t attempts) except -1:
         """Park a record of the topic's log that has a due time, and step over it at the cursor. In order.
 
+        attempts: deliveries so far.
         Raises: StorageError, MemoryError (nothing is parked).
         """
         cdef uint64_t ordinal = record_ordinal(record)
@@ -363,7 +364,7 @@ cdef class ChannelCursor(Scheduled):
             if self.is_parked(record):
                 self.ledger.finish(ordinal)
             else:
-                self.park(record, FROM_TOPIC, record.attempts, record.due_ns)
+                self.park(record, FROM_TOPIC, attempts, record.due_ns)
                 self.unsettled_ahead += ordinal >= self.ledger.header.cursor
                 self.settle_unless_durable()
             self.pass_deferred(ordinal)
@@ -449,7 +450,7 @@ cdef class ChannelCursor(Scheduled):
                 self.feed.scheduler.spend(
                     PARK_WORK + record.size_bytes + (OPEN_WORK if self.parked is None else 0))
                 try:
-                    self.park_published(record)
+                    self.park_published(record, record.attempts)
                 except StorageError as error:
                     return self.stay_behind(error)
             self.walk_offset += record_span(record.size_bytes)

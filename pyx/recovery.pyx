@@ -8,7 +8,7 @@ The order: `finish_twins` where there may be twins past the cursor, then `recove
 subscribed yet, and the log's segments may not have been verified.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.clock cimport mono_ns, wall_ns
@@ -76,15 +76,16 @@ cdef int forget_parked_below(ChannelCore channel) except -1:
     return 0
 
 
-def recover(ChannelCore channel not None, dict attempts_of):
+def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     """After a start: what was handed out and not finished waits for redelivery, in order.
 
-    What has a due time to come was never handed out: the power failed before its parked record was on stable
-    storage, and it is parked again.
+    A message with a due time to come is parked again: there was no space to park it, so it was delivered early, or the
+    power failed before its parked record was on stable storage.
     attempts_of: {(source, ordinal): deliveries so far} as noted by a clean stop; without a note one delivery is
     presumed, so that attempts never read as a first delivery again. Cost: walks the unfinished part of the log.
     """
     cdef uint64_t ordinal
+    cdef uint16_t attempts
     cdef Position position = None
     cdef Segment segment = None
     cdef uint64_t offset = 0
@@ -104,8 +105,12 @@ def recover(ChannelCore channel not None, dict attempts_of):
             record = <const Record*> (segment.base + offset)
         if record.flags & RECORD_LOST or channel.is_parked(record):
             channel.ledger.try_finish(ordinal)
-        elif not (record.due_ns > wall_ns() and channel.try_park_published(record)):
-            channel.give_back(record, attempts_of.get((FROM_TOPIC, ordinal), 1), FROM_TOPIC)
+            continue
+        # Only a power failure can take a parked record away and leave a message that was never delivered.
+        presumed = 0 if power_failed and record.due_ns > wall_ns() else 1
+        attempts = attempts_of.get((FROM_TOPIC, ordinal), presumed)
+        if record.due_ns <= wall_ns() or channel.is_spent(attempts) or not channel.try_park_published(record, attempts):
+            channel.give_back(record, attempts, FROM_TOPIC)
 
 
 def recover_parked(ChannelCore channel not None, dict attempts_of):

@@ -182,7 +182,7 @@ class Channel(LimitedChannel):
             self.parked = self.open_parked()
         if self.topic.broker.power_failed or has_moved_twins(self):
             finish_twins(self)
-        recover(self, attempts_of)
+        recover(self, attempts_of, self.topic.broker.power_failed)
         if self.parked is not None:
             recover_parked(self, attempts_of)
 

@@ -75,7 +75,7 @@ cdef class ChannelCursor(Scheduled):
     cdef int prepare_park(self, uint64_t span_bytes, uint64_t ordinal) except -1
     cdef int prepare_park_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1
     cdef int park_batch(self, const Record* first, uint32_t count) except -1
-    cdef bint try_park_published(self, const Record* record) except -1
-    cdef int park_published(self, const Record* record) except -1
+    cdef bint try_park_published(self, const Record* record, uint16_t attempts) except -1
+    cdef int park_published(self, const Record* record, uint16_t attempts) except -1
     cdef bint is_parked(self, const Record* record) noexcept
     cdef int set_next_timer(self, int64_t now_ns) except -1

@@ -207,3 +207,16 @@ def test_a_batch_behind_a_deferred_message_that_cannot_be_parked_is_delivered_in
             ("dmpub", 0, 3, 0, 0),
         ],
     )
+
+
+def test_a_deferred_message_that_was_delivered_for_want_of_room_keeps_its_attempts_over_a_kill(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dpub", 1, 0, 0),
+            ("fill", 3),
+            ("sub", 1, 0, 1),
+            ("free",),
+            ("kill",),
+        ],
+    )
