@@ -41,6 +41,8 @@ cdef class LimitedChannel(ChannelCore):
         self.doomed = ReadyRing()
         self.buried = ReadyRing()
         self.burials = deque()
+        # Numbers of an earlier run, which a reader may hold, are not given again.
+        self.doomed.first = <uint64_t> wall_ns()
 
     def limit_rate(self, TokenBucket bucket):
         """Deliver what a bucket allows from now on; None: without limit."""

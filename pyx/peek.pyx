@@ -4,6 +4,7 @@ Each state has an order in which a message keeps its place while it stays in the
 from where the last page ended meets each of these once, whatever else comes and goes:
 
     returned     the number of the entry in the ring; entries come at the end
+    dead letter  likewise, of those that wait to be published
     queued       the ordinal in the topic's log
     in flight    the slot
     deferred     (due time, slot); after a restart slots are others, and the reader begins the due time anew
@@ -26,6 +27,7 @@ from pyqd.hot.bitmap cimport ring_next_zero
 from pyqd.hot.clock cimport mono_ns, wall_ns
 from pyqd.hot.heap cimport Entry
 from pyqd.hot.ledger cimport Ledger
+from pyqd.hot.limited cimport LimitedChannel
 from pyqd.hot.logreader cimport LogReader, record_at
 from pyqd.hot.parked cimport Parked
 from pyqd.hot.record cimport (
@@ -38,7 +40,7 @@ from pyqd.hot.record cimport (
     record_verdict,
 )
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES
-from pyqd.hot.slots cimport FROM_TOPIC, ReadyEntry, Slot
+from pyqd.hot.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 
 cdef enum:
     PAGE_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
@@ -63,13 +65,22 @@ def run_of(ChannelCore channel not None):
 
 def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
     """Return (rows, number to go on with, at the end?) of what waits for redelivery."""
-    cdef uint64_t end = channel.ready.first + channel.ready.count
+    return ring_page(channel.ready, number, count_max, body_bytes_max)
+
+
+def dead_letter_page(LimitedChannel channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    """Return (rows, number to go on with, at the end?) of the dead letters that wait to be published."""
+    return ring_page(channel.doomed, number, count_max, body_bytes_max)
+
+
+cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    cdef uint64_t end = ring.first + ring.count
     cdef const ReadyEntry* entry
     cdef uint64_t room_bytes = PAGE_BYTES_MAX
     rows = []
-    number = max(number, channel.ready.first)
+    number = max(number, ring.first)
     while number < end and <uint64_t> len(rows) < count_max and room_bytes:
-        entry = &channel.ready.entries[channel.ready.place(number)]
+        entry = &ring.entries[ring.place(number)]
         rows.append(row_of(entry.record, entry.attempts, body_bytes_max, entry.source == FROM_TOPIC))
         room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
         number += 1

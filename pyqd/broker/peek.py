@@ -2,7 +2,7 @@
 
 A page's cursor is a text that says what was shown last, in the order of the state: it holds no place for its reader,
 never runs out, and another reader may use it. Its forms, with numbers: r (returned: entry), q (queued: position),
-f (in flight: slot, run), d (deferred: due time, slot, run).
+f (in flight: slot, run), d (deferred: due time, slot, run), l (dead letter: entry).
 
 Long walks pause, and a page that takes too many of them ends early: it may be short, even empty, and not the last.
 """
@@ -14,16 +14,17 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, TopicGone, prepared
 from pyqd.broker.topic import Topic
 from pyqd.hot.clock import wall
-from pyqd.hot.peek import DeferredSearch, QueueWalk, in_flight_page, returned_page, run_of
+from pyqd.hot.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
 
 READY: Final = "ready"
 IN_FLIGHT: Final = "in_flight"
 DEFERRED: Final = "deferred"
-STATES: Final = (READY, IN_FLIGHT, DEFERRED)
+DEAD_LETTER: Final = "dead_letter"
+STATES: Final = (READY, IN_FLIGHT, DEFERRED, DEAD_LETTER)
 # Of a walk over a queue; then the page is handed out as it is.
 TURNS_MAX: Final = 25
 
-_CURSOR = re.compile(r"([rq])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)
+_CURSOR = re.compile(r"([rql])(\d{1,20})|(f)(\d{1,10})\.(\d{1,20})|(d)(-?\d{1,19})\.(-?\d{1,10})\.(\d{1,20})", re.ASCII)
 _INT64_MAX = 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
@@ -57,7 +58,7 @@ class Cursor(NamedTuple):
     numbers: tuple[int, ...] = (0,)
 
 
-KINDS_OF: Final = {READY: "rq", IN_FLIGHT: "f", DEFERRED: "d"}
+KINDS_OF: Final = {READY: "rq", IN_FLIGHT: "f", DEFERRED: "d", DEAD_LETTER: "l"}
 
 
 def parse_cursor(text: str, state: str) -> Cursor:
@@ -84,6 +85,9 @@ def page_of_channel(
         return ready_page(topic, channel, cursor, count_max, body_bytes_max, pause)
     if state == DEFERRED:
         return deferred_page(channel, cursor, count_max, body_bytes_max, pause)
+    if state == DEAD_LETTER:
+        rows, number, at_end = dead_letter_page(channel, cursor.numbers[0], count_max, body_bytes_max)
+        return Page([Row(*row) for row in rows], None if at_end else f"l{number}")
     run = run_of(channel)
     slot = cursor.numbers[0] if cursor.kind and cursor.numbers[1] == run else 0
     rows, slot, at_end = in_flight_page(channel, slot, count_max, body_bytes_max)
@@ -110,7 +114,7 @@ def ready_page(
 
 def page_of_topic(topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
     """Return a page of what the topic holds, having no channel or being paused. Raises: TopicGone."""
-    if state == IN_FLIGHT:
+    if state in (IN_FLIGHT, DEAD_LETTER):
         return Page([], None)
     start = topic.reader.ordinal_of(cursor.numbers[0]) if cursor.kind == "q" else topic.end
     page = queue_page(topic, None, start, [], count_max, body_bytes_max, pause)

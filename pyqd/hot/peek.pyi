@@ -2,11 +2,15 @@ from typing import Any, final
 
 from pyqd.hot.channel import ChannelCore
 from pyqd.hot.feed import Feed
+from pyqd.hot.limited import LimitedChannel
 from pyqd.hot.logreader import LogReader
 
 def run_of(channel: ChannelCore) -> int: ...
 def returned_page(
     channel: ChannelCore, number: int, count_max: int, body_bytes_max: int
+) -> tuple[list[tuple[Any, ...]], int, bool]: ...
+def dead_letter_page(
+    channel: LimitedChannel, number: int, count_max: int, body_bytes_max: int
 ) -> tuple[list[tuple[Any, ...]], int, bool]: ...
 def in_flight_page(
     channel: ChannelCore, slot: int, count_max: int, body_bytes_max: int

@@ -89,7 +89,8 @@ def test_ready_messages_are_shown_in_the_order_of_the_queue_and_stay_there(app: 
         "messages": [],
         "next": None,
     }
-    assert page(app, "ready", "&channel=c&state=in_flight")["messages"] == []
+    for state in ("in_flight", "dead_letter"):
+        assert page(app, "ready", f"&channel=c&state={state}")["messages"] == []
 
 
 def test_a_cursor_goes_on_where_it_was_while_messages_come_and_go(app: HttpApp) -> None:
@@ -248,6 +249,7 @@ def test_an_id_that_no_message_has_is_not_found(app: HttpApp) -> None:
         ("GET", "/channel/messages?topic=errors&channel=c&limit=-1", 400, "INVALID_LIMIT"),
         ("GET", "/channel/messages?topic=errors&channel=c&after=x", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&channel=c&after=f1.1", 400, "INVALID_AFTER"),
+        ("GET", "/channel/messages?topic=errors&channel=c&after=l1", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&channel=c&after=q99999999999999999999", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&channel=c&state=deferred&after=q1", 400, "INVALID_AFTER"),
         ("GET", "/channel/messages?topic=errors&state=ready&after=d1.1.1", 400, "INVALID_AFTER"),

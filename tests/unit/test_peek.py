@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from pyqd.broker import amend, peek
+from pyqd.broker.channel_limits import ChannelLimits
 from pyqd.hot.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on, run_turns
+from tests.support.storage import body_of, broker_on, consumer_on, run_turns
 
 COUNT = 12_000
 
@@ -121,3 +122,20 @@ def test_bodies_beyond_4_mib_end_a_page_early(topic):
             break
         cursor = peek.parse_cursor(found.after, peek.READY)
     assert pages == [42, 18]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 1000])
+def test_dead_letters_that_cannot_be_published_are_shown_in_their_order(topic, limit):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    ids = [topic.publish_body(body_of(number, 8), wall()) for number in range(6)]
+    for guid in [channel.take_message(consumer)[0] for _ in range(5)]:
+        channel.requeue_message(consumer, guid, 0)
+    # The topic of the dead letters does not exist.
+    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    rows = all_pages(topic, peek.DEAD_LETTER, limit)
+    assert [(row.guid, row.attempts, row.body) for row in rows] == [
+        (guid, 1, body_of(number, 8)) for number, guid in enumerate(ids[:5])
+    ]
+    assert [row.guid for row in all_pages(topic, peek.READY, limit)] == ids[5:]
+    assert channel.depth == 6

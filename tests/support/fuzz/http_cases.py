@@ -74,7 +74,8 @@ PARAMETERS = [
 ]
 VALUES = (
     *("0", "1", "5", "100", "-1", "true", "false", "json", "text", "base64", "now", "beginning", "end", "1h", "10ms"),
-    *("2026-11-21T07:00:00Z", "0000000000000000", "ready", "in_flight", "deferred", "1795177302s", "fuzz_b", "[]"),
+    *("2026-11-21T07:00:00Z", "0000000000000000", "ready", "in_flight", "deferred", "dead_letter"),
+    *("1795177302s", "fuzz_b", "[]"),
 )
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH", "CONNECT", "TRACE", "get", "PRI", "X" * 30)
 IDLE_HEADERS = (
