@@ -137,6 +137,7 @@ class Administration(Operations):
             self.model.finish(channel, number)
         elif due_ns > self.wall_ns or copy.state == DEFERRED:
             copy.state, copy.due_ns, copy.parked = DEFERRED, due_ns, True
+            channel.moved.add(number)
             copy.due_reached = due_ns <= self.wall_ns
             copy.stamp = self.model.tick()
 
@@ -179,8 +180,7 @@ class Administration(Operations):
         self.doubt.moved[topic.name, channel.name] = set(channel.copies)
         self.broker_channel(topic, channel).set_limits(limits)
         if not self.died():
-            channel.limits, channel.limits_stamp = limits, self.model.tick()
-            channel.attempts_least = min(channel.attempts_least or attempts, attempts or channel.attempts_least)
+            channel.note_limits(limits, self.model.tick())
             self.spent.update(copy.number for copy in channel.copies.values() if channel.spends(copy))
 
     def make_graveyard(self) -> bool:

@@ -3,7 +3,6 @@
 The broker is asked by the pages that operators see of its messages, which change nothing.
 """
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.broker import peek
@@ -45,6 +44,15 @@ def rows_of(topic: Any, channel: Any, state: str) -> list[Found]:
         number = int.from_bytes(row.body[:8], "little")
         expect(row.body == body_of(number, row.size_bytes), "a body that nobody has published:", row.body[:16])
     return [Found(int.from_bytes(row.body[:8], "little"), row.guid, row.attempts, row.due_ns, kept) for row in rows]
+
+
+def parked_ids(channel: Any) -> set[int]:
+    """Return the ids of the messages that the parked log of a channel has."""
+    if channel.parked is None:
+        return set()
+    ledger = channel.parked.ledger
+    records = channel.parked.log.records(max(channel.ledger.parked_from, ledger.floor))
+    return {guid for ordinal, guid, *_ in records if not ledger.has_finished(ordinal)}
 
 
 class Adoption:
@@ -202,7 +210,7 @@ class Adoption:
         unsure = channel.limits is None or self.doubt.moved.get((topic.name, channel.name)) is not None
         unsure = unsure or (self.power and channel.limits_stamp > self.model.synced)
         expect(unsure or found.limits == channel.limits, f"limits of {topic.name}/{channel.name}", found.limits)
-        channel.limits = found.limits
+        channel.note_limits(found.limits, channel.limits_stamp)
 
     def adopt_held(self, topic: Topic, found: Any, gone: list[Channel], before: dict[int, int]) -> None:
         """Compare what no channel was given."""
@@ -281,10 +289,16 @@ class Adoption:
         if not strange:
             self.adopt_pause(channel, found, (topic.name, channel.name))
             self.adopt_channel_limits(topic, channel, found)
+        else:
+            channel.note_limits(found.limits, self.model.stamp)
         channel.paused = found.paused
+        self.note_spent(channel)
         ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
-        # Dead letters that wait are no rows of any page.
-        counts = (found.depth - found.doomed_count, found.deferred_count, found.in_flight_count)
+        letters = rows_of(found.topic, found, peek.DEAD_LETTER)
+        expect(len(letters) == found.doomed_count, f"dead letters of {name}", letters, found.doomed_count)
+        early = {row.number for row in letters} - self.world.spent
+        expect(not early, f"{name} has dead letters of what was not delivered too often:", sorted(early))
+        counts = (found.depth - len(letters), found.deferred_count, found.in_flight_count)
         channel.lost = 0
         if self.world.was_damaged:
             channel.lost = counts[0] - len(ready)
@@ -292,8 +306,8 @@ class Adoption:
         expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
         # What a power cut has left twice stays so over further starts.
         twice_before, channel.twice = channel.twice, set()
-        rows = self.by_number(channel, ready + deferred, twice_before, name)
-        self.note_unknown(topic, ready + deferred)
+        rows = self.by_number(channel, ready + deferred + letters, twice_before, name)
+        self.note_unknown(topic, ready + deferred + letters)
         maybe = self.maybe(topic, channel.name)
         must, may = self.demanded(topic, channel, held)
         may |= twice_before
@@ -305,22 +319,29 @@ class Adoption:
             if row.number not in twice_before:
                 self.check_row(topic, channel, row, name, deferred)
         copies = channel.copies
-        channel.copies = {number: self.copy_of(row, copies.get(number)) for number, row in sorted(rows.items())}
+        parked = parked_ids(found)
+        channel.copies = {number: self.copy_of(row, row.guid in parked) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}
-        channel.lost += found.doomed_count
-        if found.doomed_count and self.power:
-            # Some that were finished may be doomed again.
-            channel.twice |= self.world.spent & channel.done.keys()
         for number in copies.keys() - rows.keys():
-            if channel.spends(copies[number]) and found.doomed_count:
-                channel.copies[number] = dataclasses.replace(copies[number], state=QUEUED)
-                continue
             channel.done[number] = self.model.stamp
-            if channel.spends(copies[number]) and (topic.messages[number].durable or not self.power):
+            dropped = number in maybe or (self.power and not topic.messages[number].durable)
+            if channel.spends(copies[number]) and not dropped:
                 self.world.vanished.add(number)
         if self.power:
             channel.before_reset = None
         channel.muddled = False
+
+    def may_be_spent(self, channel: Channel, copy: Copy) -> bool:
+        """Return whether a message may be a dead letter by now: a delivery counts that no client was sent."""
+        return channel.attempts_least != 0 and copy.attempts + self.world.died_within >= channel.attempts_least
+
+    def note_spent(self, channel: Channel) -> None:
+        """Note the messages that may become dead letters for this start."""
+        spent = {number for number, copy in channel.copies.items() if self.may_be_spent(channel, copy)}
+        if self.power and channel.attempts_least:
+            # A FIN may be undone, and its delivery counts.
+            spent |= {number for number in channel.done if channel.delivered.get(number, 0) >= channel.attempts_least}
+        self.world.spent |= spent
 
     def by_number(self, channel: Channel, found: list[Found], twice_before: set[int], name: str) -> dict[int, Found]:
         """Return what was found of each message, and note what is there twice. twice_before: what was so already."""
@@ -336,7 +357,7 @@ class Adoption:
     def demanded(self, topic: Topic, channel: Channel, held: dict[int, int]) -> tuple[set[int], set[int]]:
         """Return the messages that must be there, and those that may."""
         must, may = set(channel.copies), set(channel.copies)
-        must = {number for number in must if not channel.spends(channel.copies[number])}
+        must = {number for number in must if not self.may_be_spent(channel, channel.copies[number])}
         if channel.before_reset is not None and self.power:
             must &= channel.before_reset
             may = set(topic.messages)
@@ -360,7 +381,9 @@ class Adoption:
         if copy is None:
             return
         unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
-        firm = not self.power or copy.stamp <= self.model.synced or copy.due_ns == topic.messages[row.number].due_ns
+        # A power cut may take back a seek, or a change of the due time.
+        has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
+        firm = not self.power or copy.stamp <= self.model.synced or has_one_due
         firm = firm and not unsure and not self.world.was_disturbed
         if copy.state == DEFERRED and not copy.due_reached and copy.due_ns > wall() and firm:
             expect(
@@ -370,12 +393,12 @@ class Adoption:
         if self.power or unsure:
             return
         if self.clean or copy.parked:
-            expect(row.attempts == copy.attempts, f"{name}: attempts of", row, copy)
+            most = copy.attempts + self.world.died_within
+            expect(copy.attempts <= row.attempts <= most, f"{name}: attempts of", row, copy)
         elif copy.attempts:
             expect(row.attempts >= 1, f"{name}: attempts of", row, copy)
 
-    def copy_of(self, row: Found, former: Copy | None) -> Copy:
-        """Return what is known of a message from now on."""
-        parked = row.state == DEFERRED or (former is not None and former.parked)
+    def copy_of(self, row: Found, parked: bool) -> Copy:
+        """Return what is known of a message from now on. parked: whether the parked log has it."""
         due_ns = row.due_ns if row.state == DEFERRED else 0
         return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), stamp=self.model.stamp)

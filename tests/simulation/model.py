@@ -81,6 +81,10 @@ class Channel:
     attempts_least: int = 0
     # Records that a power cut has damaged, which count until the channel comes to them.
     lost: int = 0
+    # The most attempts that a delivery of each message has told.
+    delivered: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Messages that were given another due time than their publisher's.
+    moved: set[int] = dataclasses.field(default_factory=set)
     # Messages that are there twice since a power cut: the second one may come or not, also after further starts.
     twice: set[int] = dataclasses.field(default_factory=set)
     # Whether both of two were in flight: then counts are not compared until the next start.
@@ -97,6 +101,12 @@ class Channel:
     def spends(self, copy: Copy | None) -> bool:
         """Return whether a message may be a dead letter by now, or become one at any time."""
         return copy is not None and self.attempts_least != 0 and copy.attempts >= self.attempts_least
+
+    def note_limits(self, limits: Any, stamp: int) -> None:
+        """Note the limits of the channel."""
+        self.limits, self.limits_stamp = limits, stamp
+        if limits.max_attempts:
+            self.attempts_least = min(self.attempts_least or limits.max_attempts, limits.max_attempts)
 
     def has_come(self, copy: Copy, wall_ns: int) -> bool:
         """Return whether a copy may be delivered now."""

@@ -292,6 +292,8 @@ class Operations(World):
         for number in channel.copies:
             channel.done[number] = channel.reset
         channel.copies = copies
+        for copy in copies.values():
+            copy.stamp = channel.reset
         channel.twice.clear()
         for client in self.clients:
             if client.channel is not None and client.channel[1] == channel.name:
@@ -516,6 +518,7 @@ class Operations(World):
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
                 copy.due_reached = False
                 copy.parked = copy.parked or delay_ms != 0
+                channel.moved.update([copy.number] if delay_ms else [])
                 copy.stamp = self.model.tick()
                 client.in_flight -= 1
             elif self.died():

@@ -13,7 +13,7 @@ from pyqd.hot.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
-from tests.simulation.adoption import Adoption
+from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
 from tests.simulation.model import (
@@ -61,6 +61,8 @@ class World:
         self.next_fault: Fault | None = None
         self.stopped_cleanly = self.ended_cleanly = False
         self.power_failed = False
+        # Whether the process died in the middle of a step: then it may have handed out what no client was sent.
+        self.died_within = self.dies_between = False
         # Numbers of messages that were delivered often enough to be dead letters; of those that have gone; of letters.
         self.spent: set[int] = set()
         self.vanished: set[int] = set()
@@ -120,7 +122,7 @@ class World:
                 return
         self.arm()
         self.was_disturbed = self.was_disturbed or self.is_disturbed
-        self.ended_cleanly = False
+        self.ended_cleanly = self.dies_between = False
         try:
             operation()
             if not self.died():
@@ -134,6 +136,7 @@ class World:
         finally:
             self.disarm()
         if self.died():
+            self.died_within = self.died_within or not self.dies_between
             self.bury()
             self.stopped_cleanly = self.ended_cleanly
         else:
@@ -206,6 +209,7 @@ class World:
         process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
         dies = self.death is not None
         self.arm()
+        self.was_disturbed = self.was_disturbed or self.is_disturbed
         try:
             process.start()
         except StartupError as error:
@@ -229,7 +233,7 @@ class World:
         self.process = process
         Adoption(self).run()
         self.doubt = Doubt()
-        self.stopped_cleanly = self.power_failed = False
+        self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
 
     def bury(self, in_start: bool = False) -> None:
@@ -259,6 +263,7 @@ class World:
             deaths.sockets_of([client.sock.fileno() for client in self.clients]), len(self.clients)
         )
         self.lib.deaths_die()
+        self.dies_between = True
 
     # What the broker has, against the model.
 
@@ -352,7 +357,14 @@ class World:
         # Without room to park it, a deferred message is delivered early rather than lost: docs/space.md.
         expect(early_ns == 0 or self.is_disturbed, f"{name} delivers early:", number, early_ns)
         expect(attempts == copy.attempts + 1 or is_other, f"{name}: attempts of", number, attempts, copy.attempts + 1)
+        if copy.parked and attempts == 1 and self.was_disturbed:
+            # Without space it was not parked. A kill leaves no attempts then, but one at least.
+            copy.parked = guid in parked_ids(self.alive.broker.topic_of[topic.name].channel_of[channel.name])
+        if early_ns:
+            # Now it is a message like others.
+            copy.due_ns = 0
         copy.attempts = attempts
+        channel.delivered[number] = max(attempts, channel.delivered.get(number, 0))
         copy.state, copy.owner = IN_FLIGHT, client.number
         copy.delivered_ns = self.mono_ns
         copy.deadline_ns = self.mono_ns + 60 * SECOND_NS
