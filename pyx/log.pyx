@@ -42,11 +42,12 @@ from pyqd.hot.mapping cimport Mapping
 from pyqd.hot.record cimport (
     ORDINAL_BITS,
     RECORD_ALIGN_BYTES,
-    RECORD_HEADER_BYTES,
     RECORD_LOST,
+    RECORD_VALID,
     Record,
     record_fill,
     record_span,
+    record_verdict,
     store_word,
 )
 from pyqd.hot.scanner cimport read_be32
@@ -668,11 +669,10 @@ cdef class Log:
         if ordinal <= self.end and segment.number == segment_number and segment.first_ordinal <= ordinal:
             if ordinal == segment.end_ordinal() and offset == segment.tail:
                 return Position(segment, offset, ordinal)
-            if (
-                SEGMENT_HEADER_BYTES <= offset < segment.tail
-                and offset % RECORD_ALIGN_BYTES == 0 and segment.tail - offset >= RECORD_HEADER_BYTES
-                and (<const Record*> (segment.base + offset)).seq & ORDINAL_MASK == ordinal
-            ):
+            # What lies there may be a body: after a power failure the place may be of records that are gone.
+            seq = segment.header().first_seq + (ordinal - segment.first_ordinal)
+            if SEGMENT_HEADER_BYTES <= offset < segment.tail and offset % RECORD_ALIGN_BYTES == 0 and record_verdict(
+                    segment.base + offset, segment.tail - offset, seq) == RECORD_VALID:
                 return Position(segment, offset, ordinal)
         return self.locate(ordinal)
 

@@ -220,3 +220,19 @@ def test_a_deferred_message_that_was_delivered_for_want_of_room_keeps_its_attemp
             ("kill",),
         ],
     )
+
+
+def test_a_cursors_place_of_before_a_power_cut_is_not_believed_when_ordinals_are_given_again(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 1, 0, 1),
+            ("dmpub", 1, 1, 3, 0),
+            ("die_at_store", 0, 0, 0),
+            ("seek", 0, 0),
+            ("cut", 2, 0),
+            ("req", 0, 0, 0, 0),
+            ("die_at_call", 0, 0, 0),
+            ("http_pub", 1, 2, 1, 0),
+        ],
+    )

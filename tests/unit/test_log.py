@@ -509,6 +509,15 @@ def test_positions_lead_to_their_records():
         assert (position.segment, position.offset, position.ordinal) == (end.segment, end.offset, 400)
 
 
+def test_a_noted_position_that_lies_in_a_body_is_not_believed_whatever_the_body_has_there():
+    log = new_log()
+    log.append_message(1, bytes(4096), 0)
+    number = log.first.number
+    start = log.locate(0).offset
+    for offset in range(start + 48, start + 4096, 8):
+        assert log.position_at(number, offset, 0).offset == start
+
+
 def test_what_is_dirty_is_what_was_appended_since_the_last_sync(tmp_path):
     log = new_log(tmp_path)
     fill(log, 200, 500)
