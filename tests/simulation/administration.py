@@ -75,6 +75,8 @@ class Administration(Operations):
         expect(numbers <= set(copies), f"{name} has after a seek", sorted(numbers - set(copies)))
         expect(len(rows) == len(numbers), f"{name} has twice after a seek", rows)
         self.note_reset(channel, {number: copies[number] for number in copies if number in numbers})
+        if self.was_damaged:
+            channel.lost = found.depth + found.deferred_count - len(rows)
 
     def do_create_channel_at(self, topic_number: int, number: int, pick: int) -> None:
         topic, name = self.topic_at(topic_number), CHANNELS[number % len(CHANNELS)]

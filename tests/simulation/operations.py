@@ -111,13 +111,13 @@ class Operations(World):
             def ended(done: bool) -> None:
                 if done and not self.died():
                     self.model.note_synced(stamp)
-                    self.torn = False
+                    self.torn = self.deletions_left = False
 
             self.alive.begin_sync(ended)
 
     def do_sync(self) -> None:
         self.do_jobs()
-        if not self.alive.jobs and not self.is_disturbed and not self.died():
+        if not self.alive.jobs and not self.is_disturbed and not self.died() and not self.deletions_left:
             self.model.deletions_synced = self.model.tick()
         if self.alive.syncing is None:
             self.do_begin_sync()
@@ -287,6 +287,9 @@ class Operations(World):
         """Note that a channel has other messages from now on."""
         if channel.before_reset is None:
             channel.before_reset = set(channel.copies)
+        else:
+            # A power cut may leave what was there between the two as well.
+            channel.before_reset &= set(channel.copies)
         channel.reset = self.model.tick()
         channel.untrusted = 1
         for number in channel.copies:
@@ -510,10 +513,13 @@ class Operations(World):
         if held is None:
             return
         client, topic, channel, copies = held
-        delay_ms = (0, *DELAYS_MS)[delay % (1 + len(DELAYS_MS))]
+        asked_ms = (0, *DELAYS_MS)[delay % (1 + len(DELAYS_MS))]
+        attempts_max = channel.limits.max_attempts if channel.limits is not None else 0
         for copy in copies:
+            # A dead letter is not waited for.
+            delay_ms = 0 if attempts_max and copy.attempts >= attempts_max else asked_ms
             self.doubt.moved[topic.name, channel.name] = {copy.number}
-            if self.answer(client, b"REQ %%s %d\n" % delay_ms, copy, topic):
+            if self.answer(client, b"REQ %%s %d\n" % asked_ms, copy, topic):
                 copy.state = DEFERRED if delay_ms else QUEUED
                 copy.due_ns = self.wall_ns + delay_ms * MS_NS if delay_ms else 0
                 copy.due_reached = False

@@ -73,6 +73,8 @@ class World:
         # Whether the kernel may have written one page of a ledger and not the other since the last sync. Then what was
         # finished may come again.
         self.torn = False
+        # Whether a process died since the last sync, and deletions with it that were still to be made durable.
+        self.deletions_left = False
         # Whether a power cut has ever left a gap of what was not promised.
         self.was_damaged = False
         self.set_clocks()
@@ -249,6 +251,7 @@ class World:
         self.process = None
         self.failures.found.clear()
         self.errors.clear()
+        self.deletions_left = True
         kind, seed, chance = self.after_death
         if kind == CUT:
             self.torn = self.torn or 0.0 < chance < 1.0
