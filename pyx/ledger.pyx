@@ -70,12 +70,13 @@ def begin_small(uint64_t capacity_bits):
 cdef class Ledger:
     """The ledger of one reader of one log.
 
-    files: the operating system. path: the file, made if missing; None for anonymous memory.
+    files: the operating system. path: the file, made if missing; None for anonymous memory. stand_ins: given by a
+    start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
     A damaged file is set aside and a fresh one made: `rebuilt`.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
-    def __init__(self, files, path=None):
+    def __init__(self, files, path=None, stand_ins=None):
         cdef Mapping mapping
         aside = None
         self.files = files
@@ -96,9 +97,13 @@ cdef class Ledger:
         try:
             mapping = self.new_file(RING_BITS_MIN)
         except DiskFull:
-            if aside is None:
+            if aside is not None:
+                mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
+            elif stand_ins is not None:
+                self.stand_ins = stand_ins
+                mapping = stand_ins.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
+            else:
                 raise
-            mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         # A new file has no earlier lap of the ring, whatever the kernel has written of it.
         (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
@@ -112,7 +117,8 @@ cdef class Ledger:
 
     cdef int replace_file(self, Mapping mapping) except -1:
         cdef Mapping former = self.mapping
-        if self.path is not None:
+        # A stand-in gets its name when it is written.
+        if self.path is not None and mapping.path is not None:
             if former is not None:
                 former.pin()
             try:
@@ -125,10 +131,20 @@ cdef class Ledger:
             if former is not None:
                 # A sync in a thread may hold it for a while; its path names another file now.
                 former.file_removed()
+            if self.stand_ins is not None:
+                self.stand_ins.forget(self.path)
+                self.stand_ins = None
             if self.on_replaced is not None:
                 self.on_replaced()
         self.adopt(mapping)
         return 0
+
+    def note_written(self):
+        """Note that the file is there whose bytes were in memory; no sync has covered its name."""
+        self.stand_ins = None
+        self.change_count += 1
+        if self.on_replaced is not None:
+            self.on_replaced()
 
     cdef int adopt(self, Mapping mapping) except -1:
         cdef LedgerHeader* header = <LedgerHeader*> mapping.base

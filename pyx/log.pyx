@@ -55,6 +55,7 @@ from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging
 
 from pyqd.diskqueue.damage import DamageReport
 from pyqd.hot.logstart import SUFFIX
+from pyqd.hot.mapping import heap_page
 from pyqd.primitives.errors import DiskFull, StorageError
 
 cdef uint64_t SEGMENT_BYTES_MIN = 64 << 10
@@ -99,10 +100,11 @@ cdef class Log:
     files: the operating system (`pyqd.diskqueue.files.Files`, or `MemoryFiles` with directory None).
     directory: holds the segments, made if missing. segment_bytes_max: size at which segments stop doubling; one record
     or batch that is larger gets a segment of its own size. power_failed: segments are not believed beyond what they say
-    was synced, but read. Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
+    was synced, but read. found: the log was there before, so it opens on a full disk too; by default, if its directory
+    is there. Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
     """
 
-    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0, bint power_failed=False):
+    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0, bint power_failed=False, found=None):
         self.files = files
         self.damage = DamageReport(files, directory)
         self.power_failed = power_failed
@@ -114,23 +116,23 @@ cdef class Log:
         self.pages_ahead = PAGES_AHEAD_BYTES_MIN
         self.holes = []
         self.epoch = epoch
-        # File names are not given twice, even where a directory is removed and made again: a job of the former log that
-        # runs late must not hit a file of this one.
+        # File names are not given twice: a job of a removed log must not hit a file of this one.
         self.file_counter = <uint64_t> wall_ns()
-        found = directory is not None and files.exists(directory)
-        if directory is not None:
-            files.exists(directory) or files.make_directory(directory)
+        exists = directory is not None and files.exists(directory)
+        found = exists if found is None else found
+        if exists:
             self.take_up(FoundSegments(files, directory, self.damage, power_failed))
+        elif directory is not None and not found:
+            files.make_directory(directory)
         if self.renumber:
             # Numbers behind what was lost may have been given out: they are not given again.
             self.epoch += 1
         if self.active is None:
-            self.begin_first(found)
+            self.begin_first(found, exists)
         elif self.epoch > self.active.header().first_seq >> ORDINAL_BITS:
             self.begin_epoch()
         self.synced_end = self.first.first_ordinal
-        # The first append looks, when whoever made the log has said what to call.
-        self.mark = 0
+        self.mark = 0  # the first append looks, when whoever made the log has said what to call
 
     cdef int take_up(self, FoundSegments found) except -1:
         """Go on from the segments of an earlier run."""
@@ -143,20 +145,21 @@ cdef class Log:
             self.epoch = max(self.epoch, (self.active.header().first_seq >> ORDINAL_BITS) + self.power_failed)
         return 0
 
-    cdef int begin_first(self, bint found) except -1:
-        """Begin the log's first segment. found: the log was there before, and must open even on a full disk."""
+    cdef int begin_first(self, bint found, bint exists) except -1:
+        """Begin the log's first segment. found: the log must open even on a full disk. exists: it has a directory."""
         cdef Segment segment = self.take_spare(0)
         # The kill may have come while the only segment, an empty one, began again.
         self.end = self.end_of_spares
-        if segment is None:
+        if segment is None and (exists or not found):
             try:
                 segment = self.new_segment(SEGMENT_BYTES_MIN)
             except DiskFull:
                 if not found:
                     raise
-                segment = Segment(self.files.new_mapped(None, PAGE_BYTES, False))
-                segment.file_bytes = 0
-                self.closed = True
+        if segment is None:
+            segment = Segment(heap_page())
+            segment.file_bytes = 0
+            self.closed = True
         segment.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         if self.closed:
             segment.take_no_more()
@@ -164,10 +167,9 @@ cdef class Log:
         return 0
 
     cdef int begin_epoch(self) except -1:
-        """Have the next record go to another segment: the active one is of an earlier epoch.
+        """Have the next append make another segment, or begin an empty active one again, as the epoch is a new one.
 
-        The next append makes that segment, or begins the active one again if it is empty; a start takes no space. If
-        records are lost, a small segment is made at once where there is room, or each start would report the damage.
+        If records are lost, a small segment is made at once where there is room, or each start would report the damage.
         """
         cdef Segment segment
         self.closed = True
@@ -518,14 +520,13 @@ cdef class Log:
     def abandon(self):
         """Let go of all segments, as the log's files are gone; what is appended from here on is kept by nobody.
 
-        The space of removed files returns with their last mapping, and some may hold this log for long."""
+        The space of removed files returns with their last mapping."""
         cdef Segment first
         cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.abandoned = True
         self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = None
-        self.on_retired = self.on_dropped = None
-        self.directory = None
+        self.on_retired = self.on_dropped = self.directory = None
         self.closed = False
         self.spares = []
         self.indexes = {}
@@ -580,8 +581,7 @@ cdef class Log:
         cdef Segment segment
         self.spare_settled = True
         for segment in list(self.spares):
-            # Left from when segments were smaller.
-            if segment.capacity_bytes < min(self.active.capacity_bytes, self.size_limit()):
+            if segment.capacity_bytes < min(self.active.capacity_bytes, self.size_limit()):  # left from smaller times
                 self.spares.remove(segment)
                 self.drop(segment)
         if self.spares or self.spares_underway or self.on_spare_wanted is None:
@@ -692,7 +692,7 @@ cdef class Log:
 
     def dirty_ranges(self):
         """Return [(Segment, start, length)] of bytes since the last `mark_synced`, and the ordinal that covers them."""
-        ranges = []
+        cdef list ranges = []
         cdef Segment segment = self.segment_of(self.synced_end)
         cdef uint64_t start
         while segment is not None:

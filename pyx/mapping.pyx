@@ -11,6 +11,7 @@ mapped stays mapped.
 
 from libc.errno cimport EEXIST, ENOENT, errno
 from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 import os
@@ -35,6 +36,10 @@ cdef extern from "<sys/mman.h>" nogil:
         PROT_READ
         PROT_WRITE
         MAP_SHARED
+        MAP_FIXED
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void** at, size_t alignment, size_t size_bytes)
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
@@ -85,6 +90,18 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
     raise storage_error("map", path, OSError(failed, os.strerror(failed)))
 
 
+def heap_page():
+    """Return a Mapping of a page of zeros that takes none of the process's mappings. Raises: MemoryError."""
+    cdef void* at = NULL
+    cdef Mapping mapping
+    if posix_memalign(&at, PAGE_BYTES, PAGE_BYTES) != 0:
+        raise MemoryError
+    memset(at, 0, PAGE_BYTES)
+    mapping = Mapping(<uintptr_t> at, PAGE_BYTES)
+    mapping.on_heap = True
+    return mapping
+
+
 def limit_descriptors(uint32_t count):
     """Set how many mappings may own a descriptor at a time."""
     global descriptors_max
@@ -117,6 +134,8 @@ cdef class Mapping:
         self.close()
         if self.extent != NULL:
             extent_free(self.extent)
+        elif self.on_heap:
+            free(self.base)
         elif self.base != NULL:
             munmap(self.base, self.size_bytes)
             unmanaged -= self.counted
@@ -153,6 +172,23 @@ cdef class Mapping:
         """Note that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
         if self.extent != NULL:
             extent_remove(self.extent)
+
+    def put_into(self, int fd, str path not None):
+        """Map an open file, which holds the bytes that are in this anonymous memory, in its place.
+
+        The file stays mapped for the object's life. Raises: ValueError unless this is memory, StorageError (no change).
+        """
+        global unmanaged
+        if self.extent != NULL or self.on_heap or self.path is not None:
+            raise ValueError("only memory can be put into a file")
+        if <uintptr_t> mmap(
+                self.base, self.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0
+        ) == ~<uintptr_t> 0:
+            failed = errno
+            raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+        self.path = path
+        self.counted = True
+        unmanaged += 1
 
     def require_readable(self):
         """Read a byte of each page, for a small file that is of use as a whole. Raises: CorruptionError."""

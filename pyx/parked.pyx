@@ -42,9 +42,15 @@ cdef enum:
 
 @cython.final
 cdef class Parked:
-    """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`."""
+    """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`.
 
-    def __init__(self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0):
+    origins_unknown: the ledger is lost that says which origins are finished; so the origin of each message that waits
+    here is finished again.
+    """
+
+    def __init__(
+        self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0, bint origins_unknown=False,
+    ):
         self.log = log
         self.ledger = ledger
         self.dues = DeadlineHeap()
@@ -55,11 +61,11 @@ cdef class Parked:
         ledger.count_ahead()
         ledger.absorb()
         self.dropped_below = min(dropped_below, log.end)
-        self.settled = min(ledger.header.parked_below, log.end)
+        self.settled = 0 if origins_unknown else min(ledger.header.parked_below, log.end)
         ledger.header.parked_below = self.settled
         self.settled = max(self.settled, self.dropped_below)
         self.twins = IdTable()
-        self.find_twins()
+        self.find_twins(origins_unknown)
         self.wait_for_unfinished()
         # What was unsettled is settled by the start, which finishes the twins.
         self.settled = log.end
@@ -75,7 +81,7 @@ cdef class Parked:
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
-    cdef int find_twins(self) except -1:
+    cdef int find_twins(self, bint unfinished_only) except -1:
         """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
         cdef Segment segment = self.log.segment_of(self.settled)
         cdef uint64_t offset
@@ -85,7 +91,10 @@ cdef class Parked:
             offset = SEGMENT_HEADER_BYTES
             while offset < segment.tail:
                 record = <const Record*> (segment.base + offset)
-                if record_ordinal(record) >= self.settled and not record.flags & RECORD_LOST:
+                if (
+                    record_ordinal(record) >= self.settled and not record.flags & RECORD_LOST
+                    and not (unfinished_only and self.ledger.is_finished(record_ordinal(record)))
+                ):
                     self.last_twin_guid = max(self.last_twin_guid, record.guid)
                     self.twins.take(record.guid)
                     self.twins.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))

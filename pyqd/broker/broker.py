@@ -15,6 +15,7 @@ from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.diskqueue.standins import StandIns
 from pyqd.diskqueue.syncs import Syncs
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
@@ -113,6 +114,7 @@ class Broker:
         self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.syncs = Syncs(self.files, self.root)
+        self.stand_ins = StandIns(self.files)
         self.room = Room(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
         self.epoch = 0
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
@@ -143,7 +145,7 @@ class Broker:
             if not self.names_durable:
                 # A topic that a killed run moved away, or made, must not come back, or go, with the power.
                 self.files.sync_directory(topics)
-            self.files.remove_tree(os.path.join(self.root, DISCARDED_DIRECTORY))
+            self.empty_discarded()
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
             for entry in sorted(self.files.list_directory(topics)):
@@ -157,6 +159,14 @@ class Broker:
             self.note_loaded()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
+
+    def empty_discarded(self) -> None:
+        """Remove what deletions of an earlier run have left, and keep the directory: a deletion needs no space then."""
+        discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
+        if self.stand_ins.make_directory(discarded, lambda: None):
+            for entry in self.files.list_directory(discarded):
+                path = os.path.join(discarded, entry)
+                (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
 
     def note_loaded(self) -> None:
         """Write down what the next start must know of this one, before anything is served. Raises: StorageError."""
@@ -216,9 +226,9 @@ class Broker:
             self.files.write_in_place(path, content)
         self.files.sync_directory(self.root)
 
-    def new_log(self, directory: str | None) -> Log:
-        """Open or make a log whose segments are prepared and removed in the background."""
-        log = Log(self.files, directory, self.options.max_bytes_per_file, self.epoch, self.power_failed)
+    def new_log(self, directory: str | None, found: bool = False) -> Log:
+        """Open or make a log whose segments are prepared and removed in the background. found: it was there before."""
+        log = Log(self.files, directory, self.options.max_bytes_per_file, self.epoch, self.power_failed, found or None)
         log.on_spare_wanted = self.prepare_spare
         log.on_pages_wanted = self.prepare_pages
         log.on_dropped = self.drop_segment
@@ -318,10 +328,12 @@ class Broker:
         Raises: StorageError.
         """
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
+        # A start has made it, or the disk was full then.
         self.files.make_directory(discarded)
         self.discarded_count += 1
         moved = os.path.join(discarded, str(self.discarded_count))
         self.files.rename(directory, moved)
+        self.stand_ins.forget(directory)
         return moved
 
     def remove_discarded(self, directory: str, moved: str) -> None:
@@ -404,6 +416,9 @@ class Broker:
         refusal = self.refusal()
         if refusal is not None:
             return f"NOK - {refusal}"
+        if self.stand_ins:
+            path, *others = self.stand_ins.paths
+            return f"NOK - the disk has no room for {path} and {len(others)} more files, which are kept in memory"
         if self.failed_write is not None:
             error, accepted = self.failed_write
             if self.accepted_count() == accepted:
@@ -498,5 +513,13 @@ class Broker:
 
     def close_topics(self) -> None:
         """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
+        if not self.stand_ins.settle():
+            for topic in self.topic_of.values():
+                topic.remove_spares()
+            self.stand_ins.settle()
+        for path in self.stand_ins.paths:
+            logger.error(
+                "cannot write %s: the disk is full; its messages are delivered again after the next start", path
+            )
         for topic in self.topic_of.values():
             topic.close()

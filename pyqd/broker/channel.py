@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded, put_in_force
 from pyqd.broker.space import SEGMENT_BYTES_MIN
 from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.standins import StandIns
 from pyqd.hot.clock import mono
 from pyqd.hot.guid import to_hex
 from pyqd.hot.ledger import Ledger
@@ -127,7 +128,7 @@ class Channel(LimitedChannel):
             self.make_directory(self.directory)
         missing = found and not self.files.exists(path)
         try:
-            ledger = Ledger(self.files, path)
+            ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None)
         except StorageError:
             if not found:
                 self.files.remove_tree(self.directory)
@@ -179,8 +180,8 @@ class Channel(LimitedChannel):
             if not self.files.exists(self.path_of(PARKED_LEDGER)):
                 # Or a kill came between making the two, and nothing is parked.
                 logger.warning("DISKQUEUE(%s): missing; all that is parked comes again", self.path_of(PARKED_LEDGER))
-            self.parked = self.open_parked()
-        if self.topic.broker.power_failed or has_moved_twins(self):
+            self.parked = self.open_parked(self.topic.broker.stand_ins)
+        if self.topic.broker.power_failed or self.ledger.rebuilt or has_moved_twins(self):
             finish_twins(self)
         recover(self, attempts_of, self.topic.broker.power_failed)
         if self.parked is not None:
@@ -205,8 +206,11 @@ class Channel(LimitedChannel):
             (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
         }
 
-    def open_parked(self) -> Parked:
-        """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room."""
+    def open_parked(self, stand_ins: StandIns | None = None) -> Parked:
+        """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room.
+
+        stand_ins: given by a start, which goes on in memory where the disk has no room for the ledger.
+        """
         broker, space = self.topic.broker, self.topic.space
         if self.directory is None:
             log = broker.new_log(None)
@@ -222,14 +226,14 @@ class Channel(LimitedChannel):
                 log = broker.new_log(path)
         space.watch(log)
         missing = not self.files.exists(self.path_of(PARKED_LEDGER))
-        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER)))
+        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), stand_ins))
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:
             ledger.distrust()
         # Ordinals that a power failure took away may be given again.
         self.ledger.parked_from = min(self.ledger.parked_from, log.end)
-        return Parked(log, ledger, self.ledger.parked_from)
+        return Parked(log, ledger, self.ledger.parked_from, self.ledger.rebuilt)
 
     def sync_found(self, log: Log, path: str) -> None:
         """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.

@@ -110,6 +110,9 @@ class Space:
     def new_segment(self, log: Log, need_bytes: int, want_bytes: int) -> Segment:
         """Make a segment, of `want_bytes` if there is room. Raises: DiskFull where even `need_bytes` is too much."""
         need_bytes = max(need_bytes, SEGMENT_BYTES_MIN)
+        if self.topic.broker.stand_ins:
+            # The log's directory may be among them.
+            self.topic.broker.stand_ins.settle()
         with self.claimed(need_bytes, max(need_bytes, want_bytes), on_disk=log.directory is not None) as size_bytes:
             return log.new_segment(size_bytes)
 

@@ -5,6 +5,7 @@ Its traffic is the compiled half's.
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
@@ -54,8 +55,8 @@ class Topic(TopicCore):
             self.names.changed(directory)
         self.channel_of: dict[str, Channel] = {}
         self.buriers: set[Channel] = set()
-        mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE))
-        log = broker.new_log(None if directory is None else os.path.join(directory, LOG_DIRECTORY))
+        mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE), found)
+        log = self.open_log(None if directory is None else os.path.join(directory, LOG_DIRECTORY), found)
         super().__init__(
             log,
             broker.scheduler,
@@ -69,8 +70,17 @@ class Topic(TopicCore):
         self.space = Space(self)
         self.space.watch(log)
 
-    def open_state(self, path: str | None) -> Mapping:
-        """Map the topic's state, a fresh one where there is none that can be used."""
+    def open_log(self, directory: str | None, found: bool) -> Log:
+        """Open the topic's log, or make it. found: the topic was there at the start."""
+        if directory is not None and found and not self.files.exists(directory):
+            self.broker.stand_ins.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
+        return self.broker.new_log(directory, found)
+
+    def open_state(self, path: str | None, found: bool) -> Mapping:
+        """Map the topic's state, a fresh one where there is none that can be used.
+
+        found: the topic was there at the start, which a full disk must not end.
+        """
         aside = None
         if path is not None and self.files.exists(path):
             try:
@@ -87,9 +97,11 @@ class Topic(TopicCore):
         try:
             return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
         except DiskFull:
-            if path is None or aside is None:
+            if path is not None and aside is not None:
+                return reused(self.files, aside, path, TOPIC_STATE_SIZE)
+            if path is None or not found:
                 raise
-            return reused(self.files, aside, path, TOPIC_STATE_SIZE)
+            return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))
 
     def load_channels(self) -> None:
         """Open the channels that an earlier run left."""

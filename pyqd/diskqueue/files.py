@@ -105,6 +105,17 @@ def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
         raise storage_error("write", path, error) from error
 
 
+def _write_whole(fd: int, content: memoryview, path: str) -> None:
+    """Write the content of a file from its start on, and sync it."""
+    offset = 0
+    try:
+        while offset < len(content):
+            offset += os.pwrite(fd, content[offset:], offset)
+        os.fsync(fd)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+
+
 def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
     address = _ffi.cast("void *", mapping.address + start_bytes)
     if _libc.madvise(address, length_bytes, MADV_POPULATE_WRITE) != 0:
@@ -149,6 +160,31 @@ class Files:
         if populate:
             self.populate(mapping, 0, size_bytes)
         return mapping
+
+    def write_mapped(self, mapping: Mapping, path: str) -> None:
+        """Make a file of what is mapped in memory, synced, and map the file in its place, at the same address.
+
+        On failure the mapping is as it was, and no file is left. Nothing may be stored there meanwhile.
+        """
+        if mapping.path is not None:
+            raise ValueError("only memory can be put into a file")
+        making = left = path + MAKING
+        try:
+            fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+        try:
+            _reserve(fd, mapping.size_bytes, path)
+            _write_whole(fd, mapping.view(), path)
+            self.rename(making, path)
+            left = path
+            mapping.put_into(fd, path)
+        except StorageError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(left)
+            raise
+        finally:
+            os.close(fd)
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Have a page-aligned range of a mapping present, so that no store in it waits for the file system.

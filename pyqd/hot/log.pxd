@@ -73,7 +73,7 @@ cdef class Log:
     cdef bint wants_pages(self) noexcept
     cdef int want_pages(self) except -1
     cdef int take_up(self, FoundSegments found) except -1
-    cdef int begin_first(self, bint found) except -1
+    cdef int begin_first(self, bint found, bint exists) except -1
     cdef int begin_epoch(self) except -1
     cdef bint reuse_active(self, uint64_t need_bytes) except -1
     cdef int roll(self, uint64_t span_bytes) except -1

@@ -25,7 +25,13 @@ class Log:
     on_retired: Callable[[Log, Segment], object] | None
     on_dropped: Callable[[Log, Segment], object] | None
     def __init__(
-        self, files: Any, directory: str | None, segment_bytes_max: int, epoch: int = 0, power_failed: bool = False
+        self,
+        files: Any,
+        directory: str | None,
+        segment_bytes_max: int,
+        epoch: int = 0,
+        power_failed: bool = False,
+        found: bool | None = None,
     ) -> None: ...
     @property
     def files(self) -> Any: ...

@@ -31,6 +31,7 @@ cdef class Mapping:
     cdef readonly uint64_t size_bytes
     cdef Extent* extent                  # owned; NULL for memory that the caller has mapped
     cdef bint counted                    # it is a file, mapped outside the arena
+    cdef bint on_heap                    # it is memory of malloc(3)
     cdef readonly str path               # None for anonymous memory
     cdef int fd                          # owned, open for writing; -1: none
     cdef uint32_t place                  # among those that own a descriptor

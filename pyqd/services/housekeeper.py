@@ -45,13 +45,14 @@ class Housekeeper:
         while True:
             gevent.sleep(LOOK_SHORT_OF_ROOM_S)
             waited_s += LOOK_SHORT_OF_ROOM_S
-            if self._broker.short_of_room or waited_s >= LOOK_S:
+            if self._broker.short_of_room or self._broker.stand_ins or waited_s >= LOOK_S:
                 waited_s = 0.0
                 self._broker.try_write_again()
                 self.tend_all()
 
     def tend_all(self) -> None:
-        """Look at every topic once. Switches: yes."""
+        """Look at every topic once, after the stand-ins of missing files. Switches: yes."""
+        self._broker.stand_ins.settle()
         for index, topic in enumerate(list(self._broker.topic_of.values()), 1):
             if not topic.exiting:
                 try:

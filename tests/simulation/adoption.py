@@ -65,6 +65,7 @@ class Adoption:
         self.power = world.power_failed
         self.clean = world.stopped_cleanly
         self.held_now: set[int] = set()
+        self.forgotten = world.forgotten
 
     def run(self) -> None:
         """Compare everything. Raises: Violation."""
@@ -174,7 +175,7 @@ class Adoption:
     def adopt_count(self, topic: Topic, found: Any) -> None:
         """Compare the number of messages ever accepted."""
         count = found.message_count
-        if self.power or topic.name in self.doubt.topics:
+        if self.power or topic.name in self.doubt.topics or (topic.name, "") in self.forgotten:
             expect(0 <= count <= self.world.number_count, f"messages of {topic.name}", count)
         elif self.doubt.batch is not None:
             expect(topic.count <= count, f"messages of {topic.name}", count, topic.count)
@@ -197,19 +198,22 @@ class Adoption:
         """Compare whether a topic or channel is paused."""
         unsure = name in self.doubt.paused or name[0] in self.doubt.topics or name in self.doubt.channels
         unsure = unsure or (self.power and kept.paused_stamp > self.model.synced) or kept.created == 0
+        unsure = unsure or name in self.forgotten
         expect(unsure or found.paused == kept.paused, f"pause of {name}", found.paused)
         kept.paused = found.paused
 
     def adopt_limits(self, topic: Topic, found: Any) -> None:
         """Compare retention and quota."""
         unsure = bool({topic.name} & (self.doubt.limits | self.doubt.topics)) or topic.created == 0
+        unsure = unsure or (topic.name, "") in self.forgotten
         unsure = unsure or (self.power and topic.own_stamp > self.model.synced)
         expect(unsure or found.own_limits == topic.own_limits, f"limits of {topic.name}", found.own_limits)
         topic.own_limits = found.own_limits
 
     def adopt_channel_limits(self, topic: Topic, channel: Channel, found: Any) -> None:
         """Compare the limits of a channel, which are kept or changed whole."""
-        unsure = channel.limits is None or self.doubt.moved.get((topic.name, channel.name)) is not None
+        name = (topic.name, channel.name)
+        unsure = channel.limits is None or self.doubt.moved.get(name) is not None or name in self.forgotten
         unsure = unsure or (self.power and channel.limits_stamp > self.model.synced)
         expect(unsure or found.limits == channel.limits, f"limits of {topic.name}/{channel.name}", found.limits)
         channel.note_limits(found.limits, channel.limits_stamp)
@@ -241,7 +245,7 @@ class Adoption:
             may = set(topic.messages)
             if topic.emptied > self.model.synced:
                 must = must & set(before)
-        elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused:
+        elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused | self.forgotten:
             may = set(topic.messages)
             must = set() if topic.channels else must
         if not anything:
@@ -249,7 +253,8 @@ class Adoption:
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
         self.note_unknown(topic, rows)
         topic.held = {row.number: self.model.stamp for row in sorted(rows)}
-        topic.held_again = set(topic.held) if self.power or found.paused else set()
+        again = self.power or found.paused or (topic.name, "") in self.forgotten
+        topic.held_again = set(topic.held) if again else set()
         topic.emptied_in_doubt = False
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
@@ -340,17 +345,23 @@ class Adoption:
     def note_spent(self, channel: Channel) -> None:
         """Note the messages that may become dead letters for this start."""
         spent = {number for number, copy in channel.copies.items() if self.may_be_spent(channel, copy)}
-        if self.power and channel.attempts_least:
+        if channel.attempts_least and (self.power or channel.name in {name for _, name in self.forgotten}):
             # A FIN may be undone, and its delivery counts.
             spent |= {number for number in channel.done if channel.delivered.get(number, 0) >= channel.attempts_least}
         self.world.spent |= spent
+
+    def is_forgotten(self, name: str) -> bool:
+        """Return whether a ledger of a channel, topic/channel, was in memory only and is lost."""
+        topic, _, channel = name.partition("/")
+        return (topic, channel) in self.forgotten
 
     def by_number(self, channel: Channel, found: list[Found], twice_before: set[int], name: str) -> dict[int, Found]:
         """Return what was found of each message, and note what is there twice. twice_before: what was so already."""
         rows: dict[int, Found] = {}
         for row in found:
             if row.number in rows:
-                expect(self.power or row.number in twice_before, f"{name} has twice", row, rows[row.number])
+                may_be = self.power or self.is_forgotten(name) or row.number in twice_before
+                expect(may_be, f"{name} has twice", row, rows[row.number])
                 expect(row.number not in channel.twice, f"{name} has thrice", row)
                 channel.twice.add(row.number)
             rows[row.number] = row
@@ -365,6 +376,8 @@ class Adoption:
             may = set(topic.messages)
         if (topic.name, channel.name) in self.doubt.channels or (topic.name, "") in self.doubt.paused:
             may |= set(held)
+        if {(topic.name, channel.name), (topic.name, "")} & self.forgotten:
+            may = set(topic.messages)
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
             may |= {number for number, at in channel.done.items() if at > channel.synced or self.world.torn}
@@ -383,6 +396,7 @@ class Adoption:
         if copy is None:
             return
         unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
+        unsure = unsure or self.is_forgotten(name)
         # A power cut may take back a seek, or a change of the due time.
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due

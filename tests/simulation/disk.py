@@ -277,10 +277,13 @@ class SimulatedFiles(Files):
 
     def _map(self, inode: Inode, path: str) -> Mapping:
         mapping = Mapping(deaths.map_shared(inode.fd, inode.size_bytes), inode.size_bytes, path)
+        self._watch(mapping, inode, path)
+        return mapping
+
+    def _watch(self, mapping: Mapping, inode: Inode, path: str) -> None:
         self.mappings[mapping.address] = (mapping, inode, path)
         if self.deaths.deaths_add(pointer(mapping.address), inode.size_bytes, inode.fd) != 0:
             raise RuntimeError("more mappings than the simulator knows of")
-        return mapping
 
     def drop_unused(self) -> None:
         """Let go of the mappings that nobody else holds any more."""
@@ -310,6 +313,27 @@ class SimulatedFiles(Files):
         self._call("rename", path)
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
         return mapping
+
+    def write_mapped(self, mapping: Mapping, path: str) -> None:
+        self._call("create", path, OPEN)
+        directory, name = self._parent("create", path)
+        inode = Inode(mapping.size_bytes)
+        self._take("reserve", path, inode.pages)
+        self.disk.change((directory, name + MAKING, inode))
+        try:
+            self._call("reserve", path, SPACE)
+            os.pwrite(inode.fd, mapping.view(), 0)
+            self._call("sync", path, SYNC)
+            inode.write_back(0, inode.size_bytes)
+            self._call("map", path, MAP)
+        except StorageError:
+            if not self.dead:
+                self.disk.change((directory, name + MAKING, None))
+            raise
+        self._call("rename", path)
+        self.disk.change((directory, name + MAKING, None), (directory, name, inode))
+        mapping.put_into(inode.fd, path)
+        self._watch(mapping, inode, path)
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Nothing: a simulated page fault takes no time."""

@@ -236,3 +236,87 @@ def test_a_cursors_place_of_before_a_power_cut_is_not_believed_when_ordinals_are
             ("http_pub", 1, 2, 1, 0),
         ],
     )
+
+
+def test_a_full_disk_starts_a_channel_whose_ledger_a_power_cut_has_removed(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("pub", 1, 0),
+            ("stop",),
+            ("fill", 3),
+            ("sub", 0, 0, 0),
+            ("sub", 0, 0, 0),
+            ("sub", 0, 0, 0),
+            ("cut", 2, 24133),
+        ],
+    )
+
+
+def test_a_full_disk_starts_a_topic_of_which_a_power_cut_has_left_the_directory(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 0, 0),
+            ("fill", 0),
+            ("cut", 3, 29146),
+        ],
+    )
+
+
+def test_a_full_disk_starts_a_deferred_channel_whose_ledger_a_power_cut_has_removed(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dpub", 0, 0, 0),
+            ("sync",),
+            ("fill", 3),
+            ("sub", 0, 0, 0),
+            ("cut", 3, 5),
+        ],
+    )
+
+
+def test_a_full_disk_starts_parked_messages_whose_ledger_a_power_cut_has_removed(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("mpub", 1, 0, 0),
+            ("create_channel_at", 0, 0, 0),
+            ("dmpub", 0, 0, 0, 0),
+            ("dpub", 1, 0, 0),
+            ("fill", 0),
+            ("cut", 3, 12815),
+            ("cut", 2, 1),
+        ],
+    )
+
+
+def test_a_full_disk_starts_what_a_death_in_a_sync_has_left_half(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 0, 0),
+            ("die_at_call", 0, 0, 0),
+            ("sub", 0, 0, 0),
+            ("fill", 3),
+            ("sub", 0, 1, 0),
+            ("begin_sync",),
+            ("die_at_call", 8, 1, 0),
+            ("job", 0, 0),
+        ],
+    )
+
+
+def test_a_full_disk_starts_after_a_power_cut_at_a_call(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 0, 0),
+            ("write_back", 3, 63886),
+            ("fill", 0),
+            ("die_at_call", 0, 1, 0),
+            ("touch", 0, 0),
+        ],
+    )

@@ -15,7 +15,7 @@ from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
-from tests.simulation.disk import WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
+from tests.simulation.disk import ROOT, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
 from tests.simulation.model import (
     DEFERRED,
     GRAVEYARD,
@@ -77,6 +77,8 @@ class World:
         self.deletions_left = False
         # Whether a power cut has ever left a gap of what was not promised.
         self.was_damaged = False
+        # Channels, and topics as (topic, ""), of which a process kept a file in memory for want of room when it died.
+        self.forgotten: set[tuple[str, str]] = set()
         self.set_clocks()
         self.start()
 
@@ -234,6 +236,7 @@ class World:
             return
         self.process = process
         Adoption(self).run()
+        self.forgotten.clear()
         self.doubt = Doubt()
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
@@ -246,6 +249,7 @@ class World:
                 client.receive(self.lib.deaths_sent(index))
             client.close()
         self.clients.clear()
+        self.note_forgotten(self.process.broker.stand_ins.paths)
         # Now, as its private pages follow the files as long as nothing was stored there.
         self.process.end()
         self.process = None
@@ -259,6 +263,13 @@ class World:
             self.power_failed = True
             self.mono_ns = MONO_START_NS
         self.stopped_cleanly = False
+
+    def note_forgotten(self, paths: list[str]) -> None:
+        """Note whose files were in memory only, at their paths."""
+        for path in paths:
+            topic, _, rest = path.removeprefix(f"{ROOT}/topics/").partition(".topic/")
+            channel, _, _ = rest.rpartition(".channel/")
+            self.forgotten.add((topic, channel))
 
     def die(self) -> None:
         """Die between two operations."""

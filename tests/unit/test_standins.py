@@ -1,0 +1,215 @@
+"""Tests of pyqd.diskqueue.standins: a start on a full disk that misses files, and what becomes of these."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.standins import StandIns
+from pyqd.hot.ledger import Ledger, begin_small
+from pyqd.hot.mapping import Mapping
+from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.storage import FullFiles, broker_on, run_turns
+
+NOW_NS = 10**18
+COUNT = 5
+
+
+class FullDisk(FullFiles):
+    """A disk that may have no room for files and directories. may_map: files that are there can be mapped."""
+
+    may_map = True
+
+    @property
+    def full(self) -> bool:
+        return self.room == 0
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        self.room = 0 if full else None
+
+    def make_directory(self, path: str) -> None:
+        if self.full and not self.exists(path):
+            raise DiskFull("create", path, errno.ENOSPC, "No space left on device")
+        super().make_directory(path)
+
+    def write_mapped(self, mapping: Mapping, path: str) -> None:
+        if self.full:
+            raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
+        super().write_mapped(mapping, path)
+
+
+@pytest.fixture
+def files() -> FullDisk:
+    return FullDisk()
+
+
+@pytest.fixture
+def small_rings() -> Iterator[None]:
+    former = begin_small(64)
+    yield
+    begin_small(former)
+
+
+def left_by_a_run(path: Path, *missing: str) -> None:
+    """Have a killed run leave a topic with a channel and messages, without some of its files."""
+    broker = broker_on(path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for number in range(COUNT):
+        topic.publish_body(b"%d" % number, NOW_NS)
+    topic.publish_body(b"deferred", NOW_NS, 1 << 62)
+    run_turns(broker)
+    for name in missing:
+        os.unlink(path / "topics" / "t.topic" / name)
+
+
+def finish(ledger: Any, count: int) -> None:
+    for _ in range(count):
+        ledger.note_handed_out()
+        ledger.note_finished(ledger.cursor - 1)
+
+
+MISSING = ["state", "c.channel/ledger", "c.channel/parked.ledger"]
+
+
+@pytest.mark.parametrize("missing", [*([name] for name in MISSING), MISSING], ids=lambda names: "+".join(names))
+def test_a_start_without_room_for_missing_files_goes_on_in_memory_and_writes_them_once_there_is_room(
+    tmp_path: Path, files: FullDisk, missing: list[str]
+) -> None:
+    left_by_a_run(tmp_path, *missing)
+    directory = tmp_path / "topics" / "t.topic"
+    files.full = True
+    broker = broker_on(tmp_path, files)
+    (channel,) = broker.topic("t").channel_of.values()
+    assert (channel.depth, channel.deferred_count) == (COUNT, 1)
+    assert sorted(broker.stand_ins.paths) == sorted(str(directory / name) for name in missing)
+    assert broker.health().startswith(f"NOK - the disk has no room for {broker.stand_ins.paths[0]}")
+    assert not broker.stand_ins.settle()
+    broker.topic("t").pause(True)
+    finish(channel.ledger, 2)
+    files.full = False
+    assert broker.stand_ins.settle()
+    assert broker.health() == "OK"
+    assert all((directory / name).stat().st_size > 0 for name in missing)
+    assert broker.topic("t").names, "the names wait for a sync"
+    finish(channel.ledger, 1)
+    again = broker_on(tmp_path)
+    assert not again.stand_ins
+    (channel,) = again.topic("t").channel_of.values()
+    assert again.topic("t").paused
+    assert (channel.depth, channel.deferred_count) == (COUNT - 3, 1)
+
+
+def test_a_topic_of_which_only_the_directory_is_left_starts_on_a_full_disk_and_is_published_to_once_there_is_room(
+    tmp_path: Path, files: FullDisk
+) -> None:
+    (tmp_path / "topics").mkdir()
+    broker_on(tmp_path).close()
+    (tmp_path / "topics" / "t.topic").mkdir()
+    files.full = True
+    broker = broker_on(tmp_path, files)
+    topic = broker.topic("t")
+    with pytest.raises(StorageError):
+        topic.publish_body(b"x", NOW_NS)
+    files.full = False
+    topic.publish_body(b"x", NOW_NS)
+    topic.channel("c")
+    assert not broker.stand_ins
+    assert str(tmp_path / "topics" / "t.topic") in topic.names.gather()
+    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == 1
+
+
+def test_a_clean_stop_writes_what_there_is_room_for(tmp_path: Path, files: FullDisk) -> None:
+    left_by_a_run(tmp_path, "c.channel/ledger")
+    files.full = True
+    broker = broker_on(tmp_path, files)
+    finish(broker.topic("t").channel_of["c"].ledger, 2)
+    files.full = False
+    broker.close()
+    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == COUNT - 2
+
+
+def test_a_clean_stop_says_which_files_it_had_no_room_for(
+    tmp_path: Path, files: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    left_by_a_run(tmp_path, "c.channel/ledger")
+    files.full = True
+    broker_on(tmp_path, files).close()
+    path = tmp_path / "topics" / "t.topic" / "c.channel" / "ledger"
+    assert f"cannot write {path}: the disk is full" in caplog.text
+    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == COUNT
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_what_is_deleted_is_not_written_any_more(tmp_path: Path, files: FullDisk, what: str) -> None:
+    left_by_a_run(tmp_path, "c.channel/ledger")
+    files.full = True
+    broker = broker_on(tmp_path, files)
+    assert broker.delete_topic("t") if what == "topic" else broker.topic("t").delete_channel("c")
+    assert broker.stand_ins.settle()
+    assert not list(tmp_path.glob("topics/*/c.channel"))
+
+
+def test_a_deletion_takes_no_space(tmp_path: Path, files: FullDisk) -> None:
+    broker = broker_on(tmp_path, files)
+    broker.topic("t").channel("c")
+    files.full = True
+    assert broker.topic("t").delete_channel("c")
+    assert broker.delete_topic("t")
+    assert not list(tmp_path.glob("discarded/*"))
+
+
+@pytest.mark.usefixtures("small_rings")
+def test_a_ledger_that_has_grown_into_a_file_is_not_written_over(tmp_path: Path, files: FullDisk) -> None:
+    stand_ins = StandIns(files)
+    path = str(tmp_path / "ledger")
+    files.full = True
+    ledger = Ledger(files, path, stand_ins)
+    assert stand_ins.paths == [path]
+    files.full = False
+    ledger.note_finished(1000)
+    assert stand_ins.settle()
+    again = Ledger(files, path)
+    assert again.has_finished(1000)
+    assert os.listdir(tmp_path) == ["ledger"]
+
+
+def test_a_new_ledger_of_a_running_broker_is_refused_on_a_full_disk(tmp_path: Path, files: FullDisk) -> None:
+    files.full = True
+    with pytest.raises(DiskFull):
+        Ledger(files, str(tmp_path / "ledger"))
+
+
+def test_memory_that_is_put_into_a_file_has_the_same_address_and_bytes(tmp_path: Path) -> None:
+    files = Files()
+    mapping = files.new_mapped(None, 3 * 4096, False)
+    address, view = mapping.address, mapping.view()
+    view[4096:4099] = b"abc"
+    path = tmp_path / "file"
+    files.write_mapped(mapping, str(path))
+    assert (mapping.address, mapping.path, path.stat().st_size) == (address, str(path), 3 * 4096)
+    assert path.stat().st_blocks * 512 >= 3 * 4096
+    assert bytes(view[4096:4099]) == path.read_bytes()[4096:4099] == b"abc"
+    view[0] = 7
+    assert path.read_bytes()[0] == 7
+    with pytest.raises(ValueError, match="only memory"):
+        files.write_mapped(mapping, str(tmp_path / "another"))
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_memory_stays_memory_if_its_file_cannot_be_renamed(tmp_path: Path) -> None:
+    class Unnamed(Files):
+        def rename(self, source: str, target: str) -> None:
+            raise StorageError("rename", source, errno.EIO, "Input/output error")
+
+    files = Unnamed()
+    mapping = files.new_mapped(None, 4096, False)
+    with pytest.raises(StorageError):
+        files.write_mapped(mapping, str(tmp_path / "file"))
+    assert mapping.path is None
+    assert os.listdir(tmp_path) == []
