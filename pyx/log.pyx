@@ -520,9 +520,9 @@ cdef class Log:
     def abandon(self):
         """Let go of all segments, as the log's files are gone; what is appended from here on is kept by nobody.
 
-        The space of removed files returns with their last mapping."""
+        The space of removed files returns with their last mapping. Needs no mapping, so it works at their limit."""
         cdef Segment first
-        cdef Segment segment = Segment(self.files.new_mapped(None, SEGMENT_BYTES_MIN, False))
+        cdef Segment segment = Segment(heap_page())
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.abandoned = True
         self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = None

@@ -295,7 +295,7 @@ class SimulatedFiles(Files):
 
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
         if path is None:
-            self._call("map", "memory")
+            self._call("map", "memory", MAP)
             return super().new_mapped(None, size_bytes, populate)
         self._call("create", path, OPEN)
         directory, name = self._parent("create", path)

@@ -320,3 +320,10 @@ def test_a_full_disk_starts_after_a_power_cut_at_a_call(simulate):
             ("touch", 0, 0),
         ],
     )
+
+
+def test_a_topic_is_deleted_whole_though_nothing_more_can_be_mapped(simulate):
+    simulate(
+        sync_each=True,
+        steps=[("dpub", 0, 0, 0), ("sub", 0, 0, 0), ("fail", 3, 0, 3), ("delete_topic", 0)],
+    )

@@ -10,6 +10,7 @@ import pytest
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
 from pyqd.hot.consumer import Consumer
+from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.memory import loading
 from pyqd.primitives.options import parse_args
@@ -93,6 +94,29 @@ def test_a_topic_leaves_its_place_in_one_step(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("topics/*"))
     assert not list(tmp_path.glob("discarded/*"))
     broker.close()
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_a_deletion_needs_no_mapping(tmp_path: Path, what: str) -> None:
+    class AtTheLimit(Files):
+        full = False
+
+        def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
+            if self.full:
+                raise StorageError("map", path or "memory", errno.ENOMEM, "Cannot allocate memory")
+            return super().new_mapped(path, size_bytes, populate)
+
+    files = AtTheLimit()
+    broker = broker_at(tmp_path, files)
+    fill(broker)
+    topic = broker.topic("t")
+    files.full = True
+    assert topic.delete_channel("c") if what == "channel" else broker.delete_topic("t")
+    assert list(topic.channel_of) == (["d"] if what == "channel" else [])
+    assert (topic.exiting, list(broker.topic_of)) == (what == "topic", ["t"] if what == "channel" else [])
+    # A client that holds the topic may publish to it.
+    topic.publish_body(b"x", NOW_NS)
+    topic.check()
 
 
 def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> None:
