@@ -221,7 +221,7 @@ cdef class HttpFront:
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
         """Store what is published. Returns: as `store`; where it was not stored, the long way tries again."""
         cdef TopicCore topic = self.topic_for(found)
-        if topic is None:
+        if topic is None or topic.busy:
             return NOT_STORED
         try:
             return self.store(topic, found, now_ns)

@@ -29,6 +29,7 @@ from pyqd.hot.channel cimport BEYOND_LEDGER, DONE, NOT_IN_FLIGHT
 from pyqd.hot.clock cimport mono_ns, wall_ns
 from pyqd.hot.frames cimport FRAME_ERROR
 from pyqd.hot.guid cimport hex_to_id
+from pyqd.hot.intake cimport QueuedBatch
 from pyqd.hot.limits cimport Limits
 from pyqd.hot.publisher cimport text_of
 from pyqd.hot.schedule cimport Scheduler
@@ -105,6 +106,7 @@ cdef class IoLoop(Publisher):
             self.read_watcher.stop()
             self.read_watcher.close()
             self.note_published()
+            self.drop_queued_batch()
             self.finished()
             self.hold(NULL, 0)
             self.drop_queued()
@@ -139,6 +141,7 @@ cdef class IoLoop(Publisher):
         self.wait_until_synced()
         while self.slow_call is not None and not self.gone:
             self.run_slow()
+            self.wait_until_synced()
             if not self.gone and not self.refused and (self.held_bytes != 0 or self.eof):
                 self.run_pass(self.held, self.held_bytes)
                 self.wait_until_synced()
@@ -258,7 +261,7 @@ cdef class IoLoop(Publisher):
     def buffer_bytes(self):
         """The memory that the connection's own buffers take, and those of its transports."""
         transport_bytes = 0 if self.transport is None else self.transport.held_bytes()
-        return self.held_capacity + (self.capacity if self.owned else 0) + transport_bytes
+        return self.held_capacity + self.queued_block_bytes + (self.capacity if self.owned else 0) + transport_bytes
 
     def late(self, int64_t now_ns, int64_t first_ns, int64_t rest_ns):
         """Return what the client has been waited for too long; None where it has not.
@@ -322,8 +325,29 @@ cdef class IoLoop(Publisher):
             if self.channel is not None and self.can_take() and self.channel.available():
                 self.scheduler.request_wake(self.channel)
         self.flush_or_block()
+        if self.queued is not None:
+            self.keep_queued(buffer, at)
         if not self.gone and not self.refused:
             self.hold(buffer + at, size_bytes - at)
+        return 0
+
+    cdef int keep_queued(self, char* buffer, uint64_t end) except -1:
+        """Keep the messages that are queued, which end at an offset of the pass's buffer, in a block of their own.
+
+        The connection's own buffer becomes that block: a large batch is not copied.
+        """
+        if buffer == self.held:
+            self.queued_block, self.queued_block_bytes = self.held, self.held_capacity
+            self.held = NULL
+            self.held_capacity = 0
+            return 0
+        self.queued_block = <char*> malloc(self.queued_bytes)
+        if self.queued_block == NULL:
+            raise MemoryError
+        self.queued_block_bytes = self.queued_bytes
+        buffer_grown(self.queued_bytes)
+        memcpy(self.queued_block, buffer + end - self.queued_bytes, self.queued_bytes)
+        self.queued.moved(self.queued_block + (self.queued.start - (buffer + end - self.queued_bytes)))
         return 0
 
     cdef int hold(self, const char* at, uint64_t size_bytes) except -1:
@@ -355,11 +379,29 @@ cdef class IoLoop(Publisher):
         call, self.slow_call = self.slow_call, None
         self.read_watcher.stop()
         try:
-            self.command(*call)
+            if self.queued is not None:
+                self.finish_queued(call[1][0])
+            else:
+                self.command(*call)
         except ClientError as error:
             self.refuse(error)
         self.flush_or_block()
         return 0
+
+    def wait_stored(self, QueuedBatch queued not None):
+        """Return when a queued batch is finished. Switches: yes."""
+        queued.on_done = self.wake_stored
+        while not queued.finished:
+            self.hub.switch()
+
+    def wake_stored(self):
+        """Wake the greenlet that waits for a batch."""
+        self.hub.loop.run_callback(self.switch_stored, self.queued)
+
+    def switch_stored(self, queued):
+        """Switch to the greenlet if it waits for this batch still."""
+        if queued is not None and queued is self.queued:
+            self.io_greenlet.switch()
 
     def refuse(self, error):
         """Queue an error frame, to leave with the pass; if it is fatal, close then."""

@@ -32,6 +32,7 @@ cdef enum:
     BURIED_PER_TURN = 256
     BURIED_MAX = 10000                   # more wait until a sync has covered these
     RETRY_NS = 1000000000
+    BUSY_NS = 1000000                    # the dead-letter topic stores a large batch
 
 
 cdef class LimitedChannel(ChannelCore):
@@ -133,6 +134,9 @@ cdef class LimitedChannel(ChannelCore):
         topic = self.dead_letter_topic()
         if topic is None:
             return self.put_off(None)
+        if (<TopicCore> topic).busy:
+            self.bury_again_ns = now_ns + BUSY_NS
+            return self.set_next_timer(now_ns)
         letters = []
         waits_for_sync = False
         try:

@@ -25,7 +25,7 @@ be populated either (`populates`).
 Invariants:
 1. `active.end_ordinal() == end`; `first` reaches `active` over `next`; only `active` is not sealed.
 2. `end` and every ordinal below `1 << 48`; the epoch changes only between segments.
-3. Outside a batch `batch_at` is NULL and nothing is staged.
+3. Outside a batch nothing is staged, and `batch_at` is NULL unless a batch is set aside (pyx/draft.pyx).
 
 Rejected: growing files in place (a remap moves every pointer); one file per topic with holes punched at the front
 (block mapping is touched on every trim); consecutive file names (a rename per roll on the loop).
@@ -51,7 +51,7 @@ from pyqd.hot.record cimport (
     store_word,
 )
 from pyqd.hot.scanner cimport read_be32
-from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging
+from pyqd.hot.staging cimport STAGED_RECORD_MAX, Staging, shared_staging
 
 from pyqd.diskqueue.damage import DamageReport
 from pyqd.hot.logstart import SUFFIX
@@ -76,7 +76,7 @@ cdef uint64_t PAGES_AHEAD_BYTES_MAX = 8 << 20
 cdef uint64_t STAGED_BATCH_BYTES_MIN = 8 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 
-cdef Staging staging = Staging()
+cdef Staging staging = shared_staging()
 
 
 cdef uint64_t whole_pages(uint64_t size_bytes) noexcept:
@@ -221,7 +221,7 @@ cdef class Log:
 
     cdef int reserve(self, uint64_t span_bytes) except -1:
         """Make room so that appends of `span_bytes` in total cannot fail. Raises: StorageError (nothing changed)."""
-        assert not self.in_batch, "a batch is under way"
+        assert not self.in_batch and self.set_aside is None, "a batch is under way"
         if self.active.room_bytes() < span_bytes:
             self.roll(span_bytes)
         return 0

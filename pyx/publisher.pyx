@@ -11,6 +11,9 @@ MPUBs to one topic that lie one behind the other in a pass are one batch of the 
 by the end of the pass, before their answers leave: a large write costs less than many. Where it cannot be written, the
 first of them is refused, which ends the connection, and none of them was stored.
 
+A large batch is queued (pyx/intake.pyx), and so is whatever is published to a topic while one is stored. The messages
+stay in a buffer of their own, and the connection executes nothing more until the answer is there.
+
 Where clients have to AUTH, the permission for the topic published to last is kept until it expires, so that what comes
 next costs a comparison. Where it has to be renewed, which waits for a server, the command is left in the buffer and
 looked at again afterwards.
@@ -19,8 +22,10 @@ looked at again afterwards.
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from pyqd.hot.buffers cimport buffer_freed
 from pyqd.hot.frames cimport FRAME_RESPONSE
 from pyqd.hot.guid cimport HEX_SIZE, id_stepped, id_to_hex
+from pyqd.hot.intake cimport enqueue, is_large
 from pyqd.hot.scanner cimport (
     SCAN_BAD_COUNT,
     SCAN_BAD_SIZE,
@@ -43,8 +48,10 @@ cdef enum:
     DUE_BYTES = 8                        # before each message of a DMPUB that gives each its own time
 
 
-# No command of a client: its name has no space.
+# No commands of a client: their names have a space.
 cdef bytes RENEW_PERMISSIONS = b" renew"
+cdef bytes STORE_QUEUED = b" store"
+cdef tuple SINGLE_COMMANDS = (b"PUB", b"DPUB")
 cdef bytes EACH_DELAY = b"each"
 cdef bytes EACH_MOMENT = b"@each"
 
@@ -52,7 +59,12 @@ cdef bytes EACH_MOMENT = b"@each"
 cdef class Publisher(Pump):
     """A connection's publishing half. `pyqd.hot.ioloop.IoLoop` reads what it publishes."""
 
-    cdef int accepted(self, TopicCore topic, uint32_t count, bint is_batch) except -1:
+    def __dealloc__(self):
+        free(self.queued_block)
+        buffer_freed(self.queued_block_bytes)
+        free(self.queued_dues)
+
+    cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1:
         """Queue the OK of a publish, to leave with the pass, or after the sync that covers it."""
         self.topic_count += count
         if self.limits.sync_each and not topic.ephemeral:
@@ -60,7 +72,7 @@ cdef class Publisher(Pump):
             if topic not in self.unsynced:
                 self.unsynced.append(topic)
         if self.tells_ids:
-            self.put_ok_with_ids(topic.guids.last_id, count, is_batch)
+            self.put_ok_with_ids(last_id, count, is_batch)
         else:
             self.put_ok()
         return 0
@@ -146,10 +158,13 @@ cdef class Publisher(Pump):
             return -2
         try:
             topic = self.topic_for(&line.params[0])
+            if topic.busy:
+                return self.queue_batch(
+                    line, topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
             topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
         except StorageError as error:
             self.refuse_write(text_of(&line.name), error)
-        self.accepted(topic, 1, False)
+        self.accepted(topic, topic.guids.last_id, 1, False)
         return 4 + size
 
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
@@ -167,6 +182,9 @@ cdef class Publisher(Pump):
         used = self.check_batch(line, at, size_bytes, 0)
         if used < 0:
             return used
+        if topic.busy or is_large(self.batch.count, self.batch.body_words):
+            return self.queue_batch(
+                line, topic, at + 8, used, self.batch.count, self.batch.body_words, 0, NULL)
         if self.open_topic is not None and not (
             topic is self.open_topic and topic.joins(self.batch.count, self.batch.body_words)
         ):
@@ -195,7 +213,7 @@ cdef class Publisher(Pump):
             topic.commit_batches()
         except StorageError as error:
             self.refuse_write(b"MPUB", error)
-        self.accepted(topic, self.open_messages, True)
+        self.accepted(topic, topic.guids.last_id, self.open_messages, True)
         for _ in range(self.open_batches - 1):
             self.put_ok()
         return 0
@@ -231,15 +249,72 @@ cdef class Publisher(Pump):
                     raise MemoryError
                 self.read_dues(at + 8, when == EACH_MOMENT, dues)
             topic = self.topic_for(&line.params[0])
+            if topic.busy or is_large(self.batch.count, self.batch.body_words):
+                self.queue_batch(
+                    line, topic, at + 8, used, self.batch.count, self.batch.body_words, due_ns, dues)
+                dues = NULL
+                return used
             topic.publish_deferred_batch(
                 at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns, due_ns, dues)
         except StorageError as error:
             self.refuse_write(b"DMPUB", error)
         finally:
             free(dues)
-        self.accepted(topic, self.batch.count, True)
+        self.accepted(topic, topic.guids.last_id, self.batch.count, True)
         memset(&self.batch, 0, sizeof(Batch))
         return used
+
+    cdef int64_t queue_batch(
+        self, CommandLine* line, TopicCore topic, const char* at, int64_t used,
+        uint32_t count, uint64_t body_words, int64_t due_ns, int64_t* dues,
+    ) except -1:
+        """Queue messages for a busy topic, or a large batch; the slow call waits for it. dues: owned from here on.
+
+        used: what the command takes behind its line. Returns: the same. Raises: ClientError.
+        """
+        cdef MessageBatch batch
+        if self.open_topic is not None:
+            self.close_batches()
+        assert self.queued is None
+        memset(&batch, 0, sizeof(MessageBatch))
+        batch.at, batch.count, batch.body_words = at, count, body_words
+        batch.now_ns, batch.due_ns, batch.dues = self.wall_now_ns, due_ns, dues
+        self.queued = enqueue(topic, &batch, None)
+        self.queued_dues = dues
+        self.queued_bytes = <uint64_t> used
+        self.queued_topic = topic
+        self.slow_call = (STORE_QUEUED, [text_of(&line.name)], None)
+        memset(&self.batch, 0, sizeof(Batch))
+        return used
+
+    cdef int finish_queued(self, command) except -1:
+        """Wait until what is queued is stored, and answer it. Raises: ClientError. Switches: yes."""
+        cdef QueuedBatch queued = self.queued
+        cdef TopicCore topic = self.queued_topic
+        try:
+            self.wait_stored(queued)
+        finally:
+            self.drop_queued_batch()
+        if queued.error is not None:
+            self.refuse_write(command, queued.error)
+        if not queued.stored:
+            name = command.decode("ascii")
+            raise ClientError(f"E_{name}_FAILED", f"{name} failed exiting")
+        return self.accepted(topic, queued.last_id, queued.batch.count, command not in SINGLE_COMMANDS)
+
+    cdef int drop_queued_batch(self) except -1:
+        """Let go of what is queued, stored or not, and of the buffer that holds it."""
+        cdef QueuedBatch queued = self.queued
+        if queued is not None:
+            self.queued = self.queued_topic = None
+            queued.cancel()
+        free(self.queued_block)
+        buffer_freed(self.queued_block_bytes)
+        free(self.queued_dues)
+        self.queued_block = NULL
+        self.queued_block_bytes = 0
+        self.queued_dues = NULL
+        return 0
 
     cdef int64_t check_batch(
         self, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t lead_bytes,
@@ -361,6 +436,9 @@ cdef class Publisher(Pump):
 
     def find_topic(self, name):
         raise NotImplementedError("the connection knows the broker")
+
+    def wait_stored(self, queued):
+        raise NotImplementedError("the IOLoop waits")
 
     def note_failed_write(self, error):
         raise NotImplementedError("the connection knows the broker")

@@ -126,3 +126,11 @@ cdef class Staging:
     @property
     def busy(self) -> bool:
         return self.fd >= 0
+
+
+cdef Staging shared = Staging()
+
+
+cdef Staging shared_staging():
+    """Return the object that all logs share."""
+    return shared

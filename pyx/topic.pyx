@@ -20,6 +20,7 @@ Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT64_MAX
+from libc.string cimport memset
 
 from pyqd.hot.bodies cimport Frames
 from pyqd.hot.channel cimport ChannelCore
@@ -29,7 +30,7 @@ from pyqd.hot.cursor cimport OPEN_WORK, PARK_WORK
 from pyqd.hot.log cimport Log, Position
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.parked cimport Parked
-from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record, record_ordinal, record_span
+from pyqd.hot.record cimport Record, record_ordinal, record_span
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
@@ -51,11 +52,6 @@ def check_state(Mapping mapping not None):
     if state.version > TOPIC_STATE_VERSION:
         raise LaterFormatError(
             path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
-
-
-cdef uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
-    """Return the bytes that a batch takes in a log."""
-    return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
 
 
 cdef class TopicCore(Feed):
@@ -247,52 +243,92 @@ cdef class TopicCore(Feed):
         dues NULL: `due_ns` is that of all, and the form is that of `publish_batch`. Else one for each, and 8 bytes, not
         looked at, stand before each size. body_words: as there. Raises: StorageError (nothing was accepted).
         """
-        cdef uint64_t span = batch_span(count, body_words)
-        cdef uint32_t index, size
-        cdef uint64_t bytes_total = 0
-        cdef const char* first = NULL
-        cdef const char* record
-        cdef uint64_t deferred_count = 0
-        cdef bint at_once = False
-        cdef bint by_one = self.ephemeral and not self.shown()
-        if not by_one:
-            self.log.reserve(span)
-            if self.shown():
-                at_once = self.parks_at_once(span, count)
-                self.prepare_park(span, count if at_once else 0)
-            self.log.begin_batch(span)
+        cdef MessageBatch batch
+        memset(&batch, 0, sizeof(MessageBatch))
+        batch.at, batch.count, batch.body_words = at, count, body_words
+        batch.now_ns, batch.due_ns, batch.dues = now_ns, due_ns, dues
+        self.begin_messages(&batch)
         try:
-            for index in range(count):
-                if dues != NULL:
-                    due_ns = dues[index]
-                    at += sizeof(int64_t)
-                size = <uint32_t> read_be32(at)
-                if by_one:
-                    self.publish(at + 4, size, now_ns, due_ns)
-                else:
-                    record = self.log.append(self.guids.next_id(now_ns), now_ns, due_ns, 0, at + 4, size)
-                    first = record if index == 0 else first
-                    if due_ns != 0:
-                        self.state.deferred_below = self.log.end
-                        deferred_count += 1
-                    bytes_total += size
-                at += 4 + size
+            self.add_messages(&batch, count)
         except BaseException:
-            if not by_one:
-                self.log.abort_batch()
+            self.drop_messages(&batch)
             raise
-        if by_one:
+        return self.accept_messages(&batch)
+
+    cdef int begin_messages(self, MessageBatch* batch) except -1:
+        """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
+        cdef uint64_t span = batch_span(batch.count, batch.body_words)
+        batch.by_one = self.ephemeral and not self.shown()
+        if batch.by_one:
             return 0
+        self.log.reserve(span)
+        if (batch.due_ns != 0 or batch.dues != NULL) and self.shown():
+            batch.at_once = not batch.in_slices and self.parks_at_once(span, batch.count)
+            self.prepare_park(span, batch.count if batch.at_once else 0)
+        return self.log.begin_batch(span)
+
+    cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1:
+        """Append the next `count` messages of a batch. Raises: StorageError (the batch is the caller's to drop)."""
+        cdef uint32_t size
+        cdef int64_t due_ns = batch.due_ns
+        cdef const char* at = batch.at
+        assert count <= batch.count - batch.done
+        if due_ns == 0 and batch.dues == NULL and not batch.by_one:
+            batch.at = self.log.append_frames(at, count, batch.now_ns, self.guids)
+            batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
+            batch.done += count
+            return 0
+        for _ in range(count):
+            at = batch.at
+            if batch.dues != NULL:
+                due_ns = batch.dues[batch.done]
+                at += sizeof(int64_t)
+            size = <uint32_t> read_be32(at)
+            at += sizeof(uint32_t)
+            if batch.by_one:
+                self.publish(at, size, batch.now_ns, due_ns)
+            else:
+                self.log.append(self.guids.next_id(batch.now_ns), batch.now_ns, due_ns, 0, at, size)
+                if due_ns != 0:
+                    batch.deferred_end = self.log.end
+                    batch.deferred_count += 1
+                batch.body_bytes += size
+            batch.at = at + size
+            batch.done += 1
+        return 0
+
+    cdef int accept_messages(self, MessageBatch* batch) except -1:
+        """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
+        cdef const Record* first = <const Record*> self.log.batch_at
+        assert batch.done == batch.count
+        if batch.by_one:
+            return 0
+        if batch.in_slices and batch.deferred_count != 0 and self.shown():
+            # The topic may not have been shown when the batch began.
+            try:
+                self.prepare_park(batch_span(batch.count, batch.body_words), 0)
+            except BaseException:
+                self.log.abort_batch()
+                raise
+        if batch.deferred_count != 0:
+            self.state.deferred_below = batch.deferred_end
         self.state.last_guid = self.guids.last_id
         store_barrier()
         self.log.commit_batch()
-        self.state.message_count += count
-        self.state.message_bytes += bytes_total
+        self.state.message_count += batch.count
+        self.state.message_bytes += batch.body_bytes
         if self.shown():
             self.show()
-            self.park_shown(<const Record*> first, count, deferred_count, at_once)
+            if batch.deferred_count != 0:
+                self.park_shown(first, batch.count, batch.deferred_count, batch.at_once)
         else:
-            self.held_deferred += deferred_count
+            self.held_deferred += batch.deferred_count
+        return 0
+
+    cdef int drop_messages(self, MessageBatch* batch) except -1:
+        """Drop a batch that is under way."""
+        if not batch.by_one and self.log.in_batch:
+            self.log.abort_batch()
         return 0
 
     cdef bint shown(self) noexcept:

@@ -194,12 +194,18 @@ class Topic(TopicCore):
     def abandon(self) -> None:
         """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no."""
         self.exiting = True
+        self.refuse_queued()
         for name, channel in list(self.channel_of.items()):
             logger.info("TOPIC(%s): deleting channel %s", self.name, name)
             self.drop_channel(channel)
         super().abandon()
         self.reader = LogReader(self.log)
         self.settle_burials()
+
+    def refuse_queued(self) -> None:
+        """Refuse the publishes that are stored in slices, or wait for these."""
+        if self.intake is not None:
+            self.intake.refuse_all()
 
     def settle_burials(self) -> None:
         """Let the channels whose dead letters lie here finish those that are durable, or see that they are gone."""
@@ -246,5 +252,6 @@ class Topic(TopicCore):
     def close(self) -> None:
         """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
         self.exiting = True
+        self.refuse_queued()
         for channel in self.channel_of.values():
             channel.close()

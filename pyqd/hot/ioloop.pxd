@@ -32,6 +32,7 @@ cdef class IoLoop(Publisher):
     cdef int wait_until_synced(self) except -1
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2
     cdef ssize_t receive_through(self, char* into, uint64_t capacity) except -3
+    cdef int keep_queued(self, char* buffer, uint64_t end) except -1
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
     cdef int refuse_behind_batches(self, error) except -1

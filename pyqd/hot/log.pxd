@@ -50,6 +50,8 @@ cdef class Log:
     cdef uint64_t batch_count
     cdef uint64_t batch_end
     cdef uint64_t batch_staged_bytes
+    cdef Segment set_aside               # segment of the batch that is set aside; None: there is none
+    cdef bint set_aside_staged           # it is written by way of `staging`
     cdef uint64_t staged_bytes           # of the active segment, written and not stored
     cdef readonly bint populates         # most of what is appended is stored, so pages are to be there before
     cdef readonly uint64_t synced_end    # records below are on stable storage

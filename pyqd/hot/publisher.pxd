@@ -1,10 +1,11 @@
 # What a connection publishes: PUB, MPUB, DPUB, DMPUB. Design notes: pyx/publisher.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from pyqd.hot.intake cimport QueuedBatch
 from pyqd.hot.limits cimport Limits
 from pyqd.hot.pump cimport Pump
 from pyqd.hot.scanner cimport NAME_BYTES_MAX, Batch, CommandLine, Scan, Text
-from pyqd.hot.topic cimport TopicCore
+from pyqd.hot.topic cimport MessageBatch, TopicCore
 
 cdef inline object text_of(const Text* text):
     return text.at[:text.size_bytes]
@@ -29,9 +30,20 @@ cdef class Publisher(Pump):
     cdef TopicCore open_topic            # of the MPUBs that are stored but not valid yet; None: there are none
     cdef uint32_t open_batches           # how many these are
     cdef uint32_t open_messages          # and theirs
+    cdef QueuedBatch queued              # what the client waits for to be stored; None: nothing
+    cdef TopicCore queued_topic
+    cdef uint64_t queued_bytes           # of the messages, in the buffer of the pass or in the block
+    cdef char* queued_block              # holds them between passes; owned
+    cdef uint64_t queued_block_bytes
+    cdef int64_t* queued_dues            # owned
     cdef list unsynced                   # topics published to in this pass whose OK waits for a sync
 
-    cdef int accepted(self, TopicCore topic, uint32_t count, bint is_batch) except -1
+    cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1
+    cdef int64_t queue_batch(
+        self, CommandLine* line, TopicCore topic, const char* at, int64_t used,
+        uint32_t count, uint64_t body_words, int64_t due_ns, int64_t* dues) except -1
+    cdef int finish_queued(self, command) except -1
+    cdef int drop_queued_batch(self) except -1
     cdef int put_ok_with_ids(self, uint64_t last_id, uint32_t count, bint is_batch) except -1
     cdef TopicCore topic_for(self, const Text* name)
     cdef bint is_permitted(self, CommandLine* line) except -1

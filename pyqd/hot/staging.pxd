@@ -35,3 +35,5 @@ cdef class Staging:
     cdef int write(self, const char* data, uint64_t size_bytes, uint64_t offset) except -1
     cdef int store_word(self, uint64_t offset, uint64_t word) except -1
     cdef int finish(self) noexcept
+
+cdef Staging shared_staging()

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from pyqd.hot.feed cimport Feed
 from pyqd.hot.guid cimport GuidFactory
 from pyqd.hot.mapping cimport Mapping
-from pyqd.hot.record cimport Record
+from pyqd.hot.record cimport RECORD_HEADER_BYTES, Record
 
 cdef enum:
     TOPIC_STATE_BYTES = 4096
@@ -25,6 +25,26 @@ cdef struct TopicState:
     int64_t created_ns                   # wall clock; 0: made before this was noted
     uint64_t given_below                 # 1 + the end of what channels with durable names were given; 0: not noted
 
+# Messages that are accepted all together or not at all: each a big-endian int32 size and a body, checked before.
+cdef struct MessageBatch:
+    const char* at                       # of the next message to add
+    uint32_t count
+    uint32_t done                        # added so far
+    uint64_t body_words                  # 8-byte words of all bodies, each rounded up
+    int64_t now_ns                       # Unix
+    int64_t due_ns                       # Unix, of all of them; 0: at once
+    const int64_t* dues                  # or one for each, and 8 bytes, not looked at, stand before each size
+    uint64_t body_bytes                  # this and the next two: of those added
+    uint64_t deferred_count
+    uint64_t deferred_end                # 1 + ordinal of the last one with a due time
+    bint in_slices                       # the loop runs between the parts that are added
+    bint at_once                         # the channels park them at once
+    bint by_one                          # the topic takes each on its own: an ephemeral one that holds its messages
+
+# Bytes that a batch takes in a log.
+cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
+    return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
+
 cdef class TopicCore(Feed):
     cdef readonly GuidFactory guids
     cdef readonly Mapping mapping
@@ -32,6 +52,8 @@ cdef class TopicCore(Feed):
     cdef readonly list channels          # ChannelCore
     cdef readonly bint ephemeral
     cdef public bint exiting
+    cdef readonly bint busy                    # publishes wait in `intake`: each further one queues up behind them
+    cdef public object intake            # Intake; None until a publish was stored in slices
     cdef readonly uint64_t memory_count_max
     cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
     cdef public int64_t retention_time_ns
@@ -55,6 +77,10 @@ cdef class TopicCore(Feed):
     cdef int publish_deferred_batch(
         self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
         const int64_t* dues) except -1
+    cdef int begin_messages(self, MessageBatch* batch) except -1
+    cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1
+    cdef int accept_messages(self, MessageBatch* batch) except -1
+    cdef int drop_messages(self, MessageBatch* batch) except -1
     cdef bint shown(self) noexcept
     cdef int show(self) except -1
     cdef int drained(self) except -1

@@ -14,6 +14,7 @@ def check_state(mapping: Mapping) -> None: ...
 
 class TopicCore(Feed):
     exiting: bool
+    intake: Any
     retention_bytes: int
     retention_time_ns: int
     own_limits: tuple[int | None, int | None, int | None]
@@ -28,6 +29,8 @@ class TopicCore(Feed):
         ephemeral: bool,
         power_failed: bool,
     ) -> None: ...
+    @property
+    def busy(self) -> bool: ...
     @property
     def guids(self) -> GuidFactory: ...
     @property

@@ -10,6 +10,7 @@ import pytest
 
 from pyqd.broker import amend, replay
 from pyqd.hot.clock import mono, wall
+from pyqd.hot.intake import begin_small, enqueue_frames
 from pyqd.hot.record import span_bytes
 from pyqd.hot.stragglers import move_parked
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
@@ -22,6 +23,7 @@ from tests.support.storage import (
     body_of,
     broker_on,
     consumer_on,
+    frames_of,
 )
 
 pytestmark = [
@@ -164,6 +166,22 @@ def test_publishing_many_at_once(bench, count):
 def test_publishing_so_much_at_once_that_it_is_written_and_not_stored(bench, sizes):
     bodies = [body_of(100 + number, size) for number, size in enumerate(sizes)]
     assert_all_or_nothing(bench, lambda: bench.topic.publish_bodies(bodies, wall()))
+
+
+@pytest.mark.parametrize("size_bytes", [100, 1000])
+@pytest.mark.parametrize("due", [False, True])
+def test_publishing_in_slices(bench, size_bytes, due):
+    frames = frames_of([body_of(number, size_bytes) for number in range(100, 112)])
+
+    def store():
+        former = begin_small(1000, 4 * size_bytes)
+        enqueue_frames(bench.topic, frames, wall(), far() if due else 0)
+        # The turns in which the channels park are no part of it.
+        for _ in range(4):
+            bench.broker.scheduler.run_wakes()
+        begin_small(*former)
+
+    assert_all_or_nothing(bench, store)
 
 
 @pytest.mark.parametrize("spare", [True, False])

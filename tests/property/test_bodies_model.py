@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.bodies import Frames, frames_of_binary, frames_of_lines
+from pyqd.hot.bodies import BinaryFramer, Frames, LineFramer
 
 MESSAGE_MAX = 6
 COUNT_MAX = 5
@@ -25,24 +25,33 @@ def assert_holds(frames: Frames | None, messages: list[bytes]) -> None:
     assert frames.data[frames.start : frames.start + len(expected)] == expected
 
 
-@given(st.lists(st.text("ab\n", max_size=9)).map(lambda parts: "\n".join(parts).encode()))
-def test_lines_are_framed_as_they_stand(body: bytes) -> None:
+def stepped(framer: LineFramer | BinaryFramer, piece_bytes: int) -> None:
+    while not framer.step(piece_bytes):
+        pass
+
+
+@given(st.lists(st.text("ab\n", max_size=9)).map(lambda parts: "\n".join(parts).encode()), st.integers(1, 20))
+def test_lines_are_framed_as_they_stand_in_pieces_of_any_size(body: bytes, piece_bytes: int) -> None:
     lines = body.split(b"\n")
-    frames = frames_of_lines(body, MESSAGE_MAX)
-    if any(len(line) > MESSAGE_MAX for line in lines):
-        assert frames is None
+    framer = LineFramer(body, MESSAGE_MAX)
+    stepped(framer, piece_bytes)
+    too_long = [len(line) > MESSAGE_MAX for line in lines]
+    assert framer.failed == any(too_long)
+    if framer.failed:
+        assert framer.cut == (not any(too_long[:-1]))
     else:
-        assert_holds(frames, [line for line in lines if line])
+        assert_holds(framer.frames, [line for line in lines if line])
 
 
 @given(
+    st.integers(1, 20),
     st.lists(st.binary(max_size=MESSAGE_MAX + 1), max_size=COUNT_MAX + 1),
     st.integers(-1, 1),
     st.binary(max_size=3),
     st.integers(0, 8),
 )
 def test_binary_bodies_are_taken_whole_or_not_at_all(
-    messages: list[bytes], count_off: int, rest: bytes, cut_bytes: int
+    piece_bytes: int, messages: list[bytes], count_off: int, rest: bytes, cut_bytes: int
 ) -> None:
     count = len(messages) + count_off
     body = struct.pack(">i", count) + framed(messages) + rest
@@ -53,8 +62,10 @@ def test_binary_bodies_are_taken_whole_or_not_at_all(
         and all(1 <= len(message) <= MESSAGE_MAX for message in taken)
         and len(body) >= 4 + len(framed(taken))
     )
-    frames = frames_of_binary(body, MESSAGE_MAX, COUNT_MAX)
+    framer = BinaryFramer(body, MESSAGE_MAX, COUNT_MAX)
+    stepped(framer, piece_bytes)
     if good:
-        assert_holds(frames, taken)
+        assert not framer.failed
+        assert_holds(framer.frames, taken)
     elif count <= len(messages):
-        assert frames is None
+        assert framer.failed

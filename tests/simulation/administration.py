@@ -6,12 +6,14 @@ from pyqd.broker import amend, peek, replay
 from pyqd.broker.channel_limits import ChannelLimits
 from pyqd.broker.stats import snapshot
 from pyqd.hot.clock import wall
+from pyqd.hot.intake import enqueue_frames, must_queue
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 from tests.simulation.adoption import rows_of
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.operations import BATCHES, CHANNELS, DELAYS_MS, MS_NS, TOPICS, Operations
-from tests.support.storage import body_of
+from tests.simulation.process import Outcome
+from tests.support.storage import body_of, frames_of
 
 RETENTIONS = (0, 100_000, 1_000_000)
 RETENTION_TIMES_NS = (0, 30 * SECOND_NS, 3_600 * SECOND_NS)
@@ -228,8 +230,16 @@ class Administration(Operations):
         def publish() -> None:
             try:
                 topic = self.alive.broker.topic(name)
-                bodies = [body_of(each.number, each.size_bytes) for each in messages]
-                topic.publish_bodies(bodies, wall(), due_ns)
+                frames = frames_of([body_of(each.number, each.size_bytes) for each in messages])
+                if must_queue(topic, frames):
+                    outcome = Outcome()
+                    queued = enqueue_frames(topic, frames, wall(), due_ns)
+                    queued.on_done = lambda: outcome.set(None)
+                    outcome.get()
+                    if queued.error is not None:
+                        raise queued.error
+                else:
+                    topic.publish_frames(frames, wall(), due_ns)
             except StorageError as error:
                 expect(self.is_disturbed, f"refused on a sound disk: {error}")
                 return
@@ -239,6 +249,7 @@ class Administration(Operations):
 
         self.alive.run_greenlet(publish)
         self.alive.hub.run_until_idle()
+        self.store_slices(name)
         if self.died():
             return
         if name in self.alive.broker.topic_of:

@@ -353,6 +353,7 @@ class Operations(World):
         client.answers.append(answered)
         client.send(command)
         self.alive.hub.run_until_idle()
+        self.store_slices(topic_name)
         if self.died():
             return
         found = self.alive.broker.topic_of.get(topic_name)
@@ -366,6 +367,13 @@ class Operations(World):
             self.model.publish(topic, messages, self.wall_ns)
         else:
             expect(self.is_disturbed, "a publish was refused on a sound disk", client.errors)
+
+    def store_slices(self, topic_name: str) -> None:
+        """Run the turns that a batch in slices needs, and those that others want meanwhile."""
+        topic = None if self.died() else self.alive.broker.topic_of.get(topic_name)
+        while topic is not None and topic.busy and not self.died():
+            self.alive.broker.scheduler.run_wakes()
+            self.alive.hub.run_until_idle()
 
     def topic_name(self, number: int) -> str:
         """Return the name of a topic to publish to."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.hot.ledger import begin_small
+from pyqd.hot import intake, ledger
 from tests.simulation.administration import Administration
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
@@ -16,6 +16,8 @@ Step = tuple[Any, ...]
 NUMBER_MAX = 1 << 16
 # Rings of ledgers begin with so many bits, so that they grow in short schedules.
 RING_BITS = 64
+# Some batches of the operations are stored in slices, and some in one piece.
+SLICED_BYTES_MIN, SLICE_BYTES_MAX = 1500, 1000
 
 # How often a schedule has each operation, and the ranges of its numbers; 0: any.
 WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
@@ -119,19 +121,21 @@ class Result:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Log nothing but internal errors, which are failures; rings of ledgers begin small."""
+    """Log nothing but internal errors, which are failures; rings of ledgers begin small, batches of some are sliced."""
     logger = logging.getLogger("pyqd")
     former = (logger.level, logger.propagate, logger.handlers[:])
     failures = Failures()
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     logger.handlers = [failures]
-    ring_bits = begin_small(RING_BITS)
+    ring_bits = ledger.begin_small(RING_BITS)
+    slices = intake.begin_small(SLICED_BYTES_MIN, SLICE_BYTES_MAX)
     try:
         with without_gevent():
             yield failures
     finally:
-        begin_small(ring_bits)
+        ledger.begin_small(ring_bits)
+        intake.begin_small(*slices)
         logger.level, logger.propagate, logger.handlers = former
         logger.setLevel(former[0])
 

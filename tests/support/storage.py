@@ -1,11 +1,13 @@
 """What the tests of the disk queue and the broker share: a full disk, small options, bodies that tell who they are."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
+from pyqd.hot.bodies import Frames
 from pyqd.hot.consumer import Consumer
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.durations import MINUTE_NS
@@ -34,6 +36,12 @@ class FullFiles(Files):
 def body_of(number: int, size_bytes: int = 16) -> bytes:
     """Return a body of that size, at least 8, that is full of its number."""
     return (number.to_bytes(8, "little") * (size_bytes // 8 + 1))[:size_bytes]
+
+
+def frames_of(bodies: Sequence[bytes]) -> Frames:
+    """Return messages as an MPUB has them."""
+    data = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    return Frames(data, 0, len(bodies), sum((len(body) + 7) // 8 for body in bodies))
 
 
 def options_for(path: Path, **flags: Any) -> Options:

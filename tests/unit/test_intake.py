@@ -1,0 +1,331 @@
+"""Tests of pyqd.hot.intake and pyqd.hot.draft: large batches stored in slices, and what is published meanwhile."""
+
+import os
+import struct
+
+import pytest
+
+from pyqd.diskqueue.files import Files
+from pyqd.hot.clock import mono, wall
+from pyqd.hot.guid import stepped
+from pyqd.hot.intake import begin_small, enqueue_frames, must_queue
+from pyqd.primitives.durations import HOUR_NS, SECOND_NS
+from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.held_clock import HeldClock
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of, run_turns
+
+SLICE_BYTES = 1000
+# In a log; twelve of them are a slice.
+MESSAGE_BYTES = 40
+
+
+class Descriptors(FullFiles):
+    """Files that note the descriptors with which segments are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[int] = []
+
+    def open_for_writing(self, path: str) -> int:
+        fd = Files.open_for_writing(self, path)
+        self.opened.append(fd)
+        return fd
+
+
+@pytest.fixture(autouse=True)
+def small_slices():
+    former = begin_small(4 * SLICE_BYTES, SLICE_BYTES)
+    yield
+    begin_small(*former)
+
+
+@pytest.fixture
+def files():
+    return Descriptors()
+
+
+@pytest.fixture
+def topic(tmp_path, files):
+    return broker_on(tmp_path, files, max_bytes_per_file=1 << 20).topic("t")
+
+
+def frames(start, count, size_bytes=MESSAGE_BYTES):
+    return frames_of([body_of(number, size_bytes) for number in range(start, start + count)])
+
+
+def numbers(topic):
+    return [struct.unpack_from("<Q", body)[0] for *_, body in topic.log.records()]
+
+
+def delivered(channel):
+    consumer = consumer_on(channel)
+    found = []
+    while (message := channel.take_message(consumer)) is not None:
+        found.append(struct.unpack_from("<Q", message[3])[0])
+    return found
+
+
+def begun(topic, start=0, count=100, due_ns=0, size_bytes=MESSAGE_BYTES):
+    """Queue a batch, and store a slice of it."""
+    queued = enqueue_frames(topic, frames(start, count, size_bytes), wall(), due_ns)
+    topic.broker.scheduler.run_wakes()
+    assert topic.busy
+    assert not queued.finished
+    return queued
+
+
+def reopened(tmp_path):
+    """Return the topic as it is found after a kill."""
+    return broker_on(tmp_path, max_bytes_per_file=1 << 20).topic("t")
+
+
+def test_a_batch_is_stored_over_several_turns_and_seen_as_a_whole_after_the_last(topic):
+    channel = topic.channel("c")
+    topic.publish_body(body_of(500), wall())
+    run_turns(topic.broker)
+    queued = enqueue_frames(topic, frames(0, 100), wall())
+    turns = 0
+    while not queued.finished:
+        assert (topic.log.end, topic.message_count, channel.depth) == (1, 1, 1)
+        topic.check()
+        topic.broker.scheduler.run_wakes()
+        turns += 1
+    assert turns >= 9
+    assert queued.stored
+    assert not topic.busy
+    assert (topic.log.end, topic.message_count, topic.message_bytes) == (101, 101, 16 + 100 * MESSAGE_BYTES)
+    run_turns(topic.broker)
+    assert delivered(channel) == [500, *range(100)]
+
+
+def test_the_ids_of_a_sliced_batch_follow_one_another_and_the_last_is_told(topic):
+    queued = begun(topic)
+    run_turns(topic.broker)
+    guids = [guid for _, guid, *_ in topic.log.records()]
+    assert guids == [stepped(queued.last_id, step) for step in range(-99, 1)]
+    topic.publish_body(b"next", wall())
+    assert topic.guids.last_id > queued.last_id
+
+
+def test_a_small_batch_is_not_queued_unless_others_are(topic):
+    assert not must_queue(topic, frames(0, 10))
+    assert must_queue(topic, frames(0, 100))
+    begun(topic)
+    assert must_queue(topic, frames(0, 1))
+    run_turns(topic.broker)
+    assert not must_queue(topic, frames(0, 1))
+
+
+def test_what_is_published_meanwhile_comes_behind_in_order_and_others_topics_do_not_wait(topic):
+    other = topic.broker.topic("other")
+    first = begun(topic)
+    told = []
+    for start in (200, 300, 400):
+        queued = enqueue_frames(topic, frames(start, 1 if start != 300 else 50), wall())
+        queued.on_done = lambda start=start: told.append(start)
+    other.publish_body(b"x", wall())
+    assert other.depth == 1
+    assert not first.finished
+    run_turns(topic.broker)
+    assert numbers(topic) == [*range(100), 200, *range(300, 350), 400]
+    assert told == [200, 300, 400]
+    assert not topic.busy
+
+
+def test_large_batches_to_many_topics_share_the_work_of_a_turn(topic):
+    begin_small(100_000, 1 << 20)
+    many = [topic.broker.topic(f"t{index}") for index in range(10)]
+    batches = [enqueue_frames(each, frames(0, 400, 1000), wall()) for each in many]
+    topic.broker.scheduler.run_wakes()
+    assert 0 < sum(each.finished for each in batches) < 5
+    run_turns(topic.broker)
+    assert all(each.stored for each in batches)
+    assert all(each.depth == 400 for each in many)
+
+
+@pytest.mark.parametrize("size_bytes", [MESSAGE_BYTES, 1000])
+def test_a_kill_between_slices_leaves_nothing_of_a_batch_and_all_of_what_was_before(topic, tmp_path, size_bytes):
+    begin_small(2000, 20_000)
+    topic.publish_body(body_of(7), wall())
+    begun(topic, 100, 500, size_bytes=size_bytes)
+    found = reopened(tmp_path)
+    assert numbers(found) == [7]
+    assert (found.depth, found.message_count) == (1, 1)
+    found.publish_body(body_of(8), wall())
+    assert numbers(reopened(tmp_path)) == [7, 8]
+
+
+def test_a_disk_that_fails_between_slices_refuses_the_whole_batch_and_leaves_nothing(topic, tmp_path, files):
+    begin_small(20_000, 100_000)
+    # No page is there before it is written.
+    topic.log.on_spare_wanted = topic.log.on_pages_wanted = None
+    topic.publish_body(body_of(7), wall())
+    queued = begun(topic, 100, 400, size_bytes=1000)
+    behind = enqueue_frames(topic, frames(900, 1), wall())
+    [fd] = files.opened
+    whole, full = os.dup(fd), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, fd)
+    while not queued.finished:
+        topic.broker.scheduler.run_wakes()
+    assert isinstance(queued.error, DiskFull)
+    assert not queued.stored
+    os.dup2(whole, fd)
+    for each in (whole, full):
+        os.close(each)
+    run_turns(topic.broker)
+    assert behind.stored
+    assert numbers(topic) == numbers(reopened(tmp_path)) == [7, 900]
+    assert (topic.depth, topic.message_count) == (2, 2)
+    topic.check()
+
+
+def test_a_batch_without_room_for_its_segment_is_refused_and_the_next_one_is_stored(topic, files):
+    files.room = 0
+    queued = enqueue_frames(topic, frames(0, 2000, 1000), wall())
+    behind = enqueue_frames(topic, frames(5000, 1), wall())
+    run_turns(topic.broker)
+    assert isinstance(queued.error, DiskFull)
+    assert behind.stored
+    assert numbers(topic) == [5000]
+
+
+def test_a_batch_begins_again_where_the_log_goes_on_in_another_segment(topic):
+    queued = begun(topic)
+    topic.log.shrink()
+    run_turns(topic.broker)
+    assert queued.stored
+    assert numbers(topic) == list(range(100))
+    assert topic.message_bytes == 100 * MESSAGE_BYTES
+    topic.check()
+
+
+def test_a_batch_begins_again_where_a_page_ahead_of_it_cannot_be_read(topic):
+    queued = begun(topic)
+    topic.log.leave(topic.log.active)
+    run_turns(topic.broker)
+    assert queued.stored
+    assert numbers(topic) == list(range(100))
+
+
+def test_a_cancelled_batch_leaves_nothing_and_the_next_one_is_stored(topic):
+    queued = begun(topic)
+    waiting = enqueue_frames(topic, frames(300, 2), wall())
+    last = enqueue_frames(topic, frames(200, 2), wall())
+    waiting.cancel()
+    queued.cancel()
+    assert queued.finished
+    assert not queued.stored
+    run_turns(topic.broker)
+    assert last.stored
+    assert numbers(topic) == [200, 201]
+
+
+def test_a_deleted_topic_refuses_what_is_queued(topic):
+    told = []
+    batches = [begun(topic), enqueue_frames(topic, frames(200, 1), wall())]
+    for queued in batches:
+        queued.on_done = lambda: told.append(True)
+    topic.broker.delete_topic("t")
+    assert told == [True, True]
+    for queued in batches:
+        assert queued.finished
+        assert not queued.stored
+        assert queued.error is None
+    run_turns(topic.broker)
+    again = topic.broker.topic("t")
+    assert not again.busy
+    assert again.depth == 0
+
+
+def test_a_stop_between_slices_refuses_the_batch_and_is_clean(topic, tmp_path):
+    topic.publish_body(body_of(7), wall())
+    queued = begun(topic, 100)
+    topic.broker.close()
+    assert queued.finished
+    assert not queued.stored
+    assert numbers(reopened(tmp_path)) == [7]
+
+
+def test_a_channel_made_between_slices_gets_the_whole_batch(topic):
+    begun(topic)
+    channel = topic.channel("c")
+    run_turns(topic.broker)
+    assert delivered(channel) == list(range(100))
+
+
+@pytest.mark.parametrize("event", ["nothing", "channel", "pause", "unpause"])
+def test_a_deferred_batch_is_deferred_whatever_happens_to_its_topic_between_slices(topic, event):
+    if event != "channel":
+        topic.channel("c")
+    topic.pause(event == "unpause")
+    queued = begun(topic, 0, 100, wall() + HOUR_NS)
+    if event in ("pause", "unpause"):
+        topic.pause(event == "pause")
+    channel = topic.channel("c")
+    run_turns(topic.broker)
+    assert queued.stored
+    if event == "pause":
+        assert (topic.depth, channel.deferred_count) == (100, 0)
+        topic.pause(False)
+        run_turns(topic.broker)
+    assert (topic.depth, channel.depth, channel.deferred_count) == (0, 0, 100)
+    assert delivered(channel) == []
+    topic.check()
+
+
+def test_a_deferred_batch_without_room_to_park_it_is_refused_though_its_topic_had_no_channel_at_first(
+    topic, monkeypatch
+):
+    queued = begun(topic, 0, 100, wall() + HOUR_NS)
+    topic.channel("c")
+
+    def refuse(_size_bytes):
+        raise StorageError("reserve", "parked", 28, "No space left on device")
+
+    monkeypatch.setattr(type(topic), "require_room", lambda self, size_bytes: refuse(size_bytes))
+    run_turns(topic.broker)
+    assert isinstance(queued.error, StorageError)
+    assert (topic.log.end, topic.message_count) == (0, 0)
+    topic.check()
+
+
+def test_a_deferred_batch_is_found_deferred_after_a_kill(topic, tmp_path):
+    topic.channel("c")
+    begun(topic, 0, 100, wall() + HOUR_NS)
+    run_turns(topic.broker)
+    channel = reopened(tmp_path).channel("c")
+    run_turns(channel.topic.broker)
+    assert channel.deferred_count == 100
+
+
+def test_an_ephemeral_topic_that_holds_its_messages_takes_what_it_has_room_for(tmp_path):
+    topic = broker_on(tmp_path, mem_queue_size=30).topic("t#ephemeral")
+    queued = begun(topic)
+    run_turns(topic.broker)
+    assert queued.stored
+    assert topic.depth == 30
+    channel = topic.channel("c")
+    begun(topic, 200)
+    run_turns(topic.broker)
+    assert topic.message_count == 200
+    assert delivered(channel)[:30] == list(range(30))
+
+
+def test_dead_letters_wait_while_their_topic_stores_a_batch(topic):
+    source = topic.broker.topic("source")
+    channel = source.channel("c")
+    channel.set_limits(channel.limits._replace(max_attempts=1, dead_letter_topic="t"))
+    consumer = consumer_on(channel)
+    source.publish_body(body_of(900), wall())
+    begun(topic)
+    guid, *_ = channel.take_message(consumer)
+    assert channel.requeue_message(consumer, guid, 0) == 0
+    topic.broker.scheduler.run_wakes()
+    assert channel.depth == 1
+    run_turns(topic.broker)
+    assert numbers(topic) == list(range(100))
+    with HeldClock() as clock:
+        clock.advance(SECOND_NS)
+        topic.broker.scheduler.run_timers(mono())
+        run_turns(topic.broker)
+    assert numbers(topic) == [*range(100), 900]
