@@ -247,8 +247,11 @@ cdef class ChannelCore(ChannelCursor):
             self.catch_up(False)
         if self.ephemeral:
             self.drop_excess()
+        # Before a look at the ledger: that of an idle channel may not be mapped.
+        if count == 0 or self.ledger.header.paused:
+            return 0
         depth = self.deliverable()
-        if depth == 0 or count == 0 or self.ledger.header.paused:
+        if depth == 0:
             return 0
         ready_count = count_ready(self.consumers, &nearest)
         if ready_count == 0:

@@ -564,8 +564,8 @@ cdef class TopicCore(Feed):
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""
         cdef ChannelCore channel
-        self.trim_wanted = True
-        self.scheduler.request_wake(self)
+        # Without need no turn: with many idle topics each would map files that were mapped for the load a moment ago.
+        self.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:
                 # What is finished was given: the state may be older than the ledgers after a power failure.
@@ -581,7 +581,12 @@ cdef class TopicCore(Feed):
             self.end_position()
         for channel in self.channels:
             channel.catch_up(True)
-            self.scheduler.request_wake(channel)
+            if channel.ledger.next_is_finished():
+                self.trim_wanted = True
+            if channel.settle_end != 0 or channel.lags():
+                self.scheduler.request_wake(channel)
+        if self.trim_wanted:
+            self.scheduler.request_wake(self)
 
     @property
     def paused(self) -> bool:

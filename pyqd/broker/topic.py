@@ -29,6 +29,9 @@ LOG_DIRECTORY = "log"
 STATE_FILE = "state"
 KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
+# Names, their changes, and the sum of all changes.
+Mark = tuple[Names, int, int]
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +56,8 @@ class Topic(TopicCore):
         if directory is not None and not (found and broker.names_durable):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
+        # Its mark when the start found all of it on stable storage.
+        self.durable_mark: Mark | None = None
         self.channel_of: dict[str, Channel] = {}
         self.buriers: set[Channel] = set()
         mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE), found)
@@ -124,6 +129,20 @@ class Topic(TopicCore):
             if channel.parked is not None:
                 self.resume_ids_after(channel.parked.highest_guid)
         self.recover()
+        self.note_found_durable()
+
+    def note_found_durable(self) -> None:
+        """Note if all that the start has found is on stable storage. Here, while its files are mapped."""
+        logs = self.logs()
+        dirty = [log.dirty_ranges() for log in logs]
+        if not self.names and not any(ranges for ranges, _ in dirty):
+            for log, (_, end) in zip(logs, dirty, strict=True):
+                log.mark_synced([], end)
+            self.durable_mark = self.mark()
+
+    def mark(self) -> Mark:
+        """Return what is another value whenever something of the topic's files has changed. Cost: O(channels), in C."""
+        return (self.names, self.names.change_count, self.change_sum())
 
     def hand_over_held(self) -> None:
         """After a power failure: let a channel have what was given only to channels that are gone.

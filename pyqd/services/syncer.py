@@ -22,14 +22,14 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gevent
 from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.topic import Topic
+from pyqd.broker.topic import Mark, Topic
 from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot import arena
@@ -50,7 +50,6 @@ RANGES_MANY = 128
 COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
 
-Mark = tuple[Any, ...]
 InThread = Callable[[Callable[[], None]], None]
 
 logger = logging.getLogger(__name__)
@@ -223,11 +222,6 @@ def no_bug_handler(_error: BaseException) -> None:
     """Leave it at the log and the health: nobody is there to end."""
 
 
-def mark_of(topic: Topic) -> Mark:
-    """Return what is another value whenever something of the topic's files has changed."""
-    return (topic.names, topic.names.change_count, topic.change_sum())
-
-
 class Syncer:
     """Makes the broker's data durable while it runs.
 
@@ -250,12 +244,8 @@ class Syncer:
     def start(self) -> None:
         """Sync from now on. What a load has found durable is taken as it is."""
         for topic in self._broker.topic_of.values():
-            logs = topic.logs()
-            dirty = [log.dirty_ranges() for log in logs]
-            if not topic.names and not any(ranges for ranges, _ in dirty):
-                for log, (_, end) in zip(logs, dirty, strict=True):
-                    log.mark_synced([], end)
-                self._synced[topic.name] = mark_of(topic)
+            if topic.durable_mark is not None:
+                self._synced[topic.name] = topic.durable_mark
         self._appended_count = self._broker.accepted_count()
         self._greenlet = spawn_service("syncer", self._run, self.on_bug)
 
@@ -302,7 +292,7 @@ class Syncer:
         job = Job()
         for index, topic in enumerate(list(topic_of.values()), 1):
             if topic.directory is not None and topic_of.get(topic.name) is topic:
-                mark = mark_of(topic)
+                mark = topic.mark()
                 if mark != self._synced.get(topic.name):
                     job.add(topic, mark)
             if len(job.marks) == DIRTY_TOPICS_PER_JOB:
