@@ -62,7 +62,9 @@ class Channel(LimitedChannel):
         ephemeral = is_ephemeral_str(name)
         if topic.directory is not None and not ephemeral:
             self.directory = os.path.join(topic.directory, channel_dir(name))
-        ledger = self.watch(self.open_ledger(found))
+        # Looked for once: a start with many idle channels is held up by each question to the file system.
+        there = set(self.files.list_directory(self.directory)) if found and self.directory is not None else set()
+        ledger = self.watch(self.open_ledger(found, there))
         fresh = not ledger.started
         if fresh and ledger.rebuilt:
             position = topic.log.locate(topic.log.first.first_ordinal)
@@ -76,7 +78,7 @@ class Channel(LimitedChannel):
             if topic.broker.power_failed:
                 ledger.distrust()
             ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
-        self.finish_unread(ledger)
+        self.finish_unread(ledger, there)
         if not fresh:
             position = cursor_position(ledger, topic)
         options = topic.broker.options
@@ -100,15 +102,18 @@ class Channel(LimitedChannel):
         if self.limits != NO_LIMITS:
             put_in_force(self, self.limits)
         if not fresh:
-            self.load()
+            self.load(there)
         if self.directory is not None and not (found and topic.broker.names_durable):
             topic.names.changed(os.path.dirname(self.directory))
             self.note_names(*self.ledgers())
 
-    def finish_unread(self, ledger: Ledger) -> None:
-        """Note what is missing from the log, or was cancelled, as finished; a kill may have come before that."""
+    def finish_unread(self, ledger: Ledger, there: set[str]) -> None:
+        """Note what is missing from the log, or was cancelled, as finished; a kill may have come before that.
+
+        there: the names of the channel's files.
+        """
         unread = list(self.topic.log.holes)
-        if self.directory is not None and self.files.exists(self.path_of(CANCELLED_LEDGER)):
+        if CANCELLED_LEDGER in there:
             self.cancelled = self.open_cancelled()
             unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
         for start, end in unread:
@@ -116,17 +121,18 @@ class Channel(LimitedChannel):
                 # The cursor steps over a hole that it meets; what lies below keeps its segments until the next start.
                 logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing or cancelled", ledger.path)
 
-    def open_ledger(self, found: bool) -> Ledger:
+    def open_ledger(self, found: bool, there: set[str]) -> Ledger:
         """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
 
-        found: the channel was there at the start. Without its ledger all that the log keeps is unfinished.
+        found: the channel was there at the start, with the files whose names are `there`. Without its ledger all that
+        the log keeps is unfinished.
         """
         if self.directory is None:
             return Ledger(self.files, None)
         path = self.path_of(LEDGER_FILE)
         if not found:
             self.make_directory(self.directory)
-        missing = found and not self.files.exists(path)
+        missing = found and LEDGER_FILE not in there
         try:
             ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None)
         except StorageError:
@@ -173,11 +179,11 @@ class Channel(LimitedChannel):
         assert self.directory is not None, "an ephemeral channel has no files"
         return os.path.join(self.directory, file)
 
-    def load(self) -> None:
-        """Take up where an earlier run left off."""
-        attempts_of = self.load_attempts()
-        if self.files.exists(self.path_of(PARKED_LOG)):
-            if not self.files.exists(self.path_of(PARKED_LEDGER)):
+    def load(self, there: set[str]) -> None:
+        """Take up where an earlier run left off, with the files whose names are `there`."""
+        attempts_of = self.load_attempts() if ATTEMPTS_FILE in there else {}
+        if PARKED_LOG in there:
+            if PARKED_LEDGER not in there:
                 # Or a kill came between making the two, and nothing is parked.
                 logger.warning("DISKQUEUE(%s): missing; all that is parked comes again", self.path_of(PARKED_LEDGER))
             self.parked = self.open_parked(self.topic.broker.stand_ins)
@@ -190,8 +196,6 @@ class Channel(LimitedChannel):
     def load_attempts(self) -> dict[tuple[int, int], int]:
         """Return {(source, ordinal): deliveries so far} as a clean stop saved it, which is used once."""
         path = self.path_of(ATTEMPTS_FILE)
-        if not self.files.exists(path):
-            return {}
         content = b""
         try:
             content = self.files.read(path)

@@ -83,8 +83,13 @@ def _reserve(fd: int, size_bytes: int, path: str) -> None:
 
 
 def _reserve_missing(fd: int, path: str) -> int:
-    """Reserve what blocks a file lacks, as one does that was restored with holes. Returns: its bytes."""
+    """Reserve what blocks a file lacks, as one does that was restored with holes. Returns: its bytes.
+
+    Raises: CorruptionError for an empty file.
+    """
     found = os.fstat(fd)
+    if found.st_size == 0:
+        raise CorruptionError(path, 0, "the file is empty")
     try:
         _reserve(fd, found.st_size, path)
     except DiskFull:
@@ -223,8 +228,6 @@ class Files:
         except OSError as error:
             raise storage_error("open", path, error) from error
         try:
-            if os.fstat(fd).st_size == 0:
-                raise CorruptionError(path, 0, "the file is empty")
             size_bytes = _reserve_missing(fd, path)
             return map_file(fd, size_bytes, path)
         finally:
