@@ -82,6 +82,9 @@ def amend_on(topic: Topic, channel: Channel, guid: int, change: Change, pause: P
     state = STATE_OF.get(sought.place)
     if state is None:
         return Outcome(channel.name, REFUSAL_OF[sought.place])
+    if sought.due_ns():
+        # It is in the queue until it is parked.
+        state = DEFERRED
     try:
         change(sought)
     except StorageError as error:

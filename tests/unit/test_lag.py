@@ -122,7 +122,8 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
     defer(topic, MANY)
     last = topic.guids.last_id
     for guid, action in ((last, amend.cancel), (last - 1, amend.putting_off(topic, wall()))):
-        amend.amend(topic, [channel], guid, action, replay.no_pause)
+        (outcome,) = amend.amend(topic, [channel], guid, action, replay.no_pause)
+        assert (outcome.status, outcome.was) == (amend.DONE, amend.DEFERRED)
     run_turns(topic.broker)
     assert channel.deferred_count + channel.depth == MANY - 1
     topic.check()
