@@ -286,7 +286,9 @@ class Administration(Operations):
         """Consume all dead letters, and compare them with what has gone from the channels."""
         topic = self.model.topics.get(GRAVEYARD)
         if topic is not None and topic.channels:
-            self.do("sub_at", GRAVEYARD_NUMBER, 0, 99)
+            # A power cut may have taken the channel away that had them.
+            for name in list(topic.channels):
+                self.do("sub_at", GRAVEYARD_NUMBER, CHANNELS.index(name), 99)
             for _ in range(3):
                 self.do("advance", 3)
         if not self.letters_lost:
