@@ -4,7 +4,7 @@ The files say nearly all: what the ledger has no bit for and lies below its curs
 keeps waits for its due time, or was handed out and says so itself. Only a clean stop notes the attempts of the rest.
 Parking leaves two records of a message for a while; the start finishes the one in the topic's log (see pyx/parked.pyx).
 
-The order: `finish_twins` where there may be twins past the cursor, then `recover`, then `recover_parked`. Nothing has
+The order: `begin_at` where a channel takes over messages, `finish_twins` where there may be twins past the cursor, then `recover`, then `recover_parked`. Nothing has
 subscribed yet, and the log's segments may not have been verified.
 """
 
@@ -30,6 +30,13 @@ def start_ledger(Ledger ledger not None, Position position not None):
     # The segment's number is what says that the ledger has its place: all else comes before it.
     store_barrier()
     ledger.header.cursor_segment = position.segment.number
+
+
+def begin_at(ChannelCore channel not None, Position position not None):
+    """Have a channel that an earlier run left begin at another place, before anything of it is recovered."""
+    assert channel.parked is None, "what is parked was taken up before"
+    start_ledger(channel.ledger, position)
+    channel.segment, channel.offset = position.segment, position.offset
 
 
 def cursor_position(Ledger ledger not None, Feed feed not None):

@@ -15,9 +15,10 @@ from pyqd.hot.clock import mono
 from pyqd.hot.guid import to_hex
 from pyqd.hot.ledger import Ledger
 from pyqd.hot.limited import LimitedChannel
-from pyqd.hot.log import Log
+from pyqd.hot.log import Log, Position
 from pyqd.hot.parked import Parked
 from pyqd.hot.recovery import (
+    begin_at,
     cursor_position,
     finish_twins,
     has_moved_twins,
@@ -47,6 +48,7 @@ class Channel(LimitedChannel):
 
     Its directory holds the ledger, the parked log with a ledger of its own once something was parked, and after a clean
     stop the deliveries so far of what was unfinished. An ephemeral channel has no directory.
+    found: an earlier run left it; `load_found` is to follow.
     Raises: StorageError, CorruptionError. Source: docs/storage.md, "Channel".
     """
 
@@ -101,11 +103,29 @@ class Channel(LimitedChannel):
         self.kind_of_put_off: int | None = None
         if self.limits != NO_LIMITS:
             put_in_force(self, self.limits)
-        if not fresh:
-            self.load(there)
-        if self.directory is not None and not (found and topic.broker.names_durable):
-            topic.names.changed(os.path.dirname(self.directory))
+        # Of an earlier run's files, until they are taken up.
+        self.found_files = there
+        if not found:
+            if not fresh:
+                self.load()
+            self.note_all_names()
+
+    def note_all_names(self) -> None:
+        """Note that neither the channel's name nor those of its files may be on stable storage."""
+        if self.directory is not None:
+            self.topic.names.changed(os.path.dirname(self.directory))
             self.note_names(*self.ledgers())
+
+    def begin_at(self, position: Position) -> None:
+        """Begin at another place of the log than the earlier run said, before `load_found`."""
+        begin_at(self, position)
+        self.finish_unread(self.ledger, self.found_files)
+
+    def load_found(self) -> None:
+        """Take up where an earlier run left off, once the topic knows where each channel begins."""
+        self.load()
+        if not self.topic.broker.names_durable:
+            self.note_all_names()
 
     def finish_unread(self, ledger: Ledger, there: set[str]) -> None:
         """Note what is missing from the log, or was cancelled, as finished; a kill may have come before that.
@@ -114,7 +134,7 @@ class Channel(LimitedChannel):
         """
         unread = list(self.topic.log.holes)
         if CANCELLED_LEDGER in there:
-            self.cancelled = self.open_cancelled()
+            self.cancelled = self.cancelled or self.open_cancelled()
             unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
         for start, end in unread:
             if not ledger.try_note_range(start, end):
@@ -179,8 +199,9 @@ class Channel(LimitedChannel):
         assert self.directory is not None, "an ephemeral channel has no files"
         return os.path.join(self.directory, file)
 
-    def load(self, there: set[str]) -> None:
-        """Take up where an earlier run left off, with the files whose names are `there`."""
+    def load(self) -> None:
+        """Take up where an earlier run left off."""
+        there, self.found_files = self.found_files, set()
         attempts_of = self.load_attempts() if ATTEMPTS_FILE in there else {}
         if PARKED_LOG in there:
             if PARKED_LEDGER not in there:

@@ -17,7 +17,6 @@ from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
-from pyqd.hot.recovery import start_ledger
 from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
@@ -124,6 +123,8 @@ class Topic(TopicCore):
                 self.channel_of[name] = Channel(self, name, found=True)
         if self.broker.power_failed:
             self.hand_over_held()
+        for channel in self.channel_of.values():
+            channel.load_found()
         self.channels.extend(self.channel_of.values())
         for channel in self.channel_of.values():
             if channel.parked is not None:
@@ -160,8 +161,7 @@ class Topic(TopicCore):
                 channel.name,
                 channel.ledger.start - self.end,
             )
-            start_ledger(channel.ledger, self.log.locate(self.end))
-            self.channel_of[channel.name] = Channel(self, channel.name, found=True)
+            channel.begin_at(self.log.locate(self.end))
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""

@@ -327,3 +327,22 @@ def test_a_topic_is_deleted_whole_though_nothing_more_can_be_mapped(simulate):
         sync_each=True,
         steps=[("dpub", 0, 0, 0), ("sub", 0, 0, 0), ("fail", 3, 0, 3), ("delete_topic", 0)],
     )
+
+
+def test_a_channel_that_takes_messages_over_after_a_power_cut_keeps_its_ledger(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 0, 5, 0, 0),
+            ("sub", 0, 2, 0),
+            ("dpub", 1, 0, 0),
+            ("sub", 0, 0, 2),
+            ("dmpub", 0, 14116, 54262, 1),
+            ("die_at_call", 0, 4, 1),
+            ("advance", 0),
+            ("limit", 0, 0, 1),
+            ("http_pub", 0, 0, 0, 0),
+            ("sync",),
+            ("stop",),
+        ],
+    )
