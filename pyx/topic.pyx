@@ -552,6 +552,10 @@ cdef class TopicCore(Feed):
         # Only a record that some other program has written has a higher one.
         if guid >> 63 == 0:
             self.guids.resume_after(guid)
+            if guid > self.state.last_guid:
+                # The record may be gone at the next start.
+                self.state.last_guid = guid
+                self.state_change_count += 1
 
     def note_given(self, uint64_t end):
         """Note that all below an ordinal was given to channels whose names and ledgers are on stable storage.

@@ -346,3 +346,20 @@ def test_a_channel_that_takes_messages_over_after_a_power_cut_keeps_its_ledger(s
             ("stop",),
         ],
     )
+
+
+def test_an_id_that_only_a_parked_log_had_is_not_given_again_after_a_stop(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("dmpub", 0, 1, 0, 0),
+            ("sub", 0, 0, 0),
+            ("kill",),
+            ("die_at_store", 0, 1, 0),
+            ("sub", 0, 0, 0),
+            ("stop",),
+            ("empty_channel", 0),
+            ("stop",),
+            ("mpub", 0, 1, 0),
+        ],
+    )
