@@ -61,6 +61,7 @@ class Administration(Operations):
         name = (topic.name, channel.name)
         self.doubt.numbers[name] = set(copies) ^ set(channel.copies) | channel.cancelled
         self.doubt.moved[name] = set(copies) | set(channel.copies)
+        self.doubt.resets.add(name)
         found = self.broker_channel(topic, channel)
         promised: dict[str, Any] = {}
 

@@ -167,9 +167,13 @@ class Adoption:
             channel.created = channel.created or self.model.stamp
 
     def forget_lost_ids(self, topic: Topic, found: Any) -> None:
-        """Allow ids to be given again of which nothing is left on the disk."""
+        """Allow ids to be given again of which nothing is left on the disk: the state page may be older than that.
+
+        An id tells its time, so that takes a clock that stands still or goes back.
+        """
         kept = {guid for _, guid, *_ in found.log.records()}
-        kept |= {guid for guid, number in topic.number_of.items() if topic.messages[number].durable}
+        for channel in found.channel_of.values():
+            kept |= parked_ids(channel)
         topic.number_of = {guid: number for guid, number in topic.number_of.items() if guid in kept}
 
     def adopt_count(self, topic: Topic, found: Any) -> None:
@@ -326,6 +330,8 @@ class Adoption:
             if row.number not in twice_before:
                 self.check_row(topic, channel, row, name, deferred)
         copies = channel.copies
+        if (topic.name, channel.name) in self.doubt.resets:
+            channel.note_reset(self.model.tick())
         parked = parked_ids(found)
         channel.copies = {number: self.copy_of(row, row.guid in parked) for number, row in sorted(rows.items())}
         channel.done = {number: at for number, at in channel.done.items() if number not in rows}

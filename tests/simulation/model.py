@@ -102,6 +102,14 @@ class Channel:
         """Return whether a message may be a dead letter by now, or become one at any time."""
         return copy is not None and self.attempts_least != 0 and copy.attempts >= self.attempts_least
 
+    def note_reset(self, stamp: int) -> None:
+        """Note that the channel was moved or emptied, before its messages are others."""
+        # Of two before a sync, a power cut may leave what was there between them as well.
+        copies = set(self.copies)
+        self.before_reset = copies if self.before_reset is None else self.before_reset & copies
+        self.reset = stamp
+        self.untrusted = 1
+
     def note_limits(self, limits: Any, stamp: int) -> None:
         """Note the limits of the channel."""
         self.limits, self.limits_stamp = limits, stamp
@@ -155,7 +163,8 @@ class Doubt:
 
     numbers: of (topic, channel), or of (topic, "") for what is held, which may be there or not. topics, channels: may
     be there or not. batch: messages of a topic that are all there or none. paused: may be paused or not. moved:
-    messages that are there, in the old state or the new. limits: topics with old or new retention and quota.
+    messages that are there, in the old state or the new. resets: channels that may have been moved or
+    emptied. limits: topics with old or new retention and quota.
     """
 
     numbers: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
@@ -164,6 +173,7 @@ class Doubt:
     batch: tuple[str, list[Message]] | None = None
     paused: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     moved: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
+    resets: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     limits: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -216,7 +226,8 @@ class Model:
             if message.number in topic.held_again and (
                 message.number in channel.done or message.number in channel.copies
             ):
-                # It may remember that it is done with it, or not.
+                # It may remember that it is done with it, or not. It may have it twice already.
+                channel.lost += message.number in channel.twice
                 channel.twice.add(message.number)
                 continue
             state = DEFERRED if message.due_ns else QUEUED

@@ -278,6 +278,7 @@ class Operations(World):
         if topic is None or channel is None:
             return
         self.doubt.numbers[topic.name, channel.name] = set(channel.copies)
+        self.doubt.resets.add((topic.name, channel.name))
         self.broker_channel(topic, channel).empty()
         if not self.died():
             self.note_reset(channel, {})
@@ -285,13 +286,7 @@ class Operations(World):
 
     def note_reset(self, channel: Channel, copies: dict[int, Copy]) -> None:
         """Note that a channel has other messages from now on."""
-        if channel.before_reset is None:
-            channel.before_reset = set(channel.copies)
-        else:
-            # A power cut may leave what was there between the two as well.
-            channel.before_reset &= set(channel.copies)
-        channel.reset = self.model.tick()
-        channel.untrusted = 1
+        channel.note_reset(self.model.tick())
         for number in channel.copies:
             channel.done[number] = channel.reset
         channel.copies = copies
