@@ -125,8 +125,9 @@ class Administration(Operations):
         copy = channel.copies.get(number)
         if number in channel.twice or channel.spends(copy):
             if status == amend.DONE and due_ns is None:
-                # The other one of two may be there still.
+                # The other one of two may be there still; a seek leaves both out.
                 channel.copies.pop(number, None)
+                channel.cancelled.add(number)
             return
         name = f"{topic.name}/{channel.name}"
         if status == amend.FAILED:
