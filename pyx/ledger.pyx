@@ -213,10 +213,18 @@ cdef class Ledger:
         self.count_ahead()
 
     def note_synced(self, uint64_t floor, uint64_t reset_count, uint64_t change_count):
-        """Note that header and ring are on stable storage as they were at a floor, resets and changes, or later."""
+        """Note that header and ring are on stable storage as they were at a floor, resets and changes, or later.
+
+        May be called in a thread, as the interpreter's lock is held.
+        """
         self.synced_change_count = max(self.synced_change_count, change_count)
         if reset_count == self.reset_count:
             self.header.trusted_below = max(self.header.trusted_below, floor + self.capacity_bits)
+
+    def has_bits_in_doubt(self):
+        """Say whether bits are set that a power failure would drop though they are on stable storage. Cost: O(capacity).
+        """
+        return self.ones != 0 and self.finished_end() > self.header.trusted_below
 
     cdef int count_ahead(self) except -1:
         cdef uint64_t limit = self.header.floor + self.capacity_bits

@@ -10,8 +10,9 @@ its last sync is passed over; that is all an idle topic costs. Names in its dire
 whoever makes or removes a file (`Names`); a start after anything but a clean stop takes none of them for durable.
 
 Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
-channels with durable names were given messages (pyx/topic.pyx). The origins of parked messages are finished after the
-job; these bits are on stable storage after the job that follows.
+channels with durable names were given messages (pyx/topic.pyx). With the states go the headers of ledgers whose bits
+reach a lap further than at the sync before: a header may trust these bits only when the ring is on stable storage. The
+origins of parked messages are finished after the job; these bits are on stable storage after the job that follows.
 
 Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
 
@@ -46,6 +47,8 @@ DIRTY_TOPICS_PER_JOB = 64
 TOPICS_PER_TURN = 256
 # Each msync waits for the disk's cache to be flushed; from here on, one flush for the whole file system is cheaper.
 RANGES_MANY = 128
+# The first page of a ledger: see docs/storage.md.
+LEDGER_HEADER_BYTES = 4096
 # Between two looks at how much has been appended.
 COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
@@ -98,6 +101,7 @@ class Job:
         self.given: list[tuple[Topic, int]] = []
         self.logs: list[SyncedLog] = []
         self.ledgers: list[SyncedLedger] = []
+        self.headers: list[tuple[SyncedLedger, Range]] = []
         self.parked: list[SyncedParked] = []
         self.topics: list[Topic] = []
         self.took_s = 0.0
@@ -154,7 +158,10 @@ class Job:
         self._ledgers_gathered.add(ledger)
         mapping, length_bytes = ledger.sync_target()
         self.ranges.append(dirty_range(mapping, 0, length_bytes))
-        self.ledgers.append(SyncedLedger(ledger, ledger.floor, ledger.reset_count, ledger.change_count))
+        gathered = SyncedLedger(ledger, ledger.floor, ledger.reset_count, ledger.change_count)
+        self.ledgers.append(gathered)
+        if ledger.has_bits_in_doubt():
+            self.headers.append((gathered, dirty_range(mapping, 0, LEDGER_HEADER_BYTES)))
 
     def add_log(self, log: Log) -> None:
         """Gather what of a log is dirty."""
@@ -168,12 +175,16 @@ class Job:
     def run(self, syncs: Syncs) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
         started_s = time.perf_counter()
-        many = len(self.ranges) + len(self.states) >= RANGES_MANY
+        many = len(self.ranges) + len(self.states) + len(self.headers) >= RANGES_MANY
         self.write(syncs, self.ranges, self.directories, many)
         for topic, end in self.given:
             topic.note_given(end)
-        if self.states:
-            self.write(syncs, self.states, [], many)
+        for (ledger, floor, reset_count, _), _ in self.headers:
+            # Not the changes: if this fails, the next job is to write all of the ledger.
+            ledger.note_synced(floor, reset_count, 0)
+        behind = self.states + [header for _, header in self.headers]
+        if behind:
+            self.write(syncs, behind, [], many)
         self.took_s = time.perf_counter() - started_s
 
     def write(self, syncs: Syncs, ranges: list[Range], directories: list[str], many: bool) -> None:

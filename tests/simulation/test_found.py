@@ -363,3 +363,17 @@ def test_an_id_that_only_a_parked_log_had_is_not_given_again_after_a_stop(simula
             ("mpub", 0, 1, 0),
         ],
     )
+
+
+def test_a_fin_far_ahead_that_was_synced_once_does_not_come_again(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("http_pub", 0, 5, 0, 0),
+            ("sub", 0, 0, 29348),
+            ("fin", 0, 0, 13676),
+            ("fin", 0, 48181, 0),
+            ("sync",),
+            ("cut", 0, 0),
+        ],
+    )
