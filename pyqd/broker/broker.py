@@ -125,6 +125,8 @@ class Broker:
         self.boot = ""
         self.node_name = ""
         self.discarded_count = 0
+        # Directories of deleted topics and channels that could not be removed, with where they are now.
+        self.removals_failed: list[tuple[str, str]] = []
         # The ends of the logs of deleted topics together.
         self.deleted_end = 0
 
@@ -336,8 +338,8 @@ class Broker:
         self.stand_ins.forget(directory)
         return moved
 
-    def remove_discarded(self, directory: str, moved: str) -> None:
-        """Remove in a thread what `discard` has moved there from a directory."""
+    def remove_discarded(self, directory: str, moved: str, again: bool = False) -> None:
+        """Remove in a thread what `discard` has moved there from a directory. again: a failure was logged before."""
 
         thaw()
 
@@ -346,7 +348,19 @@ class Broker:
             sync_names(self.files, os.path.dirname(directory))
             self.files.remove_tree(moved)
 
-        self.in_background(remove, self.log_failure)
+        def done(_result: None, error: BaseException | None) -> None:
+            if error is not None:
+                self.removals_failed.append((directory, moved))
+                if not again:
+                    self.log_failure(None, error)
+
+        self.in_background(remove, done)
+
+    def retry_removals(self) -> None:
+        """Remove again what could not be removed: else only the next start reclaims its space."""
+        failed, self.removals_failed = self.removals_failed, []
+        for directory, moved in failed:
+            self.remove_discarded(directory, moved, again=True)
 
     def log_failure(self, _result: Any, error: BaseException | None) -> None:
         """Note that a job in the background failed where nothing hangs on it."""

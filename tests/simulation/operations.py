@@ -569,6 +569,9 @@ class Operations(World):
         while self.model.topics:
             self.do("delete_topic", 0)
         self.do("jobs")
+        # What could not be removed is removed later.
+        self.do("housekeep")
+        self.do("jobs")
         self.check_space()
 
     def channels(self) -> list[tuple[Topic, Channel]]:

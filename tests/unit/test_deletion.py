@@ -14,6 +14,7 @@ from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.memory import loading
 from pyqd.primitives.options import parse_args
+from pyqd.services.housekeeper import Housekeeper
 
 NOW_NS = 1_795_177_302 * 10**9
 
@@ -191,3 +192,31 @@ def test_a_topic_that_was_there_at_the_start_is_collected_when_it_is_deleted(tmp
     gc.collect()
     assert gone() is None
     again.close()
+
+
+class FailingOnce(Files):
+    """A disk that fails to sync the names in a directory once."""
+
+    failing = False
+
+    def sync_directory(self, path: str) -> None:
+        failing, self.failing = self.failing, False
+        if failing:
+            raise StorageError("sync", path, errno.EIO, "Input/output error")
+        super().sync_directory(path)
+
+
+def test_what_could_not_be_removed_is_removed_when_the_disk_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FailingOnce()
+    broker = broker_at(tmp_path, files)
+    fill(broker)
+    files.failing = True
+    broker.delete_topic("t")
+    discarded = tmp_path / "discarded"
+    assert len(list(discarded.iterdir())) == 1
+    assert "Input/output error" in caplog.text
+    Housekeeper(broker).tend_all()
+    assert list(discarded.iterdir()) == []
+    broker.close()
