@@ -162,6 +162,7 @@ class Adoption:
             self.forget_lost_ids(topic, found)
         self.check_batch(topic)
         # What is there by chance is not on stable storage for that.
+        self.model.tick()
         topic.created = topic.created or self.model.stamp
         for channel in topic.channels.values():
             channel.created = channel.created or self.model.stamp
