@@ -32,8 +32,14 @@ few hundred.
 
 The table doubles at load 1/2, and halves below 1/8 when it has more than CAPACITY_KEPT cells, at a removal; between two
 changes of the size there are at least capacity / 8 operations, which pay for the copy. When memory for the smaller
-table is missing, the larger one just stays. The copy is done at once. Rejected: growing step by step, as every
-operation would have to look in two tables, and the number in flight is bounded by the clients' RDY.
+table is missing, the larger one just stays.
+
+A table of up to CAPACITY_KEPT cells is copied at once. The copy of a larger one would hold the loop (28 ms for half a
+million ids): there each put and take that follows moves some cells, in the order of the old array. As a home is the top
+bits of a hash, whatever the size, one comparison tells which array to look in: the ids whose home in the old array lies
+below `moved` are in the new one, all others in the old one. `moved` stands behind an empty cell, so that no run of
+cells is cut. What has been moved stays in its old cell, where nothing looks for it; it has its home at or before the
+cell. An id whose run goes around the end of the old array has its home behind its cell: it is moved last.
 """
 
 cimport cython
@@ -43,15 +49,10 @@ from libc.string cimport memset
 
 from pyqd.hot.debug cimport PYQD_DEBUG
 
-cdef extern from *:
-    """
-    #define PYQD_ID_MULTIPLIER 0xC4677F8B5D699E3BULL
-    """
-    const uint64_t MULTIPLIER "PYQD_ID_MULTIPLIER"
-
 cdef enum:
     CAPACITY_MIN = 16
     CAPACITY_KEPT = 16384              # no larger than 256 KiB: what in flight rises and falls within is not returned
+    MOVED_AT_ONCE = 16                 # cells; two would do for the copy to end before the next change of the size
     CHECKED_CAPACITY_MAX = 64          # a debug build checks so many cells after every change, more of them less often
 
 assert CAPACITY_MIN & (CAPACITY_MIN - 1) == 0 and CAPACITY_MIN < CAPACITY_KEPT
@@ -67,7 +68,7 @@ cdef inline uint32_t shift_of(uint64_t capacity) noexcept nogil:
 
 
 cdef inline uint64_t home_of(uint64_t guid, uint32_t shift) noexcept nogil:
-    return guid * MULTIPLIER >> shift
+    return guid * PYQD_ID_MULTIPLIER >> shift
 
 
 # The index of the id, or of the empty cell which ends its run.
@@ -104,38 +105,66 @@ cdef class IdTable:
         self.shift = 0
         self.count = 0
         self.unchecked_count = 0
+        self.copied_at_once_max = CAPACITY_KEPT
         self.resize(CAPACITY_MIN)
 
     def __dealloc__(self):
         free(self.cells)
+        free(self.old_cells)
 
     cdef int put(self, uint64_t guid, uint32_t slot) except -1:
         cdef uint64_t index
         assert guid != 0, "0 marks an empty cell"
         if 2 * (<uint64_t>self.count + 1) > self.capacity:
             self.resize(2 * self.capacity)
-        index = probe(self.cells, self.capacity - 1, self.shift, guid)
-        if self.cells[index].guid != 0:
-            return 0
-        self.cells[index] = Cell(guid=guid, slot=slot)
+        if self.old_cells != NULL:
+            self.move_some(MOVED_AT_ONCE)
+        if self.is_old(guid):
+            if not self.put_old(guid, slot):
+                return 0
+        else:
+            index = probe(self.cells, self.capacity - 1, self.shift, guid)
+            if self.cells[index].guid != 0:
+                return 0
+            self.cells[index] = Cell(guid=guid, slot=slot)
         self.count += 1
         if PYQD_DEBUG:
             self.check_often()
         return 1
 
+    cdef bint put_old(self, uint64_t guid, uint32_t slot) noexcept:
+        """Add an id to the old array. Returns: False if it is there."""
+        cdef uint64_t index = probe(self.old_cells, self.old_capacity - 1, self.old_shift, guid)
+        if self.old_cells[index].guid != 0:
+            return False
+        self.old_cells[index] = Cell(guid=guid, slot=slot)
+        return True
+
     cdef int64_t get(self, uint64_t guid) noexcept:
-        cdef uint64_t index = probe(self.cells, self.capacity - 1, self.shift, guid)
+        cdef uint64_t index
+        if self.is_old(guid):
+            index = probe(self.old_cells, self.old_capacity - 1, self.old_shift, guid)
+            return -1 if self.old_cells[index].guid == 0 else <int64_t> self.old_cells[index].slot
+        index = probe(self.cells, self.capacity - 1, self.shift, guid)
         if self.cells[index].guid == 0:
             return -1
         return self.cells[index].slot
 
     cdef int64_t take(self, uint64_t guid) except -2:
-        cdef uint64_t index = probe(self.cells, self.capacity - 1, self.shift, guid)
+        cdef uint64_t index
         cdef int64_t slot
-        if self.cells[index].guid == 0:
-            return -1
-        slot = self.cells[index].slot
-        close_gap(self.cells, self.capacity - 1, self.shift, index)
+        if self.old_cells != NULL:
+            self.move_some(MOVED_AT_ONCE)
+        if self.is_old(guid):
+            slot = self.take_old(guid)
+            if slot < 0:
+                return -1
+        else:
+            index = probe(self.cells, self.capacity - 1, self.shift, guid)
+            if self.cells[index].guid == 0:
+                return -1
+            slot = self.cells[index].slot
+            close_gap(self.cells, self.capacity - 1, self.shift, index)
         self.count -= 1
         if 8 * <uint64_t>self.count < self.capacity and self.capacity > CAPACITY_KEPT:
             try:
@@ -146,9 +175,19 @@ cdef class IdTable:
             self.check_often()
         return slot
 
+    cdef int64_t take_old(self, uint64_t guid) noexcept:
+        """Remove an id from the old array. Returns: its slot; -1 if it is absent."""
+        cdef uint64_t index = probe(self.old_cells, self.old_capacity - 1, self.old_shift, guid)
+        cdef int64_t slot = self.old_cells[index].slot
+        if self.old_cells[index].guid == 0:
+            return -1
+        close_gap(self.old_cells, self.old_capacity - 1, self.old_shift, index)
+        return slot
+
     cdef int clear(self) except -1:
         cdef Cell* cells = NULL
         self.count = 0
+        self.drop_old()
         if self.capacity > CAPACITY_KEPT:
             cells = <Cell*>calloc(CAPACITY_MIN, sizeof(Cell))
         if cells == NULL:
@@ -162,20 +201,56 @@ cdef class IdTable:
 
     cdef int resize(self, uint64_t capacity) except -1:
         cdef Cell* cells
-        cdef uint32_t shift = shift_of(capacity)
-        cdef uint64_t index
         assert capacity >= CAPACITY_MIN and capacity & (capacity - 1) == 0, "invariant 1"
         assert 2 * <uint64_t>self.count <= capacity, "invariant 2"
         cells = <Cell*>calloc(capacity, sizeof(Cell))
         if cells == NULL:
             raise MemoryError(f"no room for {capacity} ids")
-        for index in range(self.capacity):
-            if self.cells[index].guid != 0:
-                cells[probe(cells, capacity - 1, shift, self.cells[index].guid)] = self.cells[index]
-        free(self.cells)
+        if self.old_cells != NULL:
+            self.move_some(self.old_capacity)
+        self.old_cells, self.old_capacity, self.old_shift = self.cells, self.capacity, self.shift
+        self.moved = 0
         self.cells = cells
         self.capacity = capacity
-        self.shift = shift
+        self.shift = shift_of(capacity)
+        if self.old_capacity <= self.copied_at_once_max:
+            self.move_some(self.old_capacity)
+        return 0
+
+    cdef int move_some(self, uint64_t count) noexcept:
+        """Move what is in the next `count` cells of the old array, and in those up to an empty one."""
+        cdef uint64_t index = self.moved
+        cdef uint64_t guid
+        while index < self.old_capacity:
+            guid = self.old_cells[index].guid
+            index += 1
+            if guid == 0:
+                if count == 0:
+                    break
+            elif home_of(guid, self.old_shift) < index:
+                self.cells[probe(self.cells, self.capacity - 1, self.shift, guid)] = self.old_cells[index - 1]
+            if count != 0:
+                count -= 1
+        self.moved = index
+        if index == self.old_capacity:
+            self.move_last()
+        return 0
+
+    cdef int move_last(self) noexcept:
+        """Move the ids whose run goes around the end of the old array, and let go of it."""
+        cdef uint64_t index = 0
+        cdef uint64_t guid
+        while index < self.old_capacity and self.old_cells[index].guid != 0:
+            guid = self.old_cells[index].guid
+            if home_of(guid, self.old_shift) > index:
+                self.cells[probe(self.cells, self.capacity - 1, self.shift, guid)] = self.old_cells[index]
+            index += 1
+        return self.drop_old()
+
+    cdef int drop_old(self) noexcept:
+        free(self.old_cells)
+        self.old_cells = NULL
+        self.old_capacity = self.moved = 0
         return 0
 
     cdef int check(self) except -1:
@@ -186,10 +261,18 @@ cdef class IdTable:
         assert self.capacity >= CAPACITY_MIN and self.capacity & mask == 0, "invariant 1"
         assert <uint64_t>1 << (64 - self.shift) == self.capacity, "invariant 1"
         assert 2 * <uint64_t>self.count <= self.capacity, "invariant 2"
+        for index in range(self.old_capacity):
+            if self.old_cells[index].guid != 0 and self.is_old(self.old_cells[index].guid):
+                count += 1
+                at = home_of(self.old_cells[index].guid, self.old_shift)
+                while at != index:
+                    assert self.old_cells[at].guid != 0, "invariant 3"
+                    at = (at + 1) & (self.old_capacity - 1)
         for index in range(self.capacity):
             if self.cells[index].guid == 0:
                 continue
             count += 1
+            assert not self.is_old(self.cells[index].guid), "an id is in the wrong array"
             at = home_of(self.cells[index].guid, self.shift)
             while at != index:
                 assert self.cells[at].guid != 0, "invariant 3"
@@ -212,8 +295,9 @@ cdef class Table:
 
     cdef IdTable core
 
-    def __cinit__(self):
+    def __cinit__(self, uint64_t copied_at_once_max=CAPACITY_KEPT):
         self.core = IdTable()
+        self.core.copied_at_once_max = copied_at_once_max
 
     def __len__(self):
         return self.core.count
@@ -222,6 +306,11 @@ cdef class Table:
     def capacity(self):
         """Return the number of cells."""
         return self.core.capacity
+
+    @property
+    def old_capacity(self):
+        """Return the number of cells that are being copied to others; 0: none."""
+        return self.core.old_capacity
 
     def put(self, uint64_t guid, uint32_t slot):
         """Add an id; KeyError when it is there already, AssertionError for 0."""
@@ -248,6 +337,7 @@ cdef class Table:
         """Return for each id how many cells a lookup reads, in no order; for tests of the hash."""
         cdef uint64_t index
         cdef uint64_t mask = self.core.capacity - 1
+        assert self.core.old_cells == NULL, "for a table that is not being copied"
         lengths = []
         for index in range(self.core.capacity):
             if self.core.cells[index].guid != 0:

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyqd.hot.idtable import Table
 
@@ -28,6 +28,11 @@ class TableMachine(RuleBasedStateMachine):
         super().__init__()
         self.table = Table()
         self.model = {}
+
+    @initialize(at_once=st.booleans())
+    def begin(self, at_once):
+        """Copy an array that gets too small at once, or in the operations that follow."""
+        self.table = Table() if at_once else Table(0)
 
     @rule(guid=ids, slot=slots)
     def put(self, guid, slot):

@@ -189,3 +189,50 @@ def test_many_random_ids_agree_with_a_dict():
     table.check()
     assert all(table.get(guid) == slot for guid, slot in model.items())
     assert len(table) == len(model)
+
+
+def test_a_large_table_is_copied_by_the_operations_that_follow_and_finds_everything_meanwhile():
+    table = Table()
+    ids = guids(700, 60_000)
+    copying = 0
+    for index, guid in enumerate(ids):
+        table.put(guid, index)
+        copying += table.old_capacity != 0
+        if table.old_capacity and index % 50 == 0:
+            assert all(table.get(ids[at]) == at for at in range(0, index + 1, 97))
+            assert table.get(ids[index] + 1) == -1
+        if index % 5000 == 0:
+            table.check()
+    assert copying > 1000
+    copying = 0
+    for index, guid in enumerate(ids):
+        assert table.take(guid) == index
+        assert table.get(guid) == -1
+        copying += table.old_capacity != 0
+        if index % 5000 == 0:
+            table.check()
+    assert copying > 500
+    assert (len(table), table.old_capacity) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ids_around_the_end_of_an_array_that_is_copied_agree_with_a_dict(seed):
+    chance = random.Random(seed)
+    table = Table(0)
+    model: dict[int, int] = {}
+    for step in range(20_000):
+        # The homes of a third of the ids are the last cells, whatever the capacity.
+        near_end = (2**64 - chance.randrange(1, 200) * 2**40) * INVERSE % 2**64
+        guid = near_end if chance.random() < 0.3 else chance.randrange(1, 3000) << 22
+        is_growing = step // 2000 % 2 == 0
+        if guid in model and (not is_growing or chance.random() < 0.2):
+            assert table.take(guid) == model.pop(guid)
+        elif guid not in model and is_growing:
+            table.put(guid, step)
+            model[guid] = step
+        else:
+            assert table.get(guid) == model.get(guid, -1)
+        if step % 50 == 0:
+            table.check()
+    assert all(table.get(guid) == slot for guid, slot in model.items())
+    assert len(table) == len(model)
