@@ -11,6 +11,7 @@ import gevent
 from OpenSSL import SSL
 
 from pyqd.hot.tls import reason_of
+from pyqd.protocol.pieces import pieces_of
 
 READ_EVENT: Final = 1
 WRITE_EVENT: Final = 2
@@ -44,7 +45,12 @@ def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early
         connection.bio_write(early)
     try:
         with gevent.Timeout(HANDSHAKE_S, _TimeIsUp):
-            while not _advanced(connection):
+            pieces = pieces_of(hub)
+            while True:
+                # A step may cost some milliseconds, and a thousand clients may come back at once.
+                pieces.wait()
+                if _advanced(connection):
+                    break
                 _send(connection, sock, hub)
                 began += _receive(connection, sock, hub)[: RECORD_HEADER_BYTES - len(began)]
             _send(connection, sock, hub)

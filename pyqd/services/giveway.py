@@ -1,15 +1,10 @@
-"""Between the pieces of long work: let everybody else have a turn.
-
-gevent.sleep(0) does not do that. What asks for the next callback of the loop is called again before the loop looks at
-its sockets, fifty times and more in a row: measured with pieces of a millisecond, a socket waited for ninety of them.
-A short sleep is a timer, and timers are seen to where the loop polls: there the socket waited for one piece.
-"""
+"""Yield to the event loop between slices of long work, so that it polls its sockets."""
 
 import gevent
 
-PAUSE_S = 0.0005
+from pyqd.protocol.pieces import pieces_of
 
 
 def give_way() -> None:
-    """Return when the loop has polled and served whoever was ready. Switches: yes."""
-    gevent.sleep(PAUSE_S)
+    """Return when the loop has polled, and others with long work have had their turn. Switches: yes."""
+    pieces_of(gevent.get_hub()).wait()

@@ -1,0 +1,72 @@
+"""Tests of pyqd.protocol.pieces."""
+
+import gevent
+import pytest
+
+from pyqd.protocol.pieces import BUDGET_S, Pieces
+
+
+class Clock:
+    """A clock that goes on when a piece says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Passes:
+    """Greenlets that do pieces of work, and in which pass of the loop each piece was."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.pieces = Pieces(gevent.get_hub(), self.clock)
+        self.passes: list[list[str]] = []
+        self.run = self.pieces._run
+        self.pieces._run = self.note_pass  # type: ignore[method-assign]
+
+    def note_pass(self) -> None:
+        self.passes.append([])
+        self.run()
+
+    def work(self, name: str, count: int, piece_s: float) -> None:
+        for _ in range(count):
+            self.pieces.wait()
+            self.passes[-1].append(name)
+            self.clock.now_s += piece_s
+
+
+@pytest.fixture
+def passes():
+    return Passes()
+
+
+def run(passes, names, count, piece_s):
+    greenlets = [gevent.spawn(passes.work, name, count, piece_s) for name in names]
+    gevent.joinall(greenlets, timeout=10, raise_error=True)
+    assert all(each.dead for each in greenlets)
+
+
+def test_pieces_of_one_pass_share_the_budget_however_many_greenlets_there_are(passes):
+    run(passes, "abcdef", 2, BUDGET_S / 2)
+    assert passes.passes == [["a", "b"], ["c", "d"], ["e", "f"]] * 2
+
+
+def test_a_piece_above_the_budget_is_alone_in_its_pass(passes):
+    run(passes, "abc", 2, 2 * BUDGET_S)
+    assert passes.passes == [["a"], ["b"], ["c"]] * 2
+
+
+def test_a_greenlet_has_one_turn_in_a_pass(passes):
+    run(passes, "a", 3, 0.0)
+    assert passes.passes == [["a"]] * 3
+
+
+def test_a_greenlet_that_is_killed_while_it_waits_leaves_the_turns_to_the_others(passes):
+    killed = gevent.spawn(passes.work, "killed", 1, 0.0)
+    other = gevent.spawn(passes.work, "other", 1, 0.0)
+    gevent.spawn(killed.kill)
+    gevent.joinall([killed, other], timeout=10, raise_error=True)
+    assert [name for names in passes.passes for name in names][-1] == "other"
+    assert other.dead
