@@ -112,6 +112,8 @@ cdef class FoundSegments:
     cdef bint is_spare_for_good(self, Segment segment) except -1:
         """Have a spare found at the start be one on stable storage too, as in `trim`. Returns: whether it is now."""
         try:
+            if segment.mapping.failed_syncs:
+                self.files.dirty_again(segment.mapping, 0, PAGE_BYTES)
             self.files.sync(segment.mapping, 0, PAGE_BYTES)
         except StorageError:
             return False

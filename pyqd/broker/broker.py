@@ -1,5 +1,6 @@
 """The broker: which topics exist, where they are kept, and what is shared between them."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -27,6 +28,7 @@ from pyqd.primitives.options import Options
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"
+SYNC_FAILED = "sync-failed"
 NODE_FILE = "node.json"
 PROBE_FILE = "probe"
 NODE_FORMAT = 1
@@ -144,6 +146,7 @@ class Broker:
             self.files.make_directory(topics)
             self.files.check_reserving(self.root)
             self.load_node()
+            self.files.distrusted = self.files.exists(os.path.join(self.root, SYNC_FAILED))
             if not self.names_durable:
                 # A topic that a killed run moved away, or made, must not come back, or go, with the power.
                 self.files.sync_directory(topics)
@@ -498,6 +501,9 @@ class Broker:
         """Note that something could not be made durable against power loss; it is tried again."""
         self.sync_failure_count += 1
         self.failed_sync = str(error)
+        # Linux takes a page that it could not write for clean; the process that follows on this boot must know.
+        with contextlib.suppress(StorageError):
+            self.files.make_directory(os.path.join(self.root, SYNC_FAILED))
         logger.error("DISKQUEUE: %s", error)
 
     def note_synced(self) -> None:
@@ -518,6 +524,7 @@ class Broker:
         try:
             # A deletion is not to be undone by a power failure: the job that makes it durable may not have run.
             self.files.sync_directory(os.path.join(self.root, TOPICS_DIRECTORY))
+            self.files.remove_tree(os.path.join(self.root, SYNC_FAILED))
             self.write_node(clean=True)
         except StorageError as error:
             logger.error(

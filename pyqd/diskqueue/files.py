@@ -134,7 +134,12 @@ def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
 
 
 class Files:
-    """Files of a data directory. Every method raises StorageError, or DiskFull where room or quota is what lacks."""
+    """Files of a data directory. Every method raises StorageError, or DiskFull where room or quota is what lacks.
+
+    distrusted: syncs of an earlier process have failed, so the kernel may take pages for written that are not.
+    """
+
+    distrusted = False
 
     def new_mapped(self, path: str | None, size_bytes: int, populate: bool) -> Mapping:
         """Make a file of that size with all its blocks reserved, map it shared and, if asked, populate its pages.
@@ -229,7 +234,9 @@ class Files:
             raise storage_error("open", path, error) from error
         try:
             size_bytes = _reserve_missing(fd, path)
-            return map_file(fd, size_bytes, path)
+            mapping = map_file(fd, size_bytes, path)
+            mapping.failed_syncs = int(self.distrusted)
+            return mapping
         finally:
             os.close(fd)
 

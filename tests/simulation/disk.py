@@ -347,7 +347,9 @@ class SimulatedFiles(Files):
         inode = self._file("open", path)
         if inode.size_bytes == 0:
             raise CorruptionError(path, 0, "the file is empty")
-        return self._map(inode, path)
+        mapping = self._map(inode, path)
+        mapping.failed_syncs = int(self.distrusted)
+        return mapping
 
     def open_for_writing(self, path: str) -> int:
         self._call("open", path, OPEN)

@@ -377,3 +377,20 @@ def test_a_fin_far_ahead_that_was_synced_once_does_not_come_again(simulate):
             ("cut", 0, 0),
         ],
     )
+
+
+def test_a_sync_after_a_failed_one_of_the_process_before_writes_what_that_one_has_not(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 1, 0, 0),
+            ("sub", 0, 0, 1),
+            ("pub", 0, 0),
+            ("create_channel", 1, 0),
+            ("fail", 1, 0, 2),
+            ("stop",),
+            ("begin_sync",),
+            ("jobs",),
+            ("cut", 0, 0),
+        ],
+    )
