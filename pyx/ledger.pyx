@@ -222,8 +222,7 @@ cdef class Ledger:
             self.header.trusted_below = max(self.header.trusted_below, floor + self.capacity_bits)
 
     def has_bits_in_doubt(self):
-        """Say whether bits are set that a power failure would drop though they are on stable storage. Cost: O(capacity).
-        """
+        """Return True if a power failure would drop bits that are on stable storage. Cost: O(capacity)."""
         return self.ones != 0 and self.finished_end() > self.header.trusted_below
 
     cdef int count_ahead(self) except -1:
