@@ -5,7 +5,8 @@ keeps waits for its due time, or was handed out and says so itself. Only a clean
 Parking leaves two records of a message for a while; the start finishes the one in the topic's log (see pyx/parked.pyx).
 
 The order: `begin_at` where a channel takes over messages, `finish_twins` where there may be twins past the cursor, then
-`recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified. """
+`recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
+"""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
