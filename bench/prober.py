@@ -78,8 +78,8 @@ def ask(connection: socket.socket) -> None:
         body += connection.recv(ANSWER_BYTES_MAX)
 
 
-def probe(address: Address, pid: int, core: int | None, told: Connection) -> None:
-    """Ask until told to stop, then send the samples: the life of the process."""
+def probe(address: Address, pid: int, core: int | None, told: Connection, ends: bool) -> None:
+    """Ask until told to stop, or (ends) until the server stops, then send the samples: the life of the process."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     samples: list[Sample] = []
@@ -97,18 +97,28 @@ def probe(address: Address, pid: int, core: int | None, told: Connection) -> Non
                 asked_s = time.monotonic()
             else:
                 asked_s = due_s
-            cpu_before_ns = cpu_ns(pid)
-            ask(connection)
-            samples.append((time.monotonic() - asked_s, cpu_ns(pid) - cpu_before_ns))
+            try:
+                cpu_before_ns = cpu_ns(pid)
+                ask(connection)
+                samples.append((time.monotonic() - asked_s, cpu_ns(pid) - cpu_before_ns))
+            except (OSError, IndexError):
+                # The server has stopped to listen, as it was told to: /proc has no line of a process that has ended.
+                if not ends:
+                    raise
+                told.recv()
+                break
     told.send(samples)
 
 
 @contextlib.contextmanager
-def probing(server: Server, core: int | None, found: list[Silence]) -> Iterator[None]:
-    """Probe the server for the length of the context, and append what came of it to `found`."""
+def probing(server: Server, core: int | None, found: list[Silence], *, ends: bool = False) -> Iterator[None]:
+    """Probe the server for the length of the context, and append what came of it to `found`.
+
+    ends: the server may stop meanwhile.
+    """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=probe, args=(server.http_address, server.pid, core, theirs), daemon=True
+        target=probe, args=(server.http_address, server.pid, core, theirs, ends), daemon=True
     )
     process.start()
     theirs.close()

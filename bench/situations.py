@@ -8,7 +8,9 @@ import contextlib
 import json
 import selectors
 import socket
+import ssl
 import struct
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 
 from bench.connections import MAGIC, Connections, Handshake, expect_ok
 from bench.server import Server, wait_until_listening
+from bench.upgraded import certificate, server_flags
 
 TOPIC = "stalls"
 DELAY_MS = 3_000_000
@@ -453,13 +456,92 @@ def limits_changed(bench: Bench) -> Step:
     time.sleep(bench.scale)
 
 
+def retention_sweep(bench: Bench) -> Step:
+    bench.make_channels(1)
+    bench.post(f"/topic/retention?topic={TOPIC}&bytes=10000000000")
+    for _ in range(bench.count(200)):
+        bench.publish(100, body=b"x" * 10_000)
+    bench.post(f"/channel/empty?topic={TOPIC}&channel=c0")
+    time.sleep(bench.scale)
+    yield
+    bench.post(f"/topic/retention?topic={TOPIC}&bytes=1000")
+    bench.publish(1)
+    time.sleep(6 * bench.scale)
+
+
+def rolls(bench: Bench) -> Step:
+    bench.make_channels(1)
+    yield
+    bench.publish(bench.count(2_000), body=b"x" * 1_000_000, command="MPUB {topic}")
+
+
+def delete_topic_wide(bench: Bench) -> Step:
+    bench.make_channels(bench.count(10_000))
+    bench.publish(10)
+    time.sleep(bench.scale)
+    yield
+    bench.post(f"/topic/delete?topic={TOPIC}")
+    time.sleep(bench.scale)
+
+
+def config_changed(bench: Bench) -> Step:
+    for index in range(bench.count(1000)):
+        bench.make_channels(10, f"t{index}")
+    yield
+    for option, value in (("retention_bytes", b"1000000"), ("max_topic_bytes", b"1000000000"), ("max_topics", b"0")):
+        bench.ask(urllib.request.Request(bench.url(f"/config/{option}"), data=value, method="PUT"))
+    time.sleep(3 * bench.scale)
+
+
+def handshake(bench: Bench, barrier: threading.Barrier) -> None:
+    """Upgrade one connection to TLS, at the same time as all others."""
+    context = ssl.create_default_context(cafile=str(certificate()[0]))
+    with socket.create_connection(bench.server.tcp_address, timeout=TIMEOUT_S) as connection:
+        barrier.wait()
+        body = json.dumps({"feature_negotiation": True, "tls_v1": True}).encode()
+        connection.sendall(MAGIC + b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+        connection.recv(RECEIVED_BYTES)
+        with context.wrap_socket(connection, server_hostname="127.0.0.1") as upgraded:
+            upgraded.recv(RECEIVED_BYTES)
+
+
+def handshakes(bench: Bench) -> Step:
+    count = bench.count(200)
+    barrier = threading.Barrier(count + 1)
+    clients = [threading.Thread(target=handshake, args=(bench, barrier)) for _ in range(count)]
+    for client in clients:
+        client.start()
+    yield
+    barrier.wait()
+    for client in clients:
+        client.join()
+
+
+def stop(bench: Bench) -> Step:
+    for index in range(bench.count(1000)):
+        bench.make_channels(10, f"t{index}")
+    bench.make_channels(1)
+    consumers = bench.consumers(bench.count(400))
+    consumers.take(RDY)
+    bench.publish(bench.count(500_000))
+    yield
+    bench.server.process.terminate()
+    bench.server.process.wait(TIMEOUT_S)
+
+
 @dataclass(frozen=True)
 class Situation:
-    """One row. flags: of the daemon."""
+    """One row. flags: of the daemon. upgrade: that it has to grant. ends: the daemon ends meanwhile."""
 
     what: str
     steps: Callable[[Bench], Step]
     flags: tuple[str, ...] = ()
+    upgrade: str = ""
+    ends: bool = False
+
+    def all_flags(self) -> tuple[str, ...]:
+        """Return the flags that the daemon is started with."""
+        return self.flags + server_flags(self.upgrade)
 
 
 SEGMENTS_SMALL = ("--max-bytes-per-file=131072",)
@@ -498,4 +580,10 @@ SITUATIONS = (
     Situation("IDENTIFY with 5 MB of JSON", identify_large),
     Situation("500 connections with IDENTIFY", connects),
     Situation("limits of a channel with 1,000,000 messages that wait for redelivery", limits_changed),
+    Situation("retention lets go of 1,600 segments", retention_sweep, SEGMENTS_SMALL),
+    Situation("2 GB of large messages fill segment after segment", rolls),
+    Situation("a topic with 10,000 channels is deleted", delete_topic_wide),
+    Situation("options change that count for 1,000 topics with 10 channels", config_changed),
+    Situation("200 TLS handshakes at once", handshakes, upgrade="tls_v1"),
+    Situation("stop with 1,000 topics with 10 channels and 400 consumers, until it listens no more", stop, ends=True),
 )

@@ -26,14 +26,15 @@ def measure(situation: Situation, cores: Cores, scale: float, data_root: Path | 
     found: list[Silence] = []
     target = Target.parse("pyqd")
     with (
-        running(target, cores=cores.of(target), data_root=data_root, flags=situation.flags) as server,
+        running(target, cores=cores.of(target), data_root=data_root, flags=situation.all_flags()) as server,
         ExitStack() as stack,
     ):
         steps = situation.steps(Bench(server, scale, stack))
         next(steps)
-        with probing(server, cores.generator, found):
+        with probing(server, cores.generator, found, ends=situation.ends):
             next(steps, None)
-        server.require_alive()
+        if not situation.ends:
+            server.require_alive()
     [silence] = found
     return silence
 
