@@ -38,6 +38,9 @@ from pyqd.primitives.errors import CorruptionError, LaterFormatError
 
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
+cdef enum:
+    DROP_WORK = 500000                   # of a turn: taking leave of some channels
+
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
 
 assert sizeof(TopicState) <= TOPIC_STATE_BYTES
@@ -344,6 +347,11 @@ cdef class TopicCore(Feed):
 
     cdef int wake(self) except -1:
         cdef ChannelCore channel
+        if self.leaving:
+            self.scheduler.spend(DROP_WORK)
+            if self.drop_channels():
+                self.scheduler.request_wake(self)
+            return 0
         for channel in self.channels:
             if self.scheduler.work_left > 0:
                 channel.wake()
@@ -432,6 +440,10 @@ cdef class TopicCore(Feed):
         self.state.retention_time_ns = 0 if retention_time_ns is None else retention_time_ns + 1
         self.state.bytes_max = 0 if bytes_max is None else bytes_max + 1
         self.state_change_count += 1
+
+    def drop_channels(self):
+        """Take leave of some channels of a topic that is deleted. Returns: whether there are more."""
+        raise NotImplementedError("the subclass knows the channels")
 
     def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
         """Accept one message from Python. Returns: its id. Raises: ValueError for an empty body, StorageError."""

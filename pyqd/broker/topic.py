@@ -6,6 +6,7 @@ Its traffic is the compiled half's.
 import logging
 import os
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
@@ -30,6 +31,9 @@ KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
 # Names, their changes, and the sum of all changes.
 Mark = tuple[Names, int, int]
+
+# A channel takes some 20 us.
+CHANNELS_DROPPED_AT_ONCE = 100
 
 logger = logging.getLogger(__name__)
 
@@ -211,15 +215,27 @@ class Topic(TopicCore):
         self.detach(channel)
 
     def abandon(self) -> None:
-        """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no."""
+        """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no.
+
+        Of many channels some are dropped at once and the others in the topic's next turns.
+        """
         self.exiting = True
         self.refuse_queued()
-        for name, channel in list(self.channel_of.items()):
+        for channel in self.channel_of.values():
+            channel.exiting = True
+        self.drop_channels()
+
+    def drop_channels(self) -> bool:
+        """Take leave of some channels, and of the log behind the last one. Returns: whether there are more."""
+        for name, channel in list(islice(self.channel_of.items(), CHANNELS_DROPPED_AT_ONCE)):
             logger.info("TOPIC(%s): deleting channel %s", self.name, name)
             self.drop_channel(channel)
-        super().abandon()
-        self.reader = LogReader(self.log)
-        self.settle_burials()
+        self.leaving = bool(self.channel_of)
+        if not self.leaving:
+            super().abandon()
+            self.reader = LogReader(self.log)
+            self.settle_burials()
+        return self.leaving
 
     def refuse_queued(self) -> None:
         """Refuse the publishes that are stored in slices, or wait for these."""

@@ -52,6 +52,7 @@ cdef class TopicCore(Feed):
     cdef readonly list channels          # ChannelCore
     cdef readonly bint ephemeral
     cdef public bint exiting
+    cdef public bint leaving             # it is deleted, and takes leave of its channels in its turns
     cdef readonly bint busy                    # publishes wait in `intake`: each further one queues up behind them
     cdef public object intake            # Intake; None until a publish was stored in slices
     cdef readonly uint64_t memory_count_max

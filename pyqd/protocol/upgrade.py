@@ -16,6 +16,7 @@ from pyqd.hot.transport import Transport
 from pyqd.primitives.errors import ClientError
 from pyqd.protocol.handshake import HandshakeError, shake_hands
 from pyqd.protocol.negotiate import Upgrades
+from pyqd.protocol.pieces import pieces_of
 
 if TYPE_CHECKING:
     from pyqd.protocol.connection import Connection
@@ -48,9 +49,10 @@ def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
 
 def start_tls(connection: "Connection", early: bytes) -> Tls:
     """Do the handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
-    secured = connection.server.tls.connection()
     connection.withhold(True)
     try:
+        pieces_of(connection.server.hub).wait()
+        secured = connection.server.tls.connection()
         shake_hands(secured, connection.socket, connection.server.hub, early)
     except HandshakeError as error:
         raise ClientError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error

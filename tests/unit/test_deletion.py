@@ -220,3 +220,30 @@ def test_what_could_not_be_removed_is_removed_when_the_disk_works_again(
     Housekeeper(broker).tend_all()
     assert list(discarded.iterdir()) == []
     broker.close()
+
+
+def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_path):
+    broker = broker_at(tmp_path)
+    topic = broker.topic("t")
+    clients = []
+    for number in range(250):
+        channel = topic.channel(f"c{number}")
+        clients.append(Client())
+        channel.add_consumer(clients[-1])
+    topic.publish_body(b"x", NOW_NS)
+    assert broker.delete_topic("t")
+    assert "t" not in broker.topic_of
+    assert 0 < sum(client.closed_count for client in clients) < len(clients)
+    again = broker.topic("t")
+    again.publish_body(b"new", NOW_NS)
+    turns = 0
+    while topic.leaving:
+        assert broker.scheduler.run_wakes()
+        turns += 1
+    assert turns > 1
+    assert [client.closed_count for client in clients] == [1] * len(clients)
+    assert (topic.channel_of, topic.channels) == ({}, [])
+    assert topic.log.abandoned
+    assert again.depth == 1
+    broker.close()
+    assert list(broker_at(tmp_path).topic_of) == ["t"]
