@@ -525,6 +525,7 @@ def stop(bench: Bench) -> Step:
     consumers.take(RDY)
     bench.publish(bench.count(500_000))
     yield
+    time.sleep(POLL_S)
     bench.server.process.terminate()
     bench.server.process.wait(TIMEOUT_S)
 
