@@ -20,6 +20,9 @@ from pyqd.primitives.memory import memory_stats
 
 StatsDict = dict[str, Any]
 
+# Some half a millisecond.
+CHANNELS_PER_PAUSE = 64
+
 
 class Selection(NamedTuple):
     """What of the statistics is asked for. topic, channel: this name only; empty for all."""
@@ -41,17 +44,21 @@ def topics_shown(broker: Broker, selection: Selection) -> list[Topic] | None:
     return [topic for _, topic in sorted(broker.topic_of.items())]
 
 
-def topic_stats(topic: Topic, selection: Selection) -> StatsDict | None:
-    """Return a topic's counters and those of its channels; None where it lacks the channel asked for."""
+def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | None = None) -> StatsDict | None:
+    """Return a topic's counters and those of its channels; None where it lacks the channel asked for.
+
+    pause: called between two channels after every CHANNELS_PER_PAUSE; what is deleted meanwhile is left out.
+    """
     if selection.channel:
         if selection.channel not in topic.channel_of:
             return None
         channels = [topic.channel_of[selection.channel]]
     else:
         channels = [channel for _, channel in sorted(topic.channel_of.items())]
+    shown_channels: list[StatsDict] = []
     stats = {
         "topic_name": topic.name,
-        "channels": [channel_stats(channel, selection) for channel in channels],
+        "channels": shown_channels,
         "depth": topic.depth,
         "backend_depth": topic.backend_depth,
         "message_count": topic.message_count,
@@ -59,7 +66,13 @@ def topic_stats(topic: Topic, selection: Selection) -> StatsDict | None:
         "paused": topic.paused,
         "e2e_processing_latency": latency_stats(topic.broker, topic.channel_of.values()),
     }
-    return with_damage(stats, topic.log.damage)
+    stats = with_damage(stats, topic.log.damage)
+    for index, channel in enumerate(channels, 1):
+        if not channel.exiting:
+            shown_channels.append(channel_stats(channel, selection))
+        if pause is not None and index % CHANNELS_PER_PAUSE == 0:
+            pause()
+    return stats
 
 
 def channel_stats(channel: Channel, selection: Selection) -> StatsDict:

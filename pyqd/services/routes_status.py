@@ -1,9 +1,11 @@
 """GET /ping, /info and /stats. Source: spec of the HTTP API, "/ping and /info", "GET /stats"."""
 
 import time
+from collections.abc import Iterable, Iterator
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import (
+    CHANNELS_PER_PAUSE,
     Selection,
     StatsDict,
     head_stats,
@@ -11,6 +13,7 @@ from pyqd.broker.stats import (
     topic_stats,
     topics_shown,
 )
+from pyqd.broker.topic import Topic
 from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.memory import memory_stats
 from pyqd.services.giveway import give_way
@@ -22,8 +25,6 @@ from pyqd.services.rights import OPEN, STATUS
 from pyqd.services.stats_text import stats_text
 
 SECOND_NS = 1_000_000_000
-# Of thousands of topics so many are looked at before other connections get a turn.
-TOPICS_PER_TURN = 16
 DAMAGE_HEADER = "X-Pyqd-Damage"
 
 
@@ -87,20 +88,28 @@ class StatusRoutes:
         uptime_ns = time.time_ns() - self.identity.start_ns
         return text_response(stats_text(head, uptime_ns, topics or [], memory, producers or []))
 
-    def topics(self, selection: Selection) -> list[StatsDict] | None:
-        """Return what the topics say, each at a moment of its own. Switches: yes."""
+    def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
+        """Return what the topics say; None where the one asked for does not exist."""
         topics = topics_shown(self.broker, selection)
-        if topics is None:
-            return None
-        found = []
-        for index, topic in enumerate(topics, 1):
-            if not topic.exiting:
-                stats = topic_stats(topic, selection)
-                if stats is not None:
-                    found.append(stats)
-            if index % TOPICS_PER_TURN == 0:
-                give_way()
-        return found
+        return None if topics is None else walked(topics, selection)
+
+
+def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
+    """Yield what topics say, each at a moment of its own. Switches: yes.
+
+    Whoever keeps all of it has the garbage collector walk over it, again and again, and hold the loop.
+    """
+    channel_count = 0
+    for topic in topics:
+        if topic.exiting:
+            continue
+        stats = topic_stats(topic, selection, give_way)
+        if stats is not None:
+            yield stats
+        channel_count += 1 + len(topic.channel_of)
+        if channel_count >= CHANNELS_PER_PAUSE:
+            channel_count = 0
+            give_way()
 
 
 def selection_of(query: Query) -> Selection:
@@ -115,7 +124,7 @@ def selection_of(query: Query) -> Selection:
 
 def stats_json(
     head: StatsDict,
-    topics: list[StatsDict] | None,
+    topics: Iterable[StatsDict] | None,
     memory: dict[str, int] | None,
     producers: list[StatsDict] | None,
 ) -> bytes:
@@ -125,13 +134,28 @@ def stats_json(
         parts.append(b"null")
     else:
         parts.append(b"[")
-        for start in range(0, len(topics), TOPICS_PER_TURN):
-            if start:
-                give_way()
-                parts.append(b",")
-            parts.append(to_json(topics[start : start + TOPICS_PER_TURN])[1:-1])
-        parts.append(b"]")
+        for topic in topics:
+            parts += topic_json(topic)
+            parts.append(b",")
+        # Behind the last one there is none.
+        parts[-1] = b"]" if parts[-1] == b"," else b"[]"
     if memory is not None:
         parts += [b',"memory":', to_json(memory)]
     parts += [b',"producers":', to_json(producers), b"}"]
     return b"".join(parts)
+
+
+def topic_json(topic: StatsDict) -> Iterator[bytes]:
+    """Yield the JSON of a topic in parts. Switches: where it has many channels."""
+    channels = topic["channels"]
+    if len(channels) <= CHANNELS_PER_PAUSE:
+        yield to_json(topic)
+        return
+    before, after = to_json({**topic, "channels": []}).split(b'"channels":[]', 1)
+    yield before + b'"channels":['
+    for start in range(0, len(channels), CHANNELS_PER_PAUSE):
+        if start:
+            give_way()
+            yield b","
+        yield to_json(channels[start : start + CHANNELS_PER_PAUSE])[1:-1]
+    yield b"]" + after

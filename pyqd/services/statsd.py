@@ -205,7 +205,7 @@ class StatsdPusher:
         exclude = options.statsd_exclude_ephemeral
         for index, (name, topic) in enumerate(sorted(self._broker.topic_of.items()), 1):
             if not topic.exiting and not (exclude and is_ephemeral_str(name)):
-                stats = topic_stats(topic, NOTHING_OF_CLIENTS)
+                stats = topic_stats(topic, NOTHING_OF_CLIENTS, give_way if pause else None)
                 assert stats is not None, "no channel was asked for"
                 yield from topic_entries(stats, exclude)
             if pause and index % TOPICS_PER_TURN == 0:

@@ -356,6 +356,7 @@ def test_identify_and_publish_may_be_pipelined(client: Client, topic: str) -> No
     client.expect_ok()
 
 
+@pytest.mark.pyqd_only("nsqd decodes what --max-body-size allows")
 def test_a_body_too_large_to_decode_in_a_turn_is_refused(client: Client) -> None:
     client.send(identify(b"[" + b"0," * (IDENTITY_BYTES_MAX // 2) + b"0]"))
     client.expect_fatal("E_BAD_BODY", f"IDENTIFY body too big {IDENTITY_BYTES_MAX + 3} > {IDENTITY_BYTES_MAX}")

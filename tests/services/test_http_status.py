@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+
+from pyqd.broker.stats import CHANNELS_PER_PAUSE
 from tests.services.conftest import HttpApp
 from tests.services.http_app import PRODUCER
 
@@ -79,6 +82,19 @@ def test_many_topics_come_sorted_and_whole(app: HttpApp) -> None:
     found = [topic["topic_name"] for topic in app.get("/stats?format=json").json()["topics"]]
     assert [name for name in found if name.startswith("many")] == names
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("count", [CHANNELS_PER_PAUSE, CHANNELS_PER_PAUSE + 1, 3 * CHANNELS_PER_PAUSE])
+def test_many_channels_come_sorted_and_whole(app: HttpApp, count: int) -> None:
+    names = [f"c{number:03}" for number in range(count)]
+    app.post("/topic/create?topic=a")
+    app.post("/topic/create?topic=wide")
+    for name in names:
+        app.post(f"/channel/create?topic=wide&channel={name}")
+    for path in ("/stats?format=json", "/stats?format=json&topic=wide"):
+        *_, wide = app.get(path).json()["topics"]
+        assert list(wide)[:3] == ["topic_name", "channels", "depth"]
+        assert [channel["channel_name"] for channel in wide["channels"]] == names
 
 
 def test_any_other_format_is_text_for_people(app: HttpApp) -> None:

@@ -44,7 +44,7 @@ def passes():
 
 def run(passes, names, count, piece_s):
     greenlets = [gevent.spawn(passes.work, name, count, piece_s) for name in names]
-    gevent.joinall(greenlets, timeout=10, raise_error=True)
+    gevent.joinall(greenlets, timeout=50, raise_error=True)
     assert all(each.dead for each in greenlets)
 
 
@@ -67,6 +67,6 @@ def test_a_greenlet_that_is_killed_while_it_waits_leaves_the_turns_to_the_others
     killed = gevent.spawn(passes.work, "killed", 1, 0.0)
     other = gevent.spawn(passes.work, "other", 1, 0.0)
     gevent.spawn(killed.kill)
-    gevent.joinall([killed, other], timeout=10, raise_error=True)
+    gevent.joinall([killed, other], timeout=50, raise_error=True)
     assert [name for names in passes.passes for name in names][-1] == "other"
     assert other.dead
