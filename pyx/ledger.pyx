@@ -44,6 +44,8 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, 
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
+# Of a ledger that was made anew, until its channel is recovered.
+cdef uint64_t UNKNOWN = <uint64_t> -1
 GROWING = ".growing"
 
 assert sizeof(LedgerHeader) <= LEDGER_HEADER_BYTES
@@ -73,10 +75,11 @@ cdef class Ledger:
     files: the operating system. path: the file, made if missing; None for anonymous memory. stand_ins: given by a
     start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
     A damaged file is set aside and a fresh one made: `rebuilt`.
+    expected: a missing file was lost, and the fresh one is `rebuilt` too.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
-    def __init__(self, files, path=None, stand_ins=None):
+    def __init__(self, files, path=None, stand_ins=None, bint expected=False):
         cdef Mapping mapping
         aside = None
         self.files = files
@@ -93,6 +96,7 @@ cdef class Ledger:
                 aside = set_aside(
                     files, path, error, "all that its log keeps counts as unfinished and is delivered again")
                 self.rebuilt = True
+        self.rebuilt = self.rebuilt or expected
         self.pristine = True
         try:
             mapping = self.new_file(RING_BITS_MIN)
@@ -107,6 +111,9 @@ cdef class Ledger:
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         # A new file has no earlier lap of the ring, whatever the kernel has written of it.
         (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
+        if self.rebuilt:
+            # In the file before it has its name: a kill or a power failure later in the start takes no caution away.
+            (<LedgerHeader*> mapping.base).origins_unknown_below = UNKNOWN
         (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
         (<LedgerHeader*> mapping.base).magic = MAGIC
         self.replace_file(mapping)
@@ -444,6 +451,21 @@ cdef class Ledger:
     def parked_from(self, uint64_t ordinal):
         self.header.parked_from = ordinal
 
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether the ledger was made anew for one that is lost, and its channel is not recovered since."""
+        return self.header.origins_unknown_below == UNKNOWN
+
+    @property
+    def origins_unknown_below(self) -> int:
+        return self.header.origins_unknown_below
+
+    def note_recovered(self, uint64_t parked_end):
+        """Note after a start that the channel is recovered. parked_end: of its parked log; 0: there is none."""
+        if self.header.origins_unknown_below > parked_end:
+            self.change_count += 1
+            self.header.origins_unknown_below = parked_end
+
     cdef LedgerSettings* newest_settings(self) noexcept:
         """Return the settings that count; NULL when there are none."""
         cdef LedgerSettings* found = NULL
@@ -512,10 +534,6 @@ cdef class Ledger:
             self.clamp(oldest, end)
         if not self.is_finished(ordinal):
             self.finish(ordinal)
-
-    def note_rebuilt(self):
-        """Note that the file was missing where there should be one."""
-        self.rebuilt = True
 
     def note_finished(self, uint64_t ordinal):
         """Note a record as finished, from Python (tests, cold paths). Raises: StorageError."""

@@ -44,12 +44,13 @@ cdef enum:
 cdef class Parked:
     """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`.
 
-    origins_unknown: the ledger is lost that says which origins are finished; so the origin of each message that waits
-    here is finished again.
+    origins_unknown_below: the ledger is lost that said which origins of the records below are finished. So that of each
+    message that waits here is finished again; that of a finished one stays as it is, as the channel may have been moved
+    back to it. Past the log's end: this is the first start since.
     """
 
     def __init__(
-        self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0, bint origins_unknown=False,
+        self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0, uint64_t origins_unknown_below=0,
     ):
         self.log = log
         self.ledger = ledger
@@ -61,11 +62,11 @@ cdef class Parked:
         ledger.count_ahead()
         ledger.absorb()
         self.dropped_below = min(dropped_below, log.end)
-        self.settled = 0 if origins_unknown else min(ledger.header.parked_below, log.end)
+        self.settled = 0 if origins_unknown_below > log.end else min(ledger.header.parked_below, log.end)
         ledger.header.parked_below = self.settled
         self.settled = max(self.settled, self.dropped_below)
         self.twins = IdTable()
-        self.find_twins(origins_unknown)
+        self.find_twins(origins_unknown_below)
         self.wait_for_unfinished()
         # What was unsettled is settled by the start, which finishes the twins.
         self.settled = log.end
@@ -81,7 +82,7 @@ cdef class Parked:
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
-    cdef int find_twins(self, bint unfinished_only) except -1:
+    cdef int find_twins(self, uint64_t origins_unknown_below) except -1:
         """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
         cdef Segment segment = self.log.segment_of(self.settled)
         cdef uint64_t offset
@@ -93,7 +94,9 @@ cdef class Parked:
                 record = <const Record*> (segment.base + offset)
                 if (
                     record_ordinal(record) >= self.settled and not record.flags & RECORD_LOST
-                    and not (unfinished_only and self.ledger.is_finished(record_ordinal(record)))
+                    and (
+                        record_ordinal(record) >= origins_unknown_below
+                        or not self.ledger.is_finished(record_ordinal(record)))
                 ):
                     self.last_twin_guid = max(self.last_twin_guid, record.guid)
                     self.twins.take(record.guid)

@@ -68,7 +68,7 @@ class Channel(LimitedChannel):
         there = set(self.files.list_directory(self.directory)) if found and self.directory is not None else set()
         ledger = self.watch(self.open_ledger(found, there))
         fresh = not ledger.started
-        if fresh and ledger.rebuilt:
+        if fresh and ledger.knows_nothing:
             position = topic.log.locate(topic.log.first.first_ordinal)
             start_ledger(ledger, position)
             fresh = False
@@ -154,14 +154,13 @@ class Channel(LimitedChannel):
             self.make_directory(self.directory)
         missing = found and LEDGER_FILE not in there
         try:
-            ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None)
+            ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None, missing)
         except StorageError:
             if not found:
                 self.files.remove_tree(self.directory)
             raise
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
-            ledger.note_rebuilt()
         if ledger.rebuilt:
             self.note_names(ledger)
         return ledger
@@ -208,11 +207,12 @@ class Channel(LimitedChannel):
                 # Or a kill came between making the two, and nothing is parked.
                 logger.warning("DISKQUEUE(%s): missing; all that is parked comes again", self.path_of(PARKED_LEDGER))
             self.parked = self.open_parked(self.topic.broker.stand_ins)
-        if self.topic.broker.power_failed or self.ledger.rebuilt or has_moved_twins(self):
+        if self.topic.broker.power_failed or self.ledger.knows_nothing or has_moved_twins(self):
             finish_twins(self)
         recover(self, attempts_of, self.topic.broker.power_failed)
         if self.parked is not None:
             recover_parked(self, attempts_of)
+        self.ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
 
     def load_attempts(self) -> dict[tuple[int, int], int]:
         """Return {(source, ordinal): deliveries so far} as a clean stop saved it, which is used once."""
@@ -258,7 +258,7 @@ class Channel(LimitedChannel):
             ledger.distrust()
         # Ordinals that a power failure took away may be given again.
         self.ledger.parked_from = min(self.ledger.parked_from, log.end)
-        return Parked(log, ledger, self.ledger.parked_from, self.ledger.rebuilt)
+        return Parked(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
 
     def sync_found(self, log: Log, path: str) -> None:
         """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.

@@ -39,6 +39,8 @@ cdef struct LedgerHeader:
     LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
     uint64_t parked_from                 # records of the parked log below it were dropped by a reset
     uint64_t reset_parked_from           # parked_from of a reset under way
+    # Records of the parked log below it may be finished and their origins not, as an earlier ledger is lost.
+    uint64_t origins_unknown_below
 
 cdef class Ledger:
     cdef readonly object files

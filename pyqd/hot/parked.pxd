@@ -36,7 +36,7 @@ cdef class Parked:
     cdef int grow_origins(self) except -1
     cdef int forget_origins(self, uint64_t end) except -1
     cdef int note_settled(self, uint64_t end) except -1
-    cdef int find_twins(self, bint unfinished_only) except -1
+    cdef int find_twins(self, uint64_t origins_unknown_below) except -1
     cdef bint is_superseded(self, const Record* record) noexcept
     cdef bint has_twin(self, const Record* record) noexcept
     cdef int trim(self) except -1

@@ -394,3 +394,23 @@ def test_a_sync_after_a_failed_one_of_the_process_before_writes_what_that_one_ha
             ("cut", 0, 0),
         ],
     )
+
+
+def test_a_message_that_a_lost_ledger_brings_back_stays_over_further_starts(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 1, 1, 0, 0),
+            ("stop",),
+            ("sub", 1, 0, 2),
+            ("pub", 0, 0),
+            ("pub", 2, 0),
+            ("reschedule", 1, 1, 0),
+            ("write_back", 2, 3863),
+            ("dmpub", 0, 5, 5, 0),
+            ("fin", 0, 0, 1),
+            ("write_back", 3, 1),
+            ("cut", 0, 0),
+            ("cut", 0, 0),
+        ],
+    )
