@@ -134,12 +134,12 @@ cdef class Intake(Scheduled):
     cdef bint store_slice(self, QueuedBatch queued) except -1:
         """Add some messages of the first batch. Returns: whether it is stored. Raises: StorageError (it is dropped)."""
         cdef MessageBatch* batch = &queued.batch
-        if not queued.begun or not (batch.by_one or resume_batch(self.topic.log)):
+        if not queued.begun or not (batch.kept == 0 or resume_batch(self.topic.log)):
             self.begin(queued)
         try:
             self.topic.add_messages(batch, self.next_slice(batch))
             if batch.done < batch.count:
-                batch.by_one or set_batch_aside(self.topic.log)
+                batch.kept == 0 or set_batch_aside(self.topic.log)
                 return False
         except BaseException:
             self.topic.drop_messages(batch)

@@ -189,15 +189,11 @@ cdef class TopicCore(Feed):
         to an open batch is accepted or not with all of it; `joins` says whether it can be.
         Raises: as publish_batch (all that was open is given up).
         """
-        cdef uint32_t size
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
         if self.ephemeral and not self.shown():
-            for _ in range(count):
-                size = <uint32_t> read_be32(at)
-                self.publish(at + 4, size, now_ns, 0)
-                at += 4 + size
-            return 0
+            assert self.open_count == 0
+            return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
         if not self.log.in_batch:
             assert self.open_count == 0
             self.log.begin_batch(span)
@@ -261,8 +257,12 @@ cdef class TopicCore(Feed):
     cdef int begin_messages(self, MessageBatch* batch) except -1:
         """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
-        batch.by_one = self.ephemeral and not self.shown()
-        if batch.by_one:
+        cdef uint64_t held = self.depth_here()
+        batch.kept = batch.count
+        if self.ephemeral and not self.shown():
+            # As with single messages, those past what the topic may hold are accepted and dropped.
+            batch.kept = <uint32_t> min(<uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
+        if batch.kept == 0:
             return 0
         self.log.reserve(span)
         if (batch.due_ns != 0 or batch.dues != NULL) and self.shown():
@@ -273,10 +273,11 @@ cdef class TopicCore(Feed):
     cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1:
         """Append the next `count` messages of a batch. Raises: StorageError (the batch is the caller's to drop)."""
         cdef uint32_t size
+        cdef uint64_t guid
         cdef int64_t due_ns = batch.due_ns
         cdef const char* at = batch.at
         assert count <= batch.count - batch.done
-        if due_ns == 0 and batch.dues == NULL and not batch.by_one:
+        if due_ns == 0 and batch.dues == NULL and batch.kept == batch.count:
             batch.at = self.log.append_frames(at, count, batch.now_ns, self.guids)
             batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
             batch.done += count
@@ -288,14 +289,13 @@ cdef class TopicCore(Feed):
                 at += sizeof(int64_t)
             size = <uint32_t> read_be32(at)
             at += sizeof(uint32_t)
-            if batch.by_one:
-                self.publish(at, size, batch.now_ns, due_ns)
-            else:
-                self.log.append(self.guids.next_id(batch.now_ns), batch.now_ns, due_ns, 0, at, size)
+            guid = self.guids.next_id(batch.now_ns)
+            if batch.done < batch.kept:
+                self.log.append(guid, batch.now_ns, due_ns, 0, at, size)
                 if due_ns != 0:
                     batch.deferred_end = self.log.end
                     batch.deferred_count += 1
-                batch.body_bytes += size
+            batch.body_bytes += size
             batch.at = at + size
             batch.done += 1
         return 0
@@ -304,8 +304,6 @@ cdef class TopicCore(Feed):
         """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
         cdef const Record* first = <const Record*> self.log.batch_at
         assert batch.done == batch.count
-        if batch.by_one:
-            return 0
         if batch.in_slices and batch.deferred_count != 0 and self.shown():
             # The topic may not have been shown when the batch began.
             try:
@@ -317,20 +315,21 @@ cdef class TopicCore(Feed):
             self.state.deferred_below = batch.deferred_end
         self.state.last_guid = self.guids.last_id
         store_barrier()
-        self.log.commit_batch()
+        if batch.kept != 0:
+            self.log.commit_batch()
         self.state.message_count += batch.count
         self.state.message_bytes += batch.body_bytes
         if self.shown():
             self.show()
             if batch.deferred_count != 0:
-                self.park_shown(first, batch.count, batch.deferred_count, batch.at_once)
+                self.park_shown(first, batch.kept, batch.deferred_count, batch.at_once)
         else:
             self.held_deferred += batch.deferred_count
         return 0
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
         """Drop a batch that is under way."""
-        if not batch.by_one and self.log.in_batch:
+        if batch.kept != 0 and self.log.in_batch:
             self.log.abort_batch()
         return 0
 

@@ -39,7 +39,7 @@ cdef struct MessageBatch:
     uint64_t deferred_end                # 1 + ordinal of the last one with a due time
     bint in_slices                       # the loop runs between the parts that are added
     bint at_once                         # the channels park them at once
-    bint by_one                          # the topic takes each on its own: an ephemeral one that holds its messages
+    uint32_t kept                        # of `count`: how many are stored; the rest an ephemeral topic has no room for
 
 # Bytes that a batch takes in a log.
 cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:

@@ -1,5 +1,7 @@
 """Schedules that the simulator has found and shrunk, each with a name for what was wrong."""
 
+import pytest
+
 
 def test_a_channel_made_on_a_full_disk_is_whole_though_it_cannot_park(simulate):
     simulate(
@@ -414,3 +416,8 @@ def test_a_message_that_a_lost_ledger_brings_back_stays_over_further_starts(simu
             ("cut", 0, 0),
         ],
     )
+
+
+@pytest.mark.parametrize("batch", [("mpub", 2, 5, 5), ("dmpub", 2, 5, 5, 0), ("http_pub", 2, 5, 5, 0)])
+def test_a_batch_to_an_ephemeral_topic_without_channels_is_stored_whole_or_not_at_all(simulate, batch):
+    simulate(sync_each=True, steps=[("fail", 3, 2, 1), batch])

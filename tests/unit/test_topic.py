@@ -7,7 +7,7 @@ import pytest
 from pyqd.hot.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of
 
 
 @pytest.fixture
@@ -180,6 +180,15 @@ def test_an_ephemeral_topic_keeps_no_more_than_the_memory_queue_and_counts_all(t
     channel = topic.channel("c")
     assert (topic.depth, channel.depth) == (0, 3)
     assert numbers(channel) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("due_ns", [0, 17])
+def test_an_ephemeral_topic_keeps_of_a_batch_what_it_has_room_for_and_counts_all(tmp_path, due_ns):
+    topic = broker_on(tmp_path, mem_queue_size=3).topic("t#ephemeral")
+    for _ in range(3):
+        topic.publish_frames(frames_of([b"one", b"two"]), 5, due_ns)
+    assert (topic.depth, topic.message_count, topic.message_bytes) == (3, 6, 18)
+    topic.check()
 
 
 def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path):
