@@ -261,7 +261,8 @@ cdef class TopicCore(Feed):
         batch.kept = batch.count
         if self.ephemeral and not self.shown():
             # As with single messages, those past what the topic may hold are accepted and dropped.
-            batch.kept = <uint32_t> min(<uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
+            batch.kept = <uint32_t> min(
+                <uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
         if batch.kept == 0:
             return 0
         self.log.reserve(span)
