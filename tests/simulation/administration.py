@@ -115,6 +115,10 @@ class Administration(Operations):
         change = amend.cancel if due_ns is None else amend.putting_off(found, due_ns)
         outcomes = amend.amend(found, list(found.channel_of.values()), guid, change, lambda: None)
         if self.died():
+            if due_ns is None:
+                # A cancellation is noted for seeks first. Whether it was is not known, as it was not answered.
+                for channel in topic.channels.values():
+                    channel.cancelled.add(number)
             return
         for outcome in outcomes:
             if outcome.channel is not None:

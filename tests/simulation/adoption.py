@@ -103,6 +103,7 @@ class Adoption:
         if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
             # It may be the one of before. What is demanded of the new one is not demanded then.
             topic.messages = {**ghost.messages, **topic.messages}
+            topic.note_cancelled_before(ghost)
             # A topic made again may give the same ids.
             topic.number_of = {}
             for message in topic.messages.values():
@@ -303,6 +304,8 @@ class Adoption:
             self.adopt_channel_limits(topic, channel, found)
         else:
             channel.note_limits(found.limits, self.model.stamp)
+            # It may be the one of before, with its list of what a seek leaves out.
+            channel.cancelled |= topic.cancelled_before.get(channel.name, set())
         channel.paused = found.paused
         self.note_spent(channel)
         ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
@@ -339,6 +342,9 @@ class Adoption:
         for number in copies.keys() - rows.keys():
             channel.done[number] = self.model.stamp
             dropped = number in maybe or (self.power and not topic.messages[number].durable)
+            # A power cut may take back the seek that it came again by: then it is finished as before.
+            before = channel.before_reset
+            dropped = dropped or (self.power and before is not None and number not in before)
             if channel.spends(copies[number]) and not dropped:
                 self.world.vanished.add(number)
         if self.power:

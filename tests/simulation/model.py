@@ -146,6 +146,15 @@ class Topic:
     own_stamp: int = 0
     # Channels that were deleted, with when: a power cut may bring them back.
     deleted: dict[str, int] = dataclasses.field(default_factory=dict)
+    # What was cancelled on them, and on those of the topic of before.
+    cancelled_before: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+
+    def note_cancelled_before(self, other: "Topic") -> None:
+        """Note what was cancelled on channels of a topic, this or the one of before, which may come back."""
+        for name, numbers in list(other.cancelled_before.items()):
+            self.cancelled_before[name] = self.cancelled_before.get(name, set()) | numbers
+        for name, channel in other.channels.items():
+            self.cancelled_before[name] = self.cancelled_before.get(name, set()) | channel.cancelled
 
     @property
     def ephemeral(self) -> bool:
@@ -260,12 +269,14 @@ class Model:
         if former is not None:
             # A power cut may bring back the one as well as the other.
             topic.messages = {**former.messages, **topic.messages}
+            topic.note_cancelled_before(former)
             topic.deleted = {**former.deleted, **dict.fromkeys(former.channels, self.stamp), **topic.deleted}
         self.deleted[name] = (self.tick(), topic)
 
     def delete_channel(self, topic: Topic, name: str) -> None:
         """Note a channel as deleted."""
-        del topic.channels[name]
+        gone = topic.channels.pop(name)
+        topic.cancelled_before[name] = topic.cancelled_before.get(name, set()) | gone.cancelled
         topic.deleted[name] = self.tick()
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic.name)

@@ -421,3 +421,53 @@ def test_a_message_that_a_lost_ledger_brings_back_stays_over_further_starts(simu
 @pytest.mark.parametrize("batch", [("mpub", 2, 5, 5), ("dmpub", 2, 5, 5, 0), ("http_pub", 2, 5, 5, 0)])
 def test_a_batch_to_an_ephemeral_topic_without_channels_is_stored_whole_or_not_at_all(simulate, batch):
     simulate(sync_each=True, steps=[("fail", 3, 2, 1), batch])
+
+
+def test_a_dead_letter_is_not_missed_if_a_power_cut_takes_back_the_seek_that_brought_it(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 0, 0, 1),
+            ("http_pub", 0, 0, 0, 0),
+            ("create_channel", 0, 0),
+            ("limit", 0, 0, 1),
+            ("sub", 0, 1, 0),
+            ("sub", 0, 2, 0),
+            ("fin", 0, 0, 0),
+            ("sync",),
+            ("seek", 0, 0),
+            ("die_at_store", 0, 1, 0),
+            ("seek", 0, 0),
+        ],
+    )
+
+
+def test_a_seek_after_a_kill_within_a_cancellation_leaves_the_message_out_or_not(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("http_pub", 0, 5, 0, 2),
+            ("create_channel", 0, 0),
+            ("mpub", 0, 5, 0),
+            ("http_pub", 0, 2, 0, 0),
+            ("mpub", 0, 1, 0),
+            ("die_at_store", 19, 0, 0),
+            ("cancel", 0, 27718),
+            ("seek", 0, 0),
+        ],
+    )
+
+
+def test_a_deleted_topic_that_a_power_cut_brings_back_knows_what_was_cancelled(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("create_channel", 0, 0),
+            ("cancel", 0, 0),
+            ("cut", 16959, 0),
+            ("delete_topic", 0),
+            ("cut", 0, 0),
+            ("seek", 0, 0),
+        ],
+    )
