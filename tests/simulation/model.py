@@ -72,8 +72,6 @@ class Channel:
     # The unfinished messages of before the last time that it was emptied or moved, until that is durable.
     before_reset: set[int] | None = None
     cancelled: set[int] = dataclasses.field(default_factory=set)
-    # Syncs that it takes until a power cut brings nothing finished back: two after a reset of its ledger.
-    untrusted: int = 0
     synced: int = 0
     limits: Any = None
     limits_stamp: int = 0
@@ -108,7 +106,6 @@ class Channel:
         copies = set(self.copies)
         self.before_reset = copies if self.before_reset is None else self.before_reset & copies
         self.reset = stamp
-        self.untrusted = 1
 
     def note_limits(self, limits: Any, stamp: int) -> None:
         """Note the limits of the channel."""
@@ -288,9 +285,6 @@ class Model:
             for channel in topic.channels.values():
                 if channel.reset <= stamp:
                     channel.before_reset = None
-                    if channel.untrusted:
-                        channel.untrusted -= 1
-                    else:
-                        channel.synced = stamp
+                    channel.synced = stamp
             for message in topic.messages.values():
                 message.durable = message.durable or message.stamp <= stamp
