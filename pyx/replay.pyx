@@ -168,15 +168,21 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
     place: that of the target, with all deferred messages behind it counted in this turn.
-    Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring.
+    Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
     cdef uint64_t start, end, ordinal
+    cdef uint64_t finished_end = target
     cdef list left_out = []
     if channel.cancelled is not None:
         left_out = channel.cancelled.marked(target, channel.feed.log.end)
     if left_out:
-        ledger.reach(ledger.header.floor + <uint64_t> left_out[len(left_out) - 1] - target)
+        finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
+    for _, end in channel.feed.log.holes:
+        finished_end = max(finished_end, end)
+    if finished_end > target:
+        # All that may fail comes before the first change.
+        ledger.reach(ledger.header.floor + finished_end - 1 - target)
     assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
     channel.start_over(channel.feed.log.locate(target) if place is None else place.position)
     if place is not None:

@@ -471,3 +471,28 @@ def test_a_deleted_topic_that_a_power_cut_brings_back_knows_what_was_cancelled(s
             ("seek", 0, 0),
         ],
     )
+
+
+def test_a_seek_that_a_full_disk_refuses_leaves_the_channel_where_it_was(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("mpub", 0, 5, 5),
+            ("sub", 1, 0, 0),
+            ("job", 0, 1),
+            ("sub", 0, 1, 8),
+            ("req", 0, 1, 0, 1),
+            ("job", 0, 0),
+            ("stop",),
+            ("fill", 1),
+            ("cut", 0, 0),
+            ("sub", 1, 1, 0),
+            ("pub", 0, 0),
+            ("sub", 0, 2, 0),
+            ("delete_channel", 0),
+            ("cut", 2, 37196),
+            ("delete_channel", 1),
+            ("seek", 0, 0),
+        ],
+    )
