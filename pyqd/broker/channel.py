@@ -117,9 +117,12 @@ class Channel(LimitedChannel):
             self.note_names(*self.ledgers())
 
     def begin_at(self, position: Position) -> None:
-        """Begin at another place of the log than the earlier run said, before `load_found`."""
+        """Begin at another place of the log than the earlier run said, durably, before `load_found`."""
         begin_at(self, position)
         self.finish_unread(self.ledger, self.found_files)
+        # Before anybody is told of it: the next power failure would give to another channel what this one has now.
+        mapping, length_bytes = self.ledger.sync_target()
+        self.topic.broker.syncs.sync(mapping, 0, length_bytes)
 
     def load_found(self) -> None:
         """Take up where an earlier run left off, once the topic knows where each channel begins."""

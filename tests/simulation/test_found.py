@@ -496,3 +496,27 @@ def test_a_seek_that_a_full_disk_refuses_leaves_the_channel_where_it_was(simulat
             ("seek", 0, 0),
         ],
     )
+
+
+def test_what_a_channel_takes_over_after_a_power_cut_is_its_own_after_the_next(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("pub", 1, 0),
+            ("pub", 0, 0),
+            ("cut", 37684, 0),
+            ("die_at_call", 0, 0, 0),
+            ("begin_sync",),
+            ("sub", 1, 2, 0),
+            ("pub", 0, 0),
+            ("pub", 1, 0),
+            ("jobs",),
+            ("sub", 0, 0, 0),
+            ("sub", 1, 0, 0),
+            ("cut", 2, 28900),
+            ("dpub", 1, 0, 0),
+            ("sub", 1, 1, 0),
+            ("job", 0, 0),
+            ("cut", 2, 51118),
+        ],
+    )
