@@ -204,6 +204,10 @@ class Operations(World):
         if topic_name not in self.model.topics:
             self.doubt.topics.add(topic_name)
         self.doubt.channels.add((topic_name, name))
+        known = self.model.topics.get(topic_name)
+        if topic_name == GRAVEYARD and known is not None and not known.channels and name.endswith("#ephemeral"):
+            # It takes what the topic holds, and ends with the process.
+            self.letters_lost = True
 
         def make() -> None:
             self.alive.broker.topic(topic_name).channel(name)

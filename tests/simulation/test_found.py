@@ -520,3 +520,38 @@ def test_what_a_channel_takes_over_after_a_power_cut_is_its_own_after_the_next(s
             ("cut", 2, 51118),
         ],
     )
+
+
+def test_a_channel_that_a_power_cut_brings_back_keeps_what_was_cancelled(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 0),
+            ("sub", 0, 0, 1),
+            ("pub", 0, 0),
+            ("pub", 1, 0),
+            ("stop",),
+            ("cancel", 1, 0),
+            ("delete_channel", 0),
+            ("sync",),
+            ("delete_channel", 0),
+            ("cut", 0, 0),
+            ("seek", 0, 0),
+        ],
+    )
+
+
+def test_dead_letters_that_only_an_ephemeral_channel_took_end_with_it(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 0, 0, 0),
+            ("sub", 1, 0, 1),
+            ("pub", 1, 0),
+            ("limit", 1, 0, 1),
+            ("jobs",),
+            ("cut", 0, 0),
+            ("create_channel", 2, 2),
+            ("stop",),
+        ],
+    )
