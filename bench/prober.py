@@ -1,9 +1,9 @@
 """Measure how long a server does not answer: a process of its own asks for /ping again and again.
 
-The times at which it asks are fixed beforehand, so a server that is silent for a second answers the questions of that
-second late, and each of them counts. Beside the time that an answer took stands the CPU time that the server's first
-thread used meanwhile: on a machine that others use as well, the first is the larger of the two by the time that the
-server waited for its core.
+It asks every two milliseconds, but has one open question at a time. A silence of a second is one question that took a
+second, and counts as all those that were due meanwhile would. Beside the time that an answer took stands the CPU time
+that the server's first thread used meanwhile: on a machine that others use as well, the first is the larger of the two
+by the time that the server waited for its core.
 
 Source: /proc/PID/task/TID/schedstat, in the kernel's documentation "Scheduler Statistics".
 """
@@ -44,7 +44,7 @@ class Silence:
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> "Silence":
         """Return the figures of samples of (seconds until the answer, CPU time in ns)."""
-        waits = sorted(wait_s for wait_s, _ in samples)
+        waits = sorted(due_s for wait_s, _ in samples for due_s in waits_due(wait_s))
         at = min(len(waits) - 1, int(P999 * len(waits)))
         return cls(waits[-1] * MS_PER_S, waits[at] * MS_PER_S, max(cpu_ns for _, cpu_ns in samples) / NS_PER_MS)
 
@@ -56,6 +56,16 @@ class Silence:
             median(each.p999_ms for each in found),
             median(each.cpu_max_ms for each in found),
         )
+
+
+def waits_due(wait_s: float) -> Iterator[float]:
+    """Yield how long each question would have waited that was due until an answer came: that of the first, and so on.
+
+    Source: Gil Tene, "How NOT to Measure Latency", coordinated omission; HdrHistogram corrects for it likewise.
+    """
+    yield wait_s
+    while (wait_s := wait_s - INTERVAL_S) > 0:
+        yield wait_s
 
 
 def cpu_ns(pid: int) -> int:
@@ -82,6 +92,9 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
     """Ask until told to stop, or (ends) until the server stops, then send the samples: the life of the process."""
     if core is not None:
         os.sched_setaffinity(0, {core})
+    with contextlib.suppress(PermissionError):
+        # It shares a core with the load, and what it waits for that core would count as the server's silence.
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     samples: list[Sample] = []
     with socket.create_connection(address, timeout=ANSWER_WITHIN_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,14 +102,11 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
         told.send(None)
         due_s = time.monotonic()
         while not samples or not told.poll():
-            due_s += INTERVAL_S
-            now_s = time.monotonic()
-            if now_s < due_s:
-                time.sleep(due_s - now_s)
-                # The prober may wake late; that is not the server's time.
-                asked_s = time.monotonic()
-            else:
-                asked_s = due_s
+            # From the answer on: where turns of the loop take longer than the interval, questions that are due while
+            # one is open would queue up behind it, and the last would count the length of the queue as silence.
+            due_s = max(due_s + INTERVAL_S, time.monotonic())
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            asked_s = time.monotonic()
             try:
                 cpu_before_ns = cpu_ns(pid)
                 ask(connection)

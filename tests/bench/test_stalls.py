@@ -28,6 +28,12 @@ def test_a_late_answer_counts_as_the_longest_silence() -> None:
     assert (silence.max_ms, silence.cpu_max_ms) == (250.0, 9.0)
 
 
+def test_a_late_answer_counts_for_each_question_that_was_due_meanwhile() -> None:
+    silence = Silence.of([(0.001, 1e6)] * 999 + [(0.011, 1e6)])
+    # Six of them, of 11, 9, 7, 5, 3 and 1 ms: the 99.9th percentile of 1,005 is the second.
+    assert silence.p999_ms == pytest.approx(9.0)
+
+
 def test_situations_are_chosen_by_a_word() -> None:
     assert [each.steps.__name__ for each in stalls.chosen(["seek_position"])] == ["seek_position"]
     assert stalls.chosen([]) == list(SITUATIONS)
