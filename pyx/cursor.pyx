@@ -105,6 +105,17 @@ cdef class ChannelCursor(Scheduled):
                 return False
         return True
 
+    cdef int finish_missing(self, uint64_t start, uint64_t end) except -1:
+        """Finish what of `[start, end)` the topic's log has lost; the channel may read all of it.
+
+        What lies behind the feed's end is no part of the depth yet, so it must not be finished. Raises: StorageError.
+        """
+        cdef uint64_t first, behind
+        assert end <= self.feed.end
+        for first, behind in self.feed.log.holes:
+            self.ledger.finish_range(max(first, start), min(behind, end))
+        return 0
+
     cdef int retry_soon(self) except -1:
         """Have the channel wake in a while: nothing else may tell that there is room again."""
         self.held_up = True

@@ -15,7 +15,8 @@ on.
 A message that was cancelled stays so: a seek marks it as finished. The channel keeps a list of such messages, a bit for
 each in `cancelled.ledger`; a start marks what a kill left unmarked.
 
-Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished.
+Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished,
+up to `feed.end`.
 """
 
 cimport cython
@@ -171,7 +172,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
-    cdef uint64_t start, end, ordinal
+    cdef uint64_t end, ordinal
     cdef uint64_t finished_end = target
     cdef list left_out = []
     if channel.cancelled is not None:
@@ -179,7 +180,7 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     if left_out:
         finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
     for _, end in channel.feed.log.holes:
-        finished_end = max(finished_end, end)
+        finished_end = max(finished_end, min(end, channel.feed.end))
     if finished_end > target:
         # All that may fail comes before the first change.
         ledger.reach(ledger.header.floor + finished_end - 1 - target)
@@ -189,5 +190,4 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
         channel.lag_counted(place.position, place.count)
     for ordinal in left_out:
         ledger.finish(ordinal)
-    for start, end in channel.feed.log.holes:
-        ledger.finish_range(max(start, target), end)
+    channel.finish_missing(target, channel.feed.end)

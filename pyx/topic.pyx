@@ -34,7 +34,7 @@ from pyqd.hot.record cimport Record, record_ordinal, record_span
 from pyqd.hot.scanner cimport read_be32
 from pyqd.hot.schedule cimport Scheduler
 
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
@@ -489,6 +489,7 @@ cdef class TopicCore(Feed):
         """Hand what the topic has held to its channels, and have them park what of it has a due time."""
         cdef ChannelCore channel
         cdef Position position
+        cdef uint64_t start = self.end
         cdef bint are_held = self.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
         if are_held:
             position = self.end_position()
@@ -496,6 +497,7 @@ cdef class TopicCore(Feed):
                 channel.lag_from(position.segment, position.offset, position.ordinal)
             self.all_lag = True
         self.show()
+        self.finish_missing(start)
         if are_held and self.held_known:
             self.deferred_count += self.held_deferred
         elif are_held:
@@ -504,6 +506,20 @@ cdef class TopicCore(Feed):
         self.forget_held()
         for channel in self.channels:
             channel.catch_up(False)
+
+    cdef int finish_missing(self, uint64_t start) except -1:
+        """Have the channels finish what the log has lost between an ordinal and `end`, as they may read that now."""
+        cdef ChannelCore channel
+        if start == self.end or not self.log.holes:
+            return 0
+        for channel in self.channels:
+            try:
+                channel.finish_missing(start, self.end)
+            except StorageError:
+                # The cursor steps over a hole that it meets; until then its records are in the depth.
+                continue
+            channel.note_finished_ahead()
+        return 0
 
     def forget_held(self):
         """Note that nothing is held now."""
@@ -580,6 +596,7 @@ cdef class TopicCore(Feed):
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""
         cdef ChannelCore channel
+        cdef uint64_t start = self.end
         # Without need no turn: with many idle topics each would map files that were mapped for the load a moment ago.
         self.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
@@ -588,6 +605,7 @@ cdef class TopicCore(Feed):
                 self.end = max(self.end, channel.ledger.header.cursor, channel.ledger.finished_end())
             # Else a topic whose last channel is deleted now would hold these again after the next start.
             self.state.held_from = self.end
+            self.finish_missing(start)
         # What was shown and not parked before the end of that run comes before what is shown now.
         for channel in self.channels:
             channel.park_deferred(min(self.end, self.state.deferred_below))

@@ -135,7 +135,9 @@ class Channel(LimitedChannel):
 
         there: the names of the channel's files.
         """
-        unread = list(self.topic.log.holes)
+        # The topic sees to a hole among the messages it holds: these are in no channel's depth yet.
+        end = max(self.topic.end, ledger.cursor)
+        unread = [(first, min(behind, end)) for first, behind in self.topic.log.holes]
         if CANCELLED_LEDGER in there:
             self.cancelled = self.cancelled or self.open_cancelled()
             unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]

@@ -62,6 +62,7 @@ cdef class ChannelCursor(Scheduled):
     cdef Ledger ledger_of(self, uint8_t source)
     cdef int reach(self, const Record* record, uint8_t source) except -1
     cdef bint try_finish_at_cursor(self) except -1
+    cdef int finish_missing(self, uint64_t start, uint64_t end) except -1
     cdef int retry_soon(self) except -1
     cdef int finish_record(self, const Record* record, uint8_t source) except -1
     cdef int note_drained(self) except -1

@@ -84,4 +84,5 @@ cdef class TopicCore(Feed):
     cdef int drop_messages(self, MessageBatch* batch) except -1
     cdef bint shown(self) noexcept
     cdef int show(self) except -1
+    cdef int finish_missing(self, uint64_t start) except -1
     cdef int drained(self) except -1

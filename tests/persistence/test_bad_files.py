@@ -15,6 +15,7 @@ from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
 from pyqd.hot.clock import wall
+from pyqd.hot.replay import seek
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError, StorageError
 from tests.support.nsq import Client
@@ -121,6 +122,29 @@ def test_a_missing_segment_is_stepped_over_and_said(tmp_path, caplog):
     assert numbers == sorted(numbers)
     assert len(numbers) < COUNT
     assert "are missing" in caplog.text
+
+
+def test_a_missing_segment_of_what_a_paused_topic_holds_is_in_no_depth_and_hands_nothing_out(tmp_path):
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    topic.pause(True)
+    for number in range(COUNT):
+        topic.publish_body(body_of(number, SIZE), wall())
+    broker.close()
+    segments(tmp_path)[1].unlink()
+    topic = broker_on(tmp_path).topic("t")
+    found, made = topic.channel("c"), topic.channel("d")
+    seek(found, 0)
+    assert (found.depth, made.depth, topic.depth) == (0, 0, COUNT)
+    assert taken(found) == []
+    topic.pause(False)
+    depth = found.depth
+    assert 0 < depth < COUNT
+    assert made.depth == depth
+    assert len(taken(found)) == len(taken(made)) == depth
+    assert found.depth == made.depth == 0
+    topic.check()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(8192), b"PYQDLGR\0" + bytes(8184), None])

@@ -555,3 +555,20 @@ def test_dead_letters_that_only_an_ephemeral_channel_took_end_with_it(simulate):
             ("stop",),
         ],
     )
+
+
+def test_what_a_power_cut_took_of_messages_that_a_topic_holds_is_in_no_channel_s_depth(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 1, 5, 0, 0),
+            ("sync",),
+            ("mpub", 1, 0, 0),
+            ("pause_topic", 0, 1),
+            ("mpub", 0, 0, 0),
+            ("mpub", 1, 5, 5),
+            ("kill",),
+            ("cut", 2, 50184),
+            ("sub", 1, 1, 0),
+        ],
+    )
