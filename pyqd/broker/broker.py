@@ -1,6 +1,5 @@
 """The broker: which topics exist, where they are kept, and what is shared between them."""
 
-import contextlib
 import errno
 import json
 import logging
@@ -17,7 +16,7 @@ from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.standins import StandIns
-from pyqd.diskqueue.syncs import Syncs
+from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
@@ -28,7 +27,6 @@ from pyqd.primitives.options import Options
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"
-SYNC_FAILED = "sync-failed"
 NODE_FILE = "node.json"
 PROBE_FILE = "probe"
 NODE_FORMAT = 1
@@ -501,9 +499,8 @@ class Broker:
         """Note that something could not be made durable against power loss; it is tried again."""
         self.sync_failure_count += 1
         self.failed_sync = str(error)
-        # Linux takes a page that it could not write for clean; the process that follows on this boot must know.
-        with contextlib.suppress(StorageError):
-            self.files.make_directory(os.path.join(self.root, SYNC_FAILED))
+        # Also where it was a directory's: `syncs` sees those of mappings alone.
+        self.syncs.tell_next_process()
         logger.error("DISKQUEUE: %s", error)
 
     def note_synced(self) -> None:

@@ -8,19 +8,25 @@ that was asked for after the last of them, the pages of every range are made dir
 syncfs(2) does not tell whose pages were lost. After a first failure each file is synced by itself, for good: that tells
 of an error which the file had while others were written.
 
+The process that comes next on the same boot must not believe clean pages either. The empty directory SYNC_FAILED in the
+data path tells it.
+
 Invariant: when `sync` returns, the bytes that the range had at its call are on stable storage, whatever failed before.
 
 Sources: msync(2); errseq in the kernel's documentation of the VFS.
 """
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from pyqd.diskqueue.files import Files
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
+
+SYNC_FAILED = "sync-failed"
 
 
 class Range(NamedTuple):
@@ -38,7 +44,7 @@ def dirty_range(mapping: Mapping, start_bytes: int, length_bytes: int) -> Range:
 
 
 class Syncs:
-    """Writes mappings to stable storage, for all threads. path: lies in their file system."""
+    """Writes mappings to stable storage, for all threads. path: the data directory."""
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -62,6 +68,7 @@ class Syncs:
                 self.files.sync(mapping, start_bytes, length_bytes)
             except StorageError:
                 mapping.failed_syncs += 1
+                self.tell_next_process()
                 raise
             if failures == failed:
                 mapping.healed_syncs = failed
@@ -81,8 +88,14 @@ class Syncs:
                 for mapping in {each.mapping for each in ranges}:
                     with self._alone(mapping):
                         mapping.failed_syncs += 1
+                self.tell_next_process()
                 raise
         return done and self._are_sound(ranges)
+
+    def tell_next_process(self) -> None:
+        """Leave a mark for the process that comes next: a sync has failed."""
+        with suppress(StorageError):
+            self.files.make_directory(os.path.join(self._path, SYNC_FAILED))
 
     def _are_sound(self, ranges: Sequence[Range]) -> bool:
         """Say whether no sync of the ranges' files has failed since they were gathered, nor is one under way."""

@@ -572,3 +572,18 @@ def test_what_a_power_cut_took_of_messages_that_a_topic_holds_is_in_no_channel_s
             ("sub", 1, 1, 0),
         ],
     )
+
+
+def test_a_sync_that_failed_in_a_start_is_made_up_for_by_the_next_one(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("http_pub", 0, 5, 0, 2),
+            ("job", 0, 1),
+            ("create_channel", 0, 0),
+            ("kill",),
+            ("fail", 1, 3, 1),
+            ("fin", 0, 0, 0),
+            ("cut", 2, 0),
+        ],
+    )
