@@ -232,7 +232,8 @@ def test_the_largest_buffers_go_when_all_together_take_too_much(start: Callable[
     assert daemon.log_text().count("buffers take more") == 1
     scraped = daemon.http("GET", "/metrics").body
     assert b"\npyqd_connections_shed_total 1.0\n" in scraped
-    assert b"\npyqd_buffer_bytes 0.0\n" in scraped
+    # A connection's end is seen some time after it was closed here.
+    wait_until(lambda: buffer_bytes(daemon) == 0.0, "nothing is buffered")
 
 
 def buffer_bytes(daemon: Daemon) -> float:
