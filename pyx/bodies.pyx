@@ -140,12 +140,12 @@ cdef class BinaryFramer:
 
     @property
     def failed(self):
-        """Whether something is wrong with the body."""
+        """True if something is wrong with the body."""
         return self.scan != SCAN_READY
 
     @property
     def counts(self):
-        """Whether the body begins with a number of messages that it may have."""
+        """True if the body begins with a number of messages that it may have."""
         return self.scan != SCAN_BAD_COUNT and self.batch.count != 0
 
     @property

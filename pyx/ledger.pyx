@@ -453,7 +453,7 @@ cdef class Ledger:
 
     @property
     def knows_nothing(self) -> bool:
-        """Whether the ledger was made anew for one that is lost, and its channel is not recovered since."""
+        """True if the ledger was made anew for one that is lost, and its channel is not recovered since."""
         return self.header.origins_unknown_below == UNKNOWN
 
     @property
