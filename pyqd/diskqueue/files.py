@@ -379,11 +379,13 @@ class Files:
         """
         assert len(content) <= PAGE_BYTES, "a page is what one block takes"
         try:
-            with open(path, "r+b", buffering=0) as file:
-                os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
-                os.fsync(file.fileno())
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise storage_error("write", path, error) from error
+        try:
+            _write_whole(fd, memoryview(content.ljust(self.size_of(path))), path)
+        finally:
+            os.close(fd)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what had it."""

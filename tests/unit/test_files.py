@@ -241,3 +241,12 @@ def test_a_small_file_is_overwritten_in_the_block_that_it_has(files, tmp_path, c
     assert (path.stat().st_ino, path.stat().st_blocks) == (before.st_ino, before.st_blocks)
     with pytest.raises(StorageError):
         files.write_in_place(str(tmp_path / "missing"), content)
+
+
+def test_a_small_file_is_overwritten_whole_where_a_write_takes_a_part(files, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"what was there")
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: pwrite(fd, content[:3], offset))
+    files.write_in_place(str(path), b"what comes now")
+    assert path.read_bytes() == b"what comes now"
