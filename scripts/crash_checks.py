@@ -143,13 +143,24 @@ class Channel:
 class Letters(Channel):
     """Channel of a dead-letter topic. Its messages are known by their ids, as several can have one body.
 
-    spent: messages of the source channel that had their last attempt; dead: messages seen here.
+    spent: messages of the source channel that had their last attempt; dead: messages seen here. unread_max: of a source
+    channel with one attempt, how many messages kills can have left between the daemon and its consumers.
     """
 
     topic_name: str = ""
     states_by_id: dict[bytes, int] = field(default_factory=dict)
     spent: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
+    unread_max: int = 0
+
+    def note_unread(self, rdy: int) -> None:
+        """Note a kill: what was handed out to a consumer of the source channel may not have been sent or read."""
+        self.unread_max += rdy
+
+    def unearned(self) -> set[int]:
+        """Return the messages seen here that had attempts left, but for as many as kills can have left unread."""
+        unseen = self.dead - self.spent
+        return unseen if len(unseen) > self.unread_max else set()
 
     def state(self, key: Any) -> int:
         return self.states_by_id.get(key, PENDING)
@@ -241,6 +252,7 @@ class Totals:
     seeks_refused: int = 0
     limits_set: int = 0
     dead_letters: int = 0
+    dead_letters_unread: int = 0
     changes_cut: int = 0
     attempts_lower: int = 0
     lost: int = 0

@@ -59,7 +59,7 @@ from crash_checks import (
     Totals,
     World,
 )
-from crash_clients import DELAY_MS_MAX, Connection, Consumer, Publisher
+from crash_clients import DELAY_MS_MAX, Consumer, Publisher
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 POLL_S = 0.003
@@ -270,9 +270,9 @@ class Harness:
             for topic in self.world.topics[::3]:
                 await self.changes.call("POST", f"/topic/retention?topic={topic.name}&bytes={RETENTION_BYTES}")
 
-    async def connect_all(self) -> tuple[list[Connection], list[Publisher]]:
+    async def connect_all(self) -> tuple[list[Consumer], list[Publisher]]:
         """Connect consumers and publishers; some channels have no consumer in some rounds."""
-        consumers: list[Connection] = []
+        consumers: list[Consumer] = []
         for channel in [*self.world.channels(), *self.world.letters.values()]:
             if channel.kind not in ("late", "letters") or self.rng.random() < 0.3:
                 for _ in range(2 if channel.kind == "rough" else 1):
@@ -314,6 +314,10 @@ class Harness:
         if not self.daemon.kill():
             world.note("daemon_failures", "the daemon ended by itself")
         world.totals.kills += 1
+        for consumer in consumers:
+            letters = consumer.channel.letters
+            if letters is not None and consumer.channel.attempts_least() == 1:
+                letters.note_unread(consumer.rdy)
         await asyncio.gather(*tasks)
         await self.close(consumers + publishers + changes.connections)
         changes.connections.clear()
@@ -429,7 +433,9 @@ class Harness:
                         continue
                     world.note("lost" if acknowledged else "torn_batches", f"{world.where(channel)}, message {index}")
         for name, letters in world.letters.items():
-            for index in letters.dead - letters.spent:
+            unearned = letters.unearned()
+            totals.dead_letters_unread += len(letters.dead - letters.spent) - len(unearned)
+            for index in unearned:
                 world.note("unearned_dead_letters", f"{name}, message {index}")
         said = self.daemon.log_path.read_text(errors="replace")
         for sign in SIGNS_OF_A_CRASH:

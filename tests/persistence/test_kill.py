@@ -81,6 +81,23 @@ def test_a_deferred_message_in_flight_comes_again_as_a_second_delivery(daemon):
     assert take_all(daemon, 1)[b"deferred"].attempts == 4
 
 
+def test_what_was_handed_out_and_not_sent_at_a_kill_has_had_an_attempt(daemon):
+    for path, names in (("topic", {}), ("channel", {"channel": "c"})):
+        daemon.http("POST", f"/{path}/create", topic="t", **names)
+    limited = daemon.http("POST", "/channel/limits", topic="t", channel="c", max_attempts="1", dead_letter_topic="dead")
+    assert limited.status == 200
+    with Client(daemon.tcp_address) as client:
+        client.identify(output_buffer_timeout=30_000, output_buffer_size=64 * 1024)
+        client.sub("t", "c")
+        client.rdy(10)
+        publish(daemon, [b"one", b"two"])
+        daemon.wait_for_channel("t", "c", in_flight_count=2)
+        kill_and_start(daemon)
+    daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
+    with subscribe(daemon, "dead") as client:
+        assert {message.body for message in client.read_messages(2)} == {b"one", b"two"}
+
+
 @pytest.mark.parametrize("channel", ["c", "d"])
 def test_a_finished_message_is_not_delivered_again(daemon, channel):
     with subscribe(daemon) as client, subscribe(daemon, channel="d", rdy_count=0):
