@@ -346,6 +346,7 @@ def test_commands_behind_auth_wait_for_it(guarded: Daemon, topic: str) -> None:
         client.expect_ok(3)
 
 
+@pytest.mark.slow
 def test_what_has_expired_is_asked_for_again(run: Run, own_authd: AuthServer, topic: str) -> None:
     own_authd.answer = lambda _query: state(entry(), ttl=1)
     with authed(run(f"-auth-http-address={own_authd.address}"), "s") as client:
@@ -362,6 +363,7 @@ def test_what_has_expired_is_asked_for_again(run: Run, own_authd: AuthServer, to
         client.sub(topic)
 
 
+@pytest.mark.slow
 def test_a_permission_that_was_taken_away_ends_with_its_time(run: Run, own_authd: AuthServer, topic: str) -> None:
     own_authd.answer = lambda _query: state(entry(), ttl=1)
     with authed(run(f"-auth-http-address={own_authd.address}"), "s") as client:
@@ -380,6 +382,7 @@ def test_a_permission_that_was_taken_away_ends_with_its_time(run: Run, own_authd
         client.expect_closed()
 
 
+@pytest.mark.slow
 def test_when_no_server_answers_any_more_it_ends_with_its_time(run: Run, own_authd: AuthServer, topic: str) -> None:
     own_authd.answer = lambda _query: state(entry(), ttl=1)
     with authed(run(f"-auth-http-address={own_authd.address}"), "s") as client:

@@ -63,6 +63,7 @@ def test_other_channels_are_not_held_up(client: Client, server: Daemon, topic: s
     assert len(client.read_messages(50)) == 50
 
 
+@pytest.mark.slow
 def test_a_message_delivered_often_enough_is_found_in_the_other_topic(
     client: Client, connect: Connect, server: Daemon, topic: str
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_message_delivered_often_enough_is_found_in_the_other_topic(
     )
 
 
+@pytest.mark.slow
 def test_a_message_that_times_out_too_often_is_a_dead_letter_without_any_consumer(
     connect: Connect, server: Daemon, topic: str
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_message_that_times_out_too_often_is_a_dead_letter_without_any_consume
     server.wait_for_channel(topic, "c", depth=0, in_flight_count=0)
 
 
+@pytest.mark.slow
 def test_a_dead_letter_without_its_topic_waits_until_there_is_one(client: Client, server: Daemon, topic: str) -> None:
     make_channel(server, topic)
     dead = f"{topic}_dead"

@@ -205,6 +205,7 @@ def test_a_requeued_message_makes_room_for_the_next(client: Client, server: Daem
     server.wait_for_channel(topic, "c", deferred_count=1, in_flight_count=1, depth=0)
 
 
+@pytest.mark.slow
 def test_a_requeue_beyond_the_limit_is_clamped(
     connect: Connect, narrow_server: Daemon, narrow_timed_topic: str
 ) -> None:

@@ -14,6 +14,7 @@ INTERVAL_MS = 1000
 BEAT = (RESPONSE, HEARTBEAT)
 
 
+@pytest.mark.slow
 def test_clients_in_every_state_get_heartbeats_and_live_by_any_command(connect: Connect, topic: str) -> None:
     producer, consumer, closing = clients = [connect() for _ in range(3)]
     for client in clients:
@@ -32,6 +33,7 @@ def test_clients_in_every_state_get_heartbeats_and_live_by_any_command(connect: 
         client.expect_alive()
 
 
+@pytest.mark.slow
 def test_a_silent_client_is_closed_without_an_error(connect: Connect, server: Daemon, topic: str) -> None:
     silent, mid_line, mid_body = clients = [connect() for _ in range(3)]
     for client in clients:
@@ -64,6 +66,7 @@ def test_without_heartbeats_publishing_works(client: Client, topic: str) -> None
     client.expect_alive()
 
 
+@pytest.mark.slow
 def test_messages_are_delivered_between_heartbeats(client: Client, connect: Connect, topic: str) -> None:
     client.identify(heartbeat_interval=INTERVAL_MS)
     client.sub(topic, rdy_count=1)

@@ -235,6 +235,7 @@ def test_a_paused_channel_delivers_nothing_and_keeps_rdy(server: Daemon, connect
     server.wait_for_channel(topic, "c", depth=0, in_flight_count=3, paused=False)
 
 
+@pytest.mark.slow
 def test_time_goes_on_in_a_paused_channel(server: Daemon, connect: Connect, timed_topic: str) -> None:
     consumer, publisher = connect(), connect()
     consumer.identify(msg_timeout=1000)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.protocol.conftest import Connect
 from tests.support.nsq import ERROR, MESSAGE, Client, Message, parse_message
 from tests.support.server import Daemon
@@ -20,6 +22,7 @@ def consumer(client: Client, topic: str, *, rdy_count: int = 1, msg_timeout_ms: 
     return client
 
 
+@pytest.mark.slow
 def test_an_unsettled_message_comes_again_as_the_same(client: Client, server: Daemon, timed_topic: str) -> None:
     client.pub(timed_topic, b"x")
     consumer(client, timed_topic)
@@ -37,6 +40,7 @@ def test_an_unsettled_message_comes_again_as_the_same(client: Client, server: Da
     server.wait_for_channel(timed_topic, "c", timeout_count=2, requeue_count=2, in_flight_count=0, depth=0)
 
 
+@pytest.mark.slow
 def test_a_message_timed_out_is_not_in_flight(client: Client, server: Daemon, timed_topic: str) -> None:
     client.pub(timed_topic, b"x")
     consumer(client, timed_topic)
@@ -51,6 +55,7 @@ def test_a_message_timed_out_is_not_in_flight(client: Client, server: Daemon, ti
     assert [each["in_flight_count"] for each in channel["clients"]] == [0]
 
 
+@pytest.mark.slow
 def test_a_message_timed_out_may_go_to_another_consumer_who_then_owns_it(connect: Connect, timed_topic: str) -> None:
     first, second = connect(), connect()
     first.pub(timed_topic, b"x")
@@ -67,6 +72,7 @@ def test_a_message_timed_out_may_go_to_another_consumer_who_then_owns_it(connect
     second.expect_alive()
 
 
+@pytest.mark.slow
 def test_what_a_client_leaves_behind_waits_for_its_timeout(connect: Connect, server: Daemon, timed_topic: str) -> None:
     first, second = connect(), connect()
     first.mpub(timed_topic, [b"1", b"2"])
@@ -89,6 +95,7 @@ def test_what_a_client_leaves_behind_stays_in_flight_at_first(connect: Connect, 
     server.wait_for_channel(topic, "c", client_count=0, in_flight_count=1, depth=0)
 
 
+@pytest.mark.slow
 def test_a_touched_message_does_not_time_out_while_another_does(client: Client, timed_topic: str) -> None:
     client.mpub(timed_topic, [b"kept", b"left"])
     consumer(client, timed_topic, rdy_count=2, msg_timeout_ms=1500)
@@ -96,6 +103,7 @@ def test_a_touched_message_does_not_time_out_while_another_does(client: Client, 
     assert _touch_until_a_message_comes(client, kept) == left._replace(attempts=2)
 
 
+@pytest.mark.slow
 def test_touching_helps_no_longer_than_the_greatest_timeout(
     connect: Connect, narrow_server: Daemon, narrow_timed_topic: str
 ) -> None:
@@ -106,6 +114,7 @@ def test_touching_helps_no_longer_than_the_greatest_timeout(
     assert _touch_until_a_message_comes(client, message) == message._replace(attempts=2)
 
 
+@pytest.mark.slow
 def test_the_timeout_of_the_server_holds_for_who_names_none(
     connect: Connect, narrow_server: Daemon, narrow_timed_topic: str
 ) -> None:
@@ -116,6 +125,7 @@ def test_the_timeout_of_the_server_holds_for_who_names_none(
     assert client.read_message() == message._replace(attempts=2)
 
 
+@pytest.mark.slow
 def test_a_message_that_times_out_makes_room_for_the_next(client: Client, server: Daemon, timed_topic: str) -> None:
     client.mpub(timed_topic, [b"1", b"2"])
     consumer(client, timed_topic)

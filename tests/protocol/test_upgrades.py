@@ -153,6 +153,7 @@ def test_tls_records_may_be_cut_anywhere(
     assert frames == 2 * b"\0\0\0\6\0\0\0\0OK"
 
 
+@pytest.mark.slow
 def test_heartbeats_come_through_the_upgrades_and_are_answered_through_them(
     upgraded: Upgrading, upgrades: dict[str, object]
 ) -> None:

@@ -338,6 +338,7 @@ def test_a_client_that_goes_away_harms_nobody(app: HttpApp) -> None:
     assert "Traceback" not in re.sub("(?s)the handler of /broken failed.*?KeyError: 'a bug'", "", app.log_text())
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_nothing_more_is_given_up(tmp_path: Path) -> None:
     app = HttpApp(tmp_path, wait_s=0.05)
     starts = [

@@ -307,6 +307,7 @@ def breaking_broker(closes_after: bytes | None) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closes_after", [b"RDY", b"CLS", None])
 def test_a_broker_whose_connections_always_break_is_given_up(path: Path, closes_after: bytes | None) -> None:
     with breaking_broker(closes_after) as address:

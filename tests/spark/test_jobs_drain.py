@@ -141,6 +141,7 @@ def test_messages_of_several_days_go_to_the_directories_of_their_days(
     assert len({file.name for file in files(table)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("landed", [0, 1, 3])
 def test_a_run_cut_short_is_carried_out_as_it_was_planned(broker: Daemon, topic: str, table: Path, landed: int) -> None:
     chosen = options(table, broker, topics=(topic,))
@@ -268,6 +269,7 @@ def test_a_broker_that_does_not_answer_fails_the_run_before_anything_is_planned(
     assert str(away.http_address[1]) in as_text(report)
 
 
+@pytest.mark.slow
 def test_a_broker_killed_while_it_is_drained_fails_the_run_and_the_next_one_completes_it(
     broker: Daemon, make_broker: MakeBroker, topic: str, table: Path
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_broker_killed_while_it_is_drained_fails_the_run_and_the_next_one_comp
     assert numbers(table) == list(range(4000))
 
 
+@pytest.mark.slow
 def test_a_broker_restarted_while_it_is_drained_is_waited_for(make_broker: MakeBroker, topic: str, table: Path) -> None:
     dying = make_broker()
     publish(dying, topic, range(2000))
@@ -298,6 +301,7 @@ def test_a_broker_restarted_while_it_is_drained_is_waited_for(make_broker: MakeB
     assert numbers(table) == list(range(2000))
 
 
+@pytest.mark.slow
 def test_ranges_of_a_broker_that_is_away_are_left_for_the_next_run_where_that_is_allowed(
     broker: Daemon, make_broker: MakeBroker, topic: str, table: Path
 ) -> None:

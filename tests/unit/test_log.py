@@ -350,6 +350,7 @@ def recovered(directory, bodies, least):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filler", [b"\x00", b"\xff", b"A"])
 def test_a_tail_that_is_lost_from_any_byte_on_leaves_the_records_before_it(tmp_path, filler):
     bodies, offsets = small_log(tmp_path / "origin")

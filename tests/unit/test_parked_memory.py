@@ -1,5 +1,7 @@
 """What a deferred message takes in memory."""
 
+import pytest
+
 from pyqd.hot.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import broker_on
@@ -7,6 +9,7 @@ from tests.support.storage import broker_on
 BYTES_MAX = 48
 
 
+@pytest.mark.slow
 def test_a_deferred_message_takes_at_most_48_bytes_however_many_no_sync_has_covered(tmp_path):
     broker = broker_on(tmp_path, max_bytes_per_file=8 << 20)
     topic = broker.topic("t")
