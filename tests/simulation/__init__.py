@@ -9,6 +9,7 @@ one order. Playing it is deterministic. After each step the broker's counts are 
 its messages, and at the end everything is drained and deleted. A schedule that fails is shrunk to the steps that matter
 and printed as a test, to be put into `test_found.py` with the fix.
 
+    features     faults that only some ranges of seeds have
     schedule     steps made from a seed, played, shrunk, printed
     operations   one method for each kind of step
     world        the machine: lives and deaths of the process, what is checked after each step
@@ -23,4 +24,5 @@ and printed as a test, to be put into `test_found.py` with the fix.
 A new operation is a method `do_NAME` of whole numbers in `operations`, with a line in `schedule.WEIGHTS`. It says in
 `doubt` what may be done or not if the process dies in it, calls the broker, and then changes the model unless the
 process is dead. A fault that is to be possible in more places is a kind in `disk`.
+Schedules of a seed stay as they are: a new operation or kind of fault belongs to a feature.
 """

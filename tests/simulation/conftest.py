@@ -1,6 +1,6 @@
 """Playing of schedules in tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -8,12 +8,12 @@ from tests.simulation.schedule import Schedule, Step, play, quiet
 
 
 @pytest.fixture
-def simulate() -> Callable[[bool, list[Step]], None]:
-    """Return a function that plays a schedule. It raises what the broker does wrong."""
+def simulate() -> Callable[..., None]:
+    """Return a function that plays a schedule, as `Schedule` has it. It raises what the broker does wrong."""
 
-    def played(sync_each: bool, steps: list[Step]) -> None:
+    def played(sync_each: bool, steps: list[Step], features: Iterable[str] = ()) -> None:
         with quiet() as failures:
-            failure = play(Schedule(sync_each, steps), failures).failure
+            failure = play(Schedule(sync_each, steps, frozenset(features)), failures).failure
         if failure is not None:
             raise failure
 

@@ -14,6 +14,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
 from tests.simulation.disk import MAP, OPEN, SPACE, SYNC, WITHOUT_LIMIT, Fault
+from tests.simulation.features import kinds_of
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.world import CUT, KILL, World
 from tests.support.storage import body_of
@@ -45,7 +46,8 @@ class Operations(World):
     # What is planned for the step that follows.
 
     def do_fail(self, kind: int, skipped: int, times: int) -> None:
-        self.next_fault = Fault(FAULTS[kind % len(FAULTS)], skipped, times)
+        kinds = kinds_of(self.features, FAULTS)
+        self.next_fault = Fault(kinds[kind % len(kinds)], skipped, times)
 
     def do_die_at_call(self, number: int, cut: int, seed: int) -> None:
         self.death = ("call", number)

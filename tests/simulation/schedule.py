@@ -9,6 +9,7 @@ from typing import Any
 
 from pyqd.hot import intake, ledger
 from tests.simulation.administration import Administration
+from tests.simulation.features import Features, features_of, weights_of
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
 
@@ -87,27 +88,30 @@ PHRASES_MAX = 3
 
 @dataclasses.dataclass
 class Schedule:
-    """Steps to be played. sync_each: with --sync-every=1."""
+    """Steps to be played. sync_each: with --sync-every=1. features: faults beside those of all schedules."""
 
     sync_each: bool
     steps: list[Step]
+    features: Features = frozenset()
 
 
 def made_from(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     rng = random.Random(seed)
+    features = features_of(seed)
+    known = weights_of(features, WEIGHTS)
     # Each schedule has its own mix: some have no faults, some no consumers.
-    weights = {name: weight * rng.choice((0, 0.3, 1, 1, 2)) for name, (weight, _) in WEIGHTS.items()}
+    weights = {name: weight * rng.choice((0, 0.3, 1, 1, 2)) for name, (weight, _) in known.items()}
     for name in ("pub", "sub", "fin"):
-        weights[name] = max(weights[name], WEIGHTS[name][0])
+        weights[name] = max(weights[name], known[name][0])
     names = rng.choices(list(weights), list(weights.values()), k=rng.randrange(10, 70))
     for _ in range(rng.randrange(PHRASES_MAX + 1)):
         at = rng.randrange(len(names))
         names[at:at] = rng.choice(PHRASES)
     steps: list[Step] = []
     for name in names:
-        steps.append((name, *(rng.randrange(top or NUMBER_MAX) for top in WEIGHTS[name][1])))
-    return Schedule(rng.random() < 0.5, steps)
+        steps.append((name, *(rng.randrange(top or NUMBER_MAX) for top in known[name][1])))
+    return Schedule(rng.random() < 0.5, steps, features)
 
 
 @dataclasses.dataclass
@@ -146,7 +150,7 @@ def play(schedule: Schedule, failures: Failures) -> Result:
     world: Administration | None = None
     failure = None
     try:
-        world = Administration(schedule.sync_each)
+        world = Administration(schedule.sync_each, schedule.features)
         world.failures = failures
         for step in schedule.steps:
             world.do(*step)
@@ -168,28 +172,29 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
         at, changed = 0, False
         while at < len(steps):
             fewer = steps[:at] + steps[at + size :]
-            if fails(Schedule(schedule.sync_each, fewer)):
+            if fails(dataclasses.replace(schedule, steps=fewer)):
                 steps, changed = fewer, True
             else:
                 at += size
         if size == 1 and not changed:
             break
         size = max(1, size // 2)
-    return Schedule(schedule.sync_each, simplified(schedule.sync_each, steps, fails))
+    return simplified(dataclasses.replace(schedule, steps=steps), fails)
 
 
-def simplified(sync_each: bool, steps: list[Step], fails: Callable[[Schedule], bool]) -> list[Step]:
+def simplified(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
     """Return the same steps with numbers as small as they can be."""
+    steps = schedule.steps
     for index, step in enumerate(steps):
         for place in range(1, len(step)):
             for value in (0, 1, 2, 3, 5, 8):
                 if value >= step[place]:
                     break
                 tried = (*step[:place], value, *step[place + 1 :])
-                if fails(Schedule(sync_each, [*steps[:index], tried, *steps[index + 1 :]])):
+                if fails(dataclasses.replace(schedule, steps=[*steps[:index], tried, *steps[index + 1 :]])):
                     step = steps[index] = tried
                     break
-    return steps
+    return schedule
 
 
 def as_test(schedule: Schedule, seed: int, failure: Violation) -> str:
@@ -197,4 +202,7 @@ def as_test(schedule: Schedule, seed: int, failure: Violation) -> str:
     lines = [f"def test_seed_{seed}(simulate):", f'    """{failure}."""', "    simulate("]
     lines += [f"        sync_each={schedule.sync_each},", "        steps=["]
     lines += [f"            {step!r}," for step in schedule.steps]
-    return "\n".join([*lines, "        ],", "    )", ""])
+    lines += ["        ],"]
+    if schedule.features:
+        lines += [f"        features={sorted(schedule.features)!r},"]
+    return "\n".join([*lines, "    )", ""])

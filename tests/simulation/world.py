@@ -16,6 +16,7 @@ from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import ROOT, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
+from tests.simulation.features import Features
 from tests.simulation.model import (
     DEFERRED,
     GRAVEYARD,
@@ -38,10 +39,11 @@ KILL, CUT = "kill", "cut"
 
 
 class World:
-    """One machine. sync_each: --sync-every=1."""
+    """One machine. sync_each: --sync-every=1. features: faults beside those of all schedules."""
 
-    def __init__(self, sync_each: bool) -> None:
+    def __init__(self, sync_each: bool, features: Features) -> None:
         self.sync_each = sync_each
+        self.features = features
         self.lib = deaths.library()
         self.disk = Disk()
         self.model = Model()

@@ -1,0 +1,45 @@
+"""Faults that a schedule may have beside those of all schedules, by its seed.
+
+A range of seeds keeps the schedules that it has, so that a seed stands for the same one in later versions. A feature
+that is added gets seeds of its own. `KINDS` are the kinds of faults that a feature adds to the operation `fail`,
+`WEIGHTS` its operations, as `schedule.WEIGHTS` has them.
+"""
+
+# Small files: writes that end in the middle, and errors of calls that change or list names.
+WRITES = "writes"
+# Few files may be mapped at a time: idle ones are unmapped and mapped again.
+UNMAPPING = "unmapping"
+# Pages of mapped files that cannot be read.
+UNREADABLE = "unreadable"
+
+Features = frozenset[str]
+# From the first seed of a range up to that of the next one.
+RANGES: tuple[tuple[int, Features], ...] = (
+    (0, frozenset()),
+    (10_000_000, frozenset({WRITES})),
+    (20_000_000, frozenset({WRITES, UNMAPPING})),
+    (30_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE})),
+)
+KINDS: dict[str, tuple[str, ...]] = {WRITES: (), UNMAPPING: (), UNREADABLE: ()}
+WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {WRITES: {}, UNMAPPING: {}, UNREADABLE: {}}
+
+
+def features_of(seed: int) -> Features:
+    """Return the features of the schedule of a seed."""
+    return next(features for first, features in reversed(RANGES) if first <= seed)
+
+
+def kinds_of(features: Features, always: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kinds of faults that there are. always: those of all schedules."""
+    return always + tuple(kind for feature, kinds in KINDS.items() if feature in features for kind in kinds)
+
+
+def weights_of(
+    features: Features, always: dict[str, tuple[float, tuple[int, ...]]]
+) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """Return how often a schedule has each operation. always: those of all schedules."""
+    found = dict(always)
+    for feature, weights in WEIGHTS.items():
+        if feature in features:
+            found.update(weights)
+    return found
