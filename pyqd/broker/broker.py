@@ -1,5 +1,6 @@
 """The broker: which topics exist, where they are kept, and what is shared between them."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -127,6 +128,8 @@ class Broker:
         self.discarded_count = 0
         # Directories of deleted topics and channels that could not be removed, with where they are now.
         self.removals_failed: list[tuple[str, str]] = []
+        # Directories of topics and channels that could neither be made nor be removed again.
+        self.half_made: set[str] = set()
         # The ends of the logs of deleted topics together.
         self.deleted_end = 0
 
@@ -362,6 +365,23 @@ class Broker:
         failed, self.removals_failed = self.removals_failed, []
         for directory, moved in failed:
             self.remove_discarded(directory, moved, again=True)
+        for directory in list(self.half_made):
+            with contextlib.suppress(StorageError):
+                self.clear_half_made(directory)
+
+    def remove_half_made(self, directory: str) -> None:
+        """Remove the directory of a topic or channel that could not be made; a failure is logged, and retried."""
+        try:
+            self.files.remove_tree(directory)
+        except StorageError as error:
+            self.half_made.add(directory)
+            self.log_failure(None, error)
+
+    def clear_half_made(self, directory: str) -> None:
+        """Before a topic or channel is made: remove the remains of a failed attempt. Raises: StorageError."""
+        if directory in self.half_made:
+            self.files.remove_tree(directory)
+            self.half_made.discard(directory)
 
     def log_failure(self, _result: Any, error: BaseException | None) -> None:
         """Note that a job in the background failed where nothing hangs on it."""
@@ -383,7 +403,7 @@ class Broker:
                 topic = self.new_topic(name, directory)
             except StorageError:
                 if directory is not None:
-                    self.files.remove_tree(directory)
+                    self.remove_half_made(directory)
                 raise
             self.topic_of[name] = topic
             logger.info("TOPIC(%s): created", name)
@@ -395,6 +415,7 @@ class Broker:
             return Topic(self, name, None)
         try:
             with self.room.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+                self.clear_half_made(directory)
                 self.files.make_directory(directory)
                 return Topic(self, name, directory)
         except DiskFull as error:

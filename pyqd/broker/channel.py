@@ -162,7 +162,7 @@ class Channel(LimitedChannel):
             ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None, missing)
         except StorageError:
             if not found:
-                self.files.remove_tree(self.directory)
+                self.topic.broker.remove_half_made(self.directory)
             raise
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
@@ -176,6 +176,7 @@ class Channel(LimitedChannel):
         The channel begins behind what other channels have been given; the first one takes over what the topic holds.
         """
         making = directory + MAKING
+        self.topic.broker.clear_half_made(directory)
         self.files.remove_tree(making)
         try:
             self.files.make_directory(making)
@@ -183,7 +184,7 @@ class Channel(LimitedChannel):
             start_ledger(ledger, self.topic.end_position())
             self.files.rename(making, directory)
         except StorageError:
-            self.files.remove_tree(making)
+            self.topic.broker.remove_half_made(making)
             raise
 
     def note_names(self, *ledgers: Ledger) -> None:

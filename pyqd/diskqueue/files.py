@@ -161,8 +161,9 @@ class Files:
             mapping = map_file(fd, size_bytes, path)
             self.rename(making, path)
         except StorageError:
-            # It is gone where its directory was moved away meanwhile, as that of a deleted topic is.
-            with contextlib.suppress(FileNotFoundError):
+            # It is gone where its directory was moved away meanwhile, as that of a deleted topic is. If it stays for
+            # another reason, the error that counts is the first one, and the next start removes the file.
+            with contextlib.suppress(OSError):
                 os.unlink(making)
             raise
         finally:
@@ -190,7 +191,7 @@ class Files:
             left = path
             mapping.put_into(fd, path)
         except StorageError:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(left)
             raise
         finally:

@@ -1,5 +1,6 @@
 """Tests of pyqd.broker.broker."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import pytest
 from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import wall
 from pyqd.hot.segment import Segment
-from pyqd.primitives.errors import DiskFull, StartupError
+from pyqd.primitives.errors import DiskFull, StartupError, StorageError
 from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
 
 
@@ -352,3 +353,71 @@ def test_a_start_removes_the_file_by_which_a_killed_run_tried_the_disk(tmp_path,
     (tmp_path / name).write_bytes(bytes(4096))
     broker_on(tmp_path)
     assert not (tmp_path / name).exists()
+
+
+class Unnameable(Files):
+    """A file system that neither renames nor removes, if it is told so."""
+
+    broken = breaks_at_open = False
+
+    def open_mapped(self, path):
+        self.broken = self.broken or self.breaks_at_open
+        self.refuse(path)
+        return super().open_mapped(path)
+
+    def rename(self, source, target):
+        self.refuse(source)
+        super().rename(source, target)
+
+    def new_mapped(self, path, size_bytes, populate):
+        self.refuse(path)
+        return super().new_mapped(path, size_bytes, populate)
+
+    def remove_tree(self, path):
+        self.refuse(path)
+        super().remove_tree(path)
+
+    def refuse(self, path):
+        if self.broken and "discarded" not in path:
+            raise StorageError("rename", path, errno.EIO, "Input/output error")
+
+
+def test_a_topic_that_could_neither_be_made_nor_removed_is_removed_later(tmp_path):
+    files = Unnameable()
+    broker = broker_on(tmp_path, files=files)
+    files.broken = True
+    with pytest.raises(StorageError):
+        broker.topic("t")
+    broker.retry_removals()
+    assert os.listdir(tmp_path / "topics") == ["t.topic"]
+    files.broken = False
+    broker.retry_removals()
+    assert os.listdir(tmp_path / "topics") == []
+
+
+def test_a_topic_that_could_not_be_made_at_first_can_be_made_later(tmp_path):
+    files = Unnameable()
+    broker = broker_on(tmp_path, files=files)
+    files.broken = True
+    with pytest.raises(StorageError):
+        broker.topic("t")
+    files.broken = False
+    broker.topic("t").channel("c")
+    broker.retry_removals()
+    broker.close()
+    assert list(broker_on(tmp_path).topic("t").channel_of) == ["c"]
+
+
+def test_a_channel_that_could_neither_be_made_nor_removed_can_be_made_later(tmp_path):
+    files = Unnameable()
+    broker = broker_on(tmp_path, files=files)
+    topic = broker.topic("t")
+    files.breaks_at_open = True
+    with pytest.raises(StorageError):
+        topic.channel("c")
+    assert "c.channel" in os.listdir(tmp_path / "topics" / "t.topic")
+    files.broken = files.breaks_at_open = False
+    topic.channel("c")
+    broker.retry_removals()
+    broker.close()
+    assert list(broker_on(tmp_path).topic("t").channel_of) == ["c"]

@@ -158,6 +158,20 @@ def test_a_file_whose_directory_is_moved_away_meanwhile_is_an_error_like_any_oth
     assert caught.value.errno == errno.ENOENT
 
 
+def test_a_new_file_that_can_neither_be_made_nor_removed_is_a_storage_error(monkeypatch, tmp_path):
+    def refuse(*_args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(StorageError) as caught:
+        Files().new_mapped(str(tmp_path / "new"), 4096, True)
+    assert caught.value.operation == "rename"
+    with pytest.raises(StorageError) as caught:
+        Files().write_mapped(Files().new_mapped(None, 4096, False), str(tmp_path / "new"))
+    assert caught.value.operation == "rename"
+
+
 def test_a_file_that_was_restored_with_holes_has_all_its_blocks_when_it_is_mapped(files, tmp_path):
     path = tmp_path / "sparse"
     path.write_bytes(b"head")
