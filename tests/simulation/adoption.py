@@ -98,6 +98,7 @@ class Adoption:
         if topic is None:
             # One that could not be made for want of room was removed again, which is not durable.
             may_be = returns or name in self.doubt.topics or (self.power and self.world.was_disturbed)
+            may_be = may_be or (name, "") in self.world.half_made
             expect(may_be, f"topic {name} was deleted or never made")
             topic = Topic(name, 0)
         if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
@@ -196,6 +197,7 @@ class Adoption:
             may_be = returns or topic.name in self.doubt.topics or (topic.name, name) in self.doubt.channels
             # One that was refused is removed again, which is not durable.
             may_be = may_be or (self.power and self.world.was_disturbed)
+            may_be = may_be or (topic.name, name) in self.world.half_made
             expect(may_be, f"channel {topic.name}/{name} was deleted or never made")
             return True
         return topic.name in self.doubt.topics or (returns and not self.channel_is_durable(topic, known))

@@ -10,10 +10,12 @@ code counts without being announced.
 - msync makes a range durable, fsync of a directory its names. Neither does what the other does.
 - A page that could not be written back is taken for clean, as Linux does, until something is stored there.
 - A full disk refuses files, directories and small writes; what is reserved can be stored to.
+- A small file is written in parts (`in_parts`): an error or a death may come when a part of it is there.
 
 Faults are planned for the nth call of a kind from now on; see `Fault`.
 """
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -32,7 +34,10 @@ from tests.simulation.deaths import pointer
 ROOT = "/disk"
 WITHOUT_LIMIT = 1 << 40
 SPACE, SYNC, OPEN, MAP, READ = "space", "sync", "open", "map", "read"
+# In the middle of writing a small file; at calls that change or list names.
+REST, BROKEN, NAMES = "rest", "broken", "names"
 ERRNO_OF = {SPACE: errno.ENOSPC, SYNC: errno.EIO, OPEN: errno.EMFILE, MAP: errno.ENOMEM, READ: errno.EIO}
+ERRNO_OF |= {REST: errno.ENOSPC, BROKEN: errno.EIO, NAMES: errno.EIO}
 
 
 @dataclasses.dataclass
@@ -84,6 +89,12 @@ class Inode:
                 self.durable[page : page + PAGE_BYTES] = durable
             else:
                 del self.forgotten[page]
+
+    def shorten(self, size_bytes: int) -> None:
+        """Cut the file to a size."""
+        self.size_bytes = size_bytes
+        os.ftruncate(self.fd, size_bytes)
+        del self.durable[size_bytes:]
 
     def forget(self, start: int, end: int) -> None:
         """Take the dirty pages of a range for written."""
@@ -216,9 +227,11 @@ class SimulatedFiles(Files):
     """The files of one process. After its death nothing that it does changes the disk.
 
     library: of `deaths`. fault: what is to fail. die_at: the call, counted from 1, before which the process dies.
+    in_parts: small files are written in two calls of write(2), and the file of a failed write is removed.
     """
 
-    def __init__(self, disk: Disk, library: Any) -> None:
+    def __init__(self, disk: Disk, library: Any, in_parts: bool = False) -> None:
+        self.in_parts = in_parts
         self.disk = disk
         self.deaths = library
         self.fault: Fault | None = None
@@ -305,12 +318,12 @@ class SimulatedFiles(Files):
         try:
             self._call("reserve", path, SPACE)
             self._call("map", path, MAP)
+            self._call("rename", path, NAMES)
         except StorageError:
             if not self.dead:
                 self.disk.change((directory, name + MAKING, None))
             raise
         mapping = self._map(inode, path)
-        self._call("rename", path)
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
         return mapping
 
@@ -322,15 +335,15 @@ class SimulatedFiles(Files):
         self.disk.change((directory, name + MAKING, inode))
         try:
             self._call("reserve", path, SPACE)
-            os.pwrite(inode.fd, mapping.view(), 0)
+            self._fill(inode, bytes(mapping.view()), path)
             self._call("sync", path, SYNC)
             inode.write_back(0, inode.size_bytes)
             self._call("map", path, MAP)
+            self._call("rename", path, NAMES)
         except StorageError:
             if not self.dead:
                 self.disk.change((directory, name + MAKING, None))
             raise
-        self._call("rename", path)
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
         mapping.put_into(inode.fd, path)
         self._watch(mapping, inode, path)
@@ -404,13 +417,13 @@ class SimulatedFiles(Files):
     def make_directory(self, path: str) -> None:
         if self._find(path) is not None:
             return
-        self._call("create", path, SPACE)
+        self._call("create", path, SPACE, NAMES)
         directory, name = self._parent("create", path)
         self._take("create", path, Directory.pages)
         self.disk.change((directory, name, Directory()))
 
     def list_directory(self, path: str) -> list[str]:
-        self._call("list", path, OPEN)
+        self._call("list", path, OPEN, NAMES)
         node = self._find(path)
         if not isinstance(node, Directory):
             raise self._refuse("list", path, errno.ENOENT)
@@ -438,35 +451,62 @@ class SimulatedFiles(Files):
         self._call("read", path, OPEN, READ)
         return self._file("read", path).now(start_bytes, start_bytes + length_bytes)
 
+    def _fill(self, inode: Inode, content: bytes, path: str, grows: bool = False) -> None:
+        """Write a small file from its start on: a first part, and the rest unless the process dies or it fails.
+
+        grows: it has no more bytes than were written.
+        """
+        if not self.in_parts:
+            os.pwrite(inode.fd, content, 0)
+            return
+        # Any place, which is the same one whenever the schedule is played.
+        part = (self.calls * 2654435761 >> 7) % (len(content) + 1)
+        os.pwrite(inode.fd, content[:part], 0)
+        try:
+            self._call("write", path, REST, BROKEN)
+        except StorageError:
+            if grows:
+                self.disk.used_pages -= inode.pages
+                inode.shorten(part)
+                self.disk.used_pages += inode.pages
+            raise
+        os.pwrite(inode.fd, content[part:], part)
+
     def append(self, path: str, content: bytes) -> None:
-        former = self._find(path)
-        self.write(path, (former.now() if isinstance(former, Inode) else b"") + content)
+        raise NotImplementedError("a broker appends to no small file")
 
     def write(self, path: str, content: bytes) -> None:
         beside = path + ".new"
         self._call("write", path, OPEN, SPACE)
         directory, name = self._parent("write", path)
         inode = Inode(len(content))
-        os.pwrite(inode.fd, content, 0)
         if name + ".new" not in directory.entries:
             self._take("write", path, inode.pages)
         self.disk.change((directory, name + ".new", inode))
-        self._call("write", beside, SYNC)
-        inode.durable[:] = content
-        self._call("rename", beside)
+        try:
+            self._fill(inode, content, path, grows=True)
+            self._call("write", beside, SYNC)
+            inode.durable[:] = content
+            self._call("rename", beside, NAMES)
+        except StorageError:
+            if self.in_parts:
+                with contextlib.suppress(StorageError):
+                    self._call("remove", beside, NAMES)
+                    self.disk.change((directory, name + ".new", None))
+            raise
         self.disk.change((directory, name + ".new", None), (directory, name, inode))
 
     def write_in_place(self, path: str, content: bytes) -> None:
         inode = self._file("write", path)
         self._call("write", path, OPEN)
         content = content.ljust(inode.size_bytes)
-        os.pwrite(inode.fd, content, 0)
+        self._fill(inode, content, path)
         inode.size_bytes = len(content)
         self._call("write", path, SYNC)
         inode.write_back(0, inode.size_bytes)
 
     def rename(self, source: str, target: str) -> None:
-        self._call("rename", source)
+        self._call("rename", source, NAMES)
         node = self._find(source)
         if node is None:
             raise self._refuse("rename", source, errno.ENOENT)
@@ -476,7 +516,7 @@ class SimulatedFiles(Files):
     def remove(self, path: str) -> None:
         if self._find(path) is None:
             return
-        self._call("remove", path)
+        self._call("remove", path, NAMES)
         self.disk.change((*self._parent("remove", path), None))
 
     def remove_tree(self, path: str) -> None:

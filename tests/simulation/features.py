@@ -5,6 +5,8 @@ that is added gets seeds of its own. `KINDS` are the kinds of faults that a feat
 `WEIGHTS` its operations, as `schedule.WEIGHTS` has them.
 """
 
+from tests.simulation.disk import BROKEN, NAMES, REST
+
 # Small files: writes that end in the middle, and errors of calls that change or list names.
 WRITES = "writes"
 # Few files may be mapped at a time: idle ones are unmapped and mapped again.
@@ -20,8 +22,29 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (20_000_000, frozenset({WRITES, UNMAPPING})),
     (30_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE})),
 )
-KINDS: dict[str, tuple[str, ...]] = {WRITES: (), UNMAPPING: (), UNREADABLE: ()}
-WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {WRITES: {}, UNMAPPING: {}, UNREADABLE: {}}
+KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (), UNREADABLE: ()}
+WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
+    WRITES: {"fail_write": (5, (0, 8, 4))},
+    UNMAPPING: {},
+    UNREADABLE: {},
+}
+# Operations that mean something together, as `schedule.PHRASES` has them.
+PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
+    WRITES: (
+        ("fail_write", "stop"),
+        ("fill", "fail_write", "stop"),
+        ("kill", "fail_write", "pub"),
+        ("cut", "fail_write", "pub"),
+        ("fill", "cut", "fail_write", "pub"),
+        ("fail_write", "create_channel"),
+        ("fail_write", "delete_channel", "jobs"),
+        ("fail_write", "delete_topic", "jobs", "pub"),
+        ("fail_write", "dpub", "fail_write", "req"),
+        ("die_at_call", "stop"),
+    ),
+    UNMAPPING: (),
+    UNREADABLE: (),
+}
 
 
 def features_of(seed: int) -> Features:
@@ -32,6 +55,11 @@ def features_of(seed: int) -> Features:
 def kinds_of(features: Features, always: tuple[str, ...]) -> tuple[str, ...]:
     """Return the kinds of faults that there are. always: those of all schedules."""
     return always + tuple(kind for feature, kinds in KINDS.items() if feature in features for kind in kinds)
+
+
+def phrases_of(features: Features, always: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the phrases that there are. always: those of all schedules."""
+    return always + tuple(each for feature, some in PHRASES.items() if feature in features for each in some)
 
 
 def weights_of(

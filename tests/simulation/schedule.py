@@ -9,7 +9,7 @@ from typing import Any
 
 from pyqd.hot import intake, ledger
 from tests.simulation.administration import Administration
-from tests.simulation.features import Features, features_of, weights_of
+from tests.simulation.features import Features, features_of, phrases_of, weights_of
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures, without_gevent
 
@@ -99,7 +99,7 @@ def made_from(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     rng = random.Random(seed)
     features = features_of(seed)
-    known = weights_of(features, WEIGHTS)
+    known, phrases = weights_of(features, WEIGHTS), phrases_of(features, PHRASES)
     # Each schedule has its own mix: some have no faults, some no consumers.
     weights = {name: weight * rng.choice((0, 0.3, 1, 1, 2)) for name, (weight, _) in known.items()}
     for name in ("pub", "sub", "fin"):
@@ -107,7 +107,7 @@ def made_from(seed: int) -> Schedule:
     names = rng.choices(list(weights), list(weights.values()), k=rng.randrange(10, 70))
     for _ in range(rng.randrange(PHRASES_MAX + 1)):
         at = rng.randrange(len(names))
-        names[at:at] = rng.choice(PHRASES)
+        names[at:at] = rng.choice(phrases)
     steps: list[Step] = []
     for name in names:
         steps.append((name, *(rng.randrange(top or NUMBER_MAX) for top in known[name][1])))

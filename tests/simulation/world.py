@@ -5,7 +5,7 @@ A step of a schedule is one call of `World.step`. Operations are in `operations`
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyqd.hot import clock
@@ -16,7 +16,7 @@ from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import ROOT, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
-from tests.simulation.features import Features
+from tests.simulation.features import WRITES, Features
 from tests.simulation.model import (
     DEFERRED,
     GRAVEYARD,
@@ -36,6 +36,16 @@ from tests.support.storage import body_of
 WALL_START_NS = 1_700_000_000 * SECOND_NS
 MONO_START_NS = 1_000 * SECOND_NS
 KILL, CUT = "kill", "cut"
+
+
+def names_in(paths: Iterable[str]) -> set[tuple[str, str]]:
+    """Return (topic, channel), or (topic, ""), of the files and directories at some paths."""
+    found = set()
+    for path in paths:
+        topic, _, rest = f"{path}/".removeprefix(f"{ROOT}/topics/").partition(".topic/")
+        channel, _, _ = rest.rpartition(".channel/")
+        found.add((topic, channel))
+    return found
 
 
 class World:
@@ -81,6 +91,8 @@ class World:
         self.was_damaged = False
         # Channels, and topics as (topic, ""), of which a process kept a file in memory for want of room when it died.
         self.forgotten: set[tuple[str, str]] = set()
+        # Likewise those that could neither be made nor be removed again.
+        self.half_made: set[tuple[str, str]] = set()
         self.set_clocks()
         self.start()
 
@@ -210,7 +222,7 @@ class World:
 
     def start(self) -> None:
         """Start the broker; a death or a fault may be planned for that too."""
-        files = SimulatedFiles(self.disk, self.lib)
+        files = SimulatedFiles(self.disk, self.lib, in_parts=WRITES in self.features)
         self.files = files
         process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
         dies = self.death is not None
@@ -239,6 +251,7 @@ class World:
         self.process = process
         Adoption(self).run()
         self.forgotten.clear()
+        self.half_made.clear()
         self.doubt = Doubt()
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
@@ -251,7 +264,8 @@ class World:
                 client.receive(self.lib.deaths_sent(index))
             client.close()
         self.clients.clear()
-        self.note_forgotten(self.process.broker.stand_ins.paths)
+        self.forgotten |= names_in(self.process.broker.stand_ins.paths)
+        self.half_made |= names_in(self.process.broker.half_made)
         # Now, as its private pages follow the files as long as nothing was stored there.
         self.process.end()
         self.process = None
@@ -265,13 +279,6 @@ class World:
             self.power_failed = True
             self.mono_ns = MONO_START_NS
         self.stopped_cleanly = False
-
-    def note_forgotten(self, paths: list[str]) -> None:
-        """Note whose files were in memory only, at their paths."""
-        for path in paths:
-            topic, _, rest = path.removeprefix(f"{ROOT}/topics/").partition(".topic/")
-            channel, _, _ = rest.rpartition(".channel/")
-            self.forgotten.add((topic, channel))
 
     def die(self) -> None:
         """Die between two operations."""
