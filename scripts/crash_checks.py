@@ -21,6 +21,7 @@ import random
 import struct
 import time
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ S_NS = 1_000_000_000
 HEADER = struct.Struct(">IHHQqI")
 MAGIC_NUMBER = 0x70797164
 MSG_TIMEOUT_MS = 300
+# A message's time runs from the moment it is handed to a consumer; a busy machine sends it that much later.
+SENT_LATE_MS = 150
 NOTES_MAX = 40
 
 PENDING, FIN_SENT, FIN_CONFIRMED, UNSURE, NOT_OWED = range(5)
@@ -48,12 +51,14 @@ class Copy:
     """Deliveries of one message by one channel, until its FIN is confirmed.
 
     requeued: there is a reason why the message comes again. excused: a seek leaves open which delivery is the next.
+    read_ns: when the last delivery was read.
     """
 
     deliveries: int = 0
     attempts: int = 0
     round: int = -1
     sent_after_ns: int = 0
+    read_ns: int = 0
     not_before_ns: int = 0
     requeued: bool = False
     excused: bool = False
@@ -74,7 +79,8 @@ class Channel:
     """One channel of a topic.
 
     limits: in force since `limited_ns`; limits_before: not None while a change is not confirmed. seeking: a seek has no
-    answer yet; sought_ns: when the last one got its answer.
+    answer yet; sought_ns: when the last one got its answer. Of this life of the daemon: unanswered_fins: how many FINs
+    of a message have no answer; finished_ns: when the FIN was sent that has succeeded.
     """
 
     topic: int
@@ -97,6 +103,8 @@ class Channel:
     seeking: bool = False
     sought_ns: int = 0
     finished_while_seeking: set[int] = field(default_factory=set)
+    unanswered_fins: Counter[Any] = field(default_factory=Counter)
+    finished_ns: dict[Any, int] = field(default_factory=dict)
     letters: "Letters | None" = None
 
     def state(self, key: Any) -> int:
@@ -108,6 +116,43 @@ class Channel:
         if key >= len(self.states):
             self.states += bytes(key + 1 - len(self.states))
         self.states[key] = state
+
+    def send_fin(self, key: Any) -> None:
+        """Note a FIN that is sent."""
+        self.unanswered_fins[key] += 1
+        if self.seeking:
+            self.finished_while_seeking.add(key)
+        if self.state(key) == PENDING:
+            self.set_state(key, FIN_SENT)
+
+    def finish(self, key: Any, sent_ns: int) -> None:
+        """Note that a FIN has succeeded, whatever other deliveries of the message were read since it was sent."""
+        if self.seeking:
+            # The state stays FIN_SENT, which the seek's answer turns into UNSURE.
+            return
+        state = self.state(key)
+        if sent_ns < self.sought_ns:
+            if state == FIN_SENT:
+                self.set_state(key, UNSURE)
+        elif state in (PENDING, FIN_SENT):
+            self.set_state(key, FIN_CONFIRMED)
+            self.finished_ns[key] = sent_ns
+            self.copies.pop(key, None)
+
+    def fail_fin(self, key: Any) -> None:
+        """Note that a FIN has failed: unless another one is underway, the message is owed."""
+        if self.state(key) == FIN_SENT and not self.unanswered_fins[key]:
+            self.set_state(key, PENDING)
+
+    def doubt_fin(self, key: Any) -> None:
+        """Note that either a FIN or a requeue has succeeded."""
+        if self.state(key) in (PENDING, FIN_SENT):
+            self.set_state(key, UNSURE)
+
+    def note_kill(self) -> None:
+        """Forget what is known of connections that are gone."""
+        self.unanswered_fins.clear()
+        self.finished_ns.clear()
 
     def set_limits(self, limits: Limits, asked_ns: int, confirmed_ns: int) -> None:
         """Note limits that are in force."""
@@ -405,7 +450,7 @@ class World:
             self.note("delivered_while_paused", where)
         self.check_limits(channel, key, attempts, sent_after_ns, now_ns, where)
         state = channel.state(key)
-        if state == FIN_CONFIRMED and not channel.seeking:
+        if state == FIN_CONFIRMED and not channel.seeking and sent_after_ns >= channel.finished_ns.get(key, 0):
             self.note("fin_undone", where)
         if state == UNSURE and not channel.seeking and sent_after_ns >= channel.sought_ns:
             channel.set_state(key, PENDING)
@@ -414,16 +459,29 @@ class World:
             on_time = not (isinstance(channel, Letters) or channel.sought_ns or channel.limits.rate)
             if due_ns and on_time and channel.kind != "late" and not channel.paused and topic.holding is None:
                 self.late_ns.append(now_ns - max(due_ns, self.ready_ns))
+        elif self.is_overtaken(channel, copy, attempts, connection, sent_after_ns):
+            return
         else:
             self.see_again(channel, key, copy, attempts, connection, now_ns, where)
         copy.deliveries += 1
         copy.attempts = attempts
         copy.round = self.round
         copy.sent_after_ns = sent_after_ns
+        copy.read_ns = now_ns
         copy.not_before_ns = 0
         copy.requeued = False
         copy.excused = channel.seeking or sent_after_ns < channel.sought_ns
         copy.connection = connection
+
+    def is_overtaken(self, channel: Channel, copy: Copy, attempts: int, connection: int, sent_after_ns: int) -> bool:
+        """Return whether a delivery timed out before the last one that was read, which came over another connection."""
+        return (
+            copy.round == self.round
+            and connection != copy.connection
+            and attempts < copy.attempts
+            and sent_after_ns < copy.read_ns
+            and not (copy.excused or channel.seeking)
+        )
 
     def check_limits(
         self, channel: Channel, key: Any, attempts: int, sent_after_ns: int, now_ns: int, where: str
@@ -453,7 +511,7 @@ class World:
             return
         killed = copy.round < self.round
         # Where this program was slow to read, the daemon's time may have been over while ours was not.
-        timed_out = now_ns - copy.sent_after_ns >= MSG_TIMEOUT_MS * MS_NS
+        timed_out = now_ns - copy.sent_after_ns >= (MSG_TIMEOUT_MS - SENT_LATE_MS) * MS_NS
         if attempts == 1:
             self.note("attempts_errors", f"{where}: seen {copy.deliveries} times before")
         elif killed and attempts <= copy.attempts:

@@ -9,7 +9,7 @@ import struct
 import time
 from typing import Any
 
-from crash_checks import FIN_CONFIRMED, FIN_SENT, MS_NS, PENDING, UNSURE, Channel, World
+from crash_checks import MS_NS, Channel, World
 
 READ_BYTES = 256 << 10  # asyncio reads at most so much at once
 FENCE = b"FIN ffffffff%08x\n"
@@ -151,7 +151,7 @@ class Consumer(Connection):
         self.out: list[bytes] = []
         self.acts: list[Act] = []
         self.fenced: collections.deque[tuple[bytes, int, list[Act]]] = collections.deque()
-        self.failed: set[bytes] = set()
+        self.failed: collections.Counter[bytes] = collections.Counter()
         self.fence_count = 0
         self.answers = 0
 
@@ -201,10 +201,7 @@ class Consumer(Connection):
         copy = channel.copies[key]
         if action in ("fin", "touch"):
             self.out.append(b"FIN %s\n" % guid if action == "fin" else b"TOUCH %s\nFIN %s\n" % (guid, guid))
-            if channel.seeking:
-                channel.finished_while_seeking.add(key)
-            if channel.state(key) == PENDING:
-                channel.set_state(key, FIN_SENT)
+            channel.send_fin(key)
             action = "fin"
         else:
             delay_ms = self.world.rng.randint(1, DELAY_MS_MAX) if action == "delay" else 0
@@ -224,37 +221,45 @@ class Consumer(Connection):
         elif words[0] in (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"):
             # Its time was over when the command came, or a seek has taken it back.
             if words[0] != b"E_TOUCH_FAILED":
-                self.failed.add(words[2])
+                self.failed[words[2]] += 1
         elif not self.channel.deleted:
             self.world.note("daemon_failures", f"a consumer was answered with {data!r}")
 
     def confirm(self, acts: list[Act], written_ns: int) -> None:
-        """Note that the daemon has processed these commands."""
-        channel, totals = self.channel, self.world.totals
-        on_one_side = not channel.seeking and written_ns >= channel.sought_ns
-        for action, guid, key in acts:
-            if guid in self.failed:
-                self.take_back(action, key)
-            elif action == "fin":
-                # During a seek the state stays FIN_SENT, which the seek's answer turns into UNSURE.
-                if channel.state(key) == FIN_SENT and not channel.seeking:
-                    channel.set_state(key, FIN_CONFIRMED if on_one_side else UNSURE)
-                    if on_one_side:
-                        channel.copies.pop(key, None)
-                    totals.finished_confirmed += 1
-            else:
-                channel.requeues_confirmed += 1
-                totals.requeued += 1
+        """Note that the daemon has processed these commands.
 
-    def take_back(self, action: str, key: Any) -> None:
-        if action == "fin":
-            if self.channel.state(key) == FIN_SENT:
-                self.channel.set_state(key, PENDING)
+        A message that timed out and came again may have several of them, and an error does not tell which has failed.
+        """
+        by_guid: dict[bytes, list[Act]] = {}
+        for act in acts:
+            by_guid.setdefault(act[1], []).append(act)
+        for guid, same in by_guid.items():
+            key, failed = same[0][2], self.failed[guid]
+            fins = sum(action == "fin" for action, _, _ in same)
+            self.channel.unanswered_fins[key] -= fins
+            if 0 < fins < len(same) and 0 < failed < len(same):
+                # The count of requeues stays between those confirmed and those sent.
+                self.channel.doubt_fin(key)
+                continue
+            if fins:
+                self.confirm_fin(key, written_ns, failed < len(same))
+            self.confirm_requeues(len(same) - fins, failed if fins < len(same) else 0)
+            copy = self.channel.copies.get(key)
+            if failed and copy is not None:
+                copy.not_before_ns = 0
+
+    def confirm_fin(self, key: Any, written_ns: int, succeeded: bool) -> None:
+        if succeeded:
+            self.channel.finish(key, written_ns)
+            self.world.totals.finished_confirmed += 1
         else:
-            self.channel.requeues_sent -= 1
-        copy = self.channel.copies.get(key)
-        if copy is not None:
-            copy.not_before_ns = 0
+            self.channel.fail_fin(key)
+
+    def confirm_requeues(self, count: int, failed: int) -> None:
+        failed = min(count, failed)
+        self.channel.requeues_sent -= failed
+        self.channel.requeues_confirmed += count - failed
+        self.world.totals.requeued += count - failed
 
     def after_frames(self) -> None:
         if self.acts:

@@ -321,6 +321,8 @@ class Harness:
         await asyncio.gather(*tasks)
         await self.close(consumers + publishers + changes.connections)
         changes.connections.clear()
+        for channel in [*world.channels(), *world.letters.values()]:
+            channel.note_kill()
 
     def look(self) -> None:
         """Compare /stats after a start with what was done."""
@@ -405,6 +407,7 @@ class Harness:
         self.daemon.spawn()
         self.daemon.wait_ready()
         await self.set_up()
+        shown = 0
         for number in range(self.arguments.kills):
             self.world.round = number
             self.world.totals.rounds += 1
@@ -414,6 +417,8 @@ class Harness:
             if self.arguments.verbose and number % 10 == 9:
                 totals = self.world.totals
                 print(f"{number + 1} kills, {totals.delivered} delivered, {len(self.world.notes)} failures", flush=True)
+                print(*self.world.notes[shown:], sep="\n", end="\n" * (len(self.world.notes) > shown), flush=True)
+                shown = len(self.world.notes)
         await self.drain()
         self.settle()
 

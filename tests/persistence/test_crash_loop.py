@@ -1,17 +1,22 @@
 """A short run of scripts/crash_loop.py, and that it sees what it is there to see."""
 
+import importlib
 import json
 import os
+import random
+import struct
 import subprocess
 import sys
+import unittest.mock
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "crash_loop.py"
 WAIT_S = 100
+GUID = b"0123456789abcdef"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]
 
@@ -57,3 +62,80 @@ exec {sys.executable} -m pyqd.apps.daemon "$@"
     code, report = run(tmp_path, "--kills=2", "--seed=3", "--messages=300", f"--nsqd={forgetful}")
     assert (code, report["ok"]) == (1, False)
     assert report["notes"]
+
+
+class Accounts(NamedTuple):
+    """world, channel, consumers: of the crash loop; body: of its message; checks: the module with the states."""
+
+    world: Any
+    channel: Any
+    consumers: list[Any]
+    body: bytes
+    checks: Any
+
+    def frame(self, attempts: int) -> bytes:
+        """Return the frame of a delivery."""
+        data = struct.pack(">qH16s", 0, attempts, GUID) + self.body
+        return struct.pack(">ii", len(data) + 4, 2) + data
+
+    def answer(self, consumer: int, *failed: bytes) -> None:
+        """Let the daemon answer the oldest fence: with an error for each failed id, and for the fence."""
+        fence = self.consumers[consumer].fenced[0][0]
+        for guid in (*failed, fence):
+            data = b"E_FIN_FAILED FIN " + guid + b" failed ID not in flight"
+            self.consumers[consumer].data_received(struct.pack(">ii", len(data) + 4, 1) + data)
+
+
+@pytest.fixture
+def accounts(monkeypatch):
+    """The checks of a crash loop with one channel of a topic, and one message that was acknowledged."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    checks, clients = importlib.import_module("crash_checks"), importlib.import_module("crash_clients")
+    world = checks.World(1, random.Random(1))
+    index, body = world.new_message(0, 0)
+    world.acknowledge(0, range(index, index + 1))
+    channel = world.topics[0].channels[0]
+    consumers = [clients.Consumer(world, channel, 200, rough=False) for _ in range(2)]
+    for consumer in consumers:
+        consumer.transport = unittest.mock.Mock()
+    return Accounts(world, channel, consumers, body, checks)
+
+
+def test_a_message_read_twice_at_once_is_finished_by_one_of_its_two_fins(accounts):
+    accounts.consumers[0].data_received(accounts.frame(1) + accounts.frame(2))
+    accounts.answer(0, GUID)
+    assert accounts.channel.state(0) == accounts.checks.FIN_CONFIRMED
+
+
+def test_a_fin_that_fails_does_not_undo_that_of_another_consumer(accounts):
+    accounts.consumers[0].data_received(accounts.frame(1))
+    accounts.consumers[1].data_received(accounts.frame(2))
+    accounts.answer(0, GUID)
+    accounts.answer(1)
+    assert accounts.channel.state(0) == accounts.checks.FIN_CONFIRMED
+
+
+def test_a_message_whose_fins_all_fail_is_owed(accounts):
+    accounts.consumers[0].data_received(accounts.frame(1) + accounts.frame(2))
+    accounts.answer(0, GUID, GUID)
+    assert accounts.channel.state(0) == accounts.checks.PENDING
+
+
+def test_a_delivery_that_another_one_overtook_leaves_what_is_known(accounts):
+    accounts.world.ready_ns = 0
+    accounts.consumers[1].data_received(accounts.frame(2))
+    accounts.consumers[0].data_received(accounts.frame(1))
+    accounts.answer(0, GUID)
+    assert accounts.channel.state(0) == accounts.checks.FIN_SENT
+    accounts.answer(1)
+    assert accounts.channel.state(0) == accounts.checks.FIN_CONFIRMED
+    assert accounts.world.notes == []
+
+
+def test_a_finished_message_that_comes_again_after_a_kill_is_reported(accounts):
+    accounts.consumers[0].data_received(accounts.frame(1))
+    accounts.answer(0)
+    accounts.channel.note_kill()
+    accounts.world.round += 1
+    accounts.consumers[1].data_received(accounts.frame(2))
+    assert accounts.world.totals.fin_undone == 1
