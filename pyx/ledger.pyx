@@ -101,13 +101,14 @@ cdef class Ledger:
         try:
             mapping = self.new_file(RING_BITS_MIN)
         except DiskFull:
+            mapping = None
             if aside is not None:
                 mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
-            elif stand_ins is not None:
+            if mapping is None:
+                if stand_ins is None:
+                    raise
                 self.stand_ins = stand_ins
                 mapping = stand_ins.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
-            else:
-                raise
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         # A new file has no earlier lap of the ring, whatever the kernel has written of it.
         (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN

@@ -143,6 +143,7 @@ cdef class Log:
         self.renumber = found.renumber
         if self.active is not None:
             self.epoch = max(self.epoch, (self.active.header().first_seq >> ORDINAL_BITS) + self.power_failed)
+            self.closed = self.active.worn
         return 0
 
     cdef int begin_first(self, bint found, bint exists) except -1:
@@ -180,7 +181,7 @@ cdef class Log:
                 return 0
             except DiskFull:
                 pass
-        elif self.active.room_bytes() >= RECORD_ALIGN_BYTES:
+        elif self.active.capacity_bytes - self.active.tail >= RECORD_ALIGN_BYTES:
             # What the power failure left there is not to be taken for a damaged record by the next start.
             store_word(self.active.base + self.active.tail, 0)
         return self.active.take_no_more()
@@ -242,7 +243,7 @@ cdef class Log:
         assert body_bytes > 0
         if self.staged and span <= STAGED_RECORD_MAX:
             return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
-        if segment.capacity_bytes - segment.tail < span:
+        if segment.limit_bytes - segment.tail < span:
             assert not self.in_batch, "a batch's room is reserved before"
             self.roll(span)
             segment = self.active
@@ -413,7 +414,8 @@ cdef class Log:
         cdef bint outrun = False
         cdef Segment segment
         assert self.end < ORDINAL_MASK
-        if self.reuse_active(need):
+        if (self.reuse_active(need) and self.active.room_bytes() >= span_bytes) or (
+                not self.closed and self.active.open_up(self.files, span_bytes)):
             return self.pass_mark()
         if self.on_growing is not None:
             self.on_growing(self)
@@ -480,8 +482,8 @@ cdef class Log:
     def leave(self, Segment segment not None):
         """Go on in another segment with the next record: a page of this one, if it is the active one, is unreadable."""
         if segment is self.active:
-            self.closed = segment.worn = True
-            segment.take_no_more()
+            self.closed = True
+            segment.leave()
 
     cdef int follow_with(self, Segment segment) except -1:
         """Seal the active segment and go on in another."""
@@ -620,7 +622,8 @@ cdef class Log:
         cdef uint64_t largest = whole_pages(max(limit, self.cycled_bytes()))
         cdef int spares_max = CYCLED_SPARES_MAX if segment.capacity_bytes == CYCLED_BYTES_MAX else SPARES_MAX
         return (
-            not segment.worn and len(self.spares) + self.spares_underway < spares_max
+            not segment.worn and not segment.mapping.is_lost(0, segment.file_bytes)
+            and len(self.spares) + self.spares_underway < spares_max
             and (segment.capacity_bytes >= limit
                  or segment.next.header().created_ns - segment.header().created_ns >= LASTED_NS_MIN)
             and min(self.active.capacity_bytes, limit) <= segment.capacity_bytes <= largest
@@ -717,17 +720,11 @@ cdef class Log:
         Cost: a walk over the headers in these segments.
         """
         cdef Segment segment = self.first
-        cdef uint64_t offset, found = 0
-        cdef const Record* record
+        cdef uint64_t found = 0
         while segment is not None:
             if segment.header().synced_bytes < segment.tail:
                 self.ready(segment)
-                offset = SEGMENT_HEADER_BYTES
-                while offset < segment.tail:
-                    record = <const Record*> (segment.base + offset)
-                    if record.due_ns != 0:
-                        found = (record.seq & ORDINAL_MASK) + 1
-                    offset += record_span(record.size_bytes)
+                found = max(found, segment.deferred_end())
             segment = segment.next
         return found
 

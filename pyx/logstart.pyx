@@ -13,7 +13,7 @@ import os
 cimport cython
 from libc.stdint cimport uint64_t
 
-from pyqd.hot.record cimport ORDINAL_BITS
+from pyqd.hot.record cimport ORDINAL_BITS, RECORD_ALIGN_BYTES
 from pyqd.hot.segment cimport Segment, SegmentHeader
 
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
@@ -138,6 +138,10 @@ cdef class FoundSegments:
             previous = segment
         if previous is not None:
             self.last = previous
+            if previous.is_tail_readable():
+                previous.set_checked((previous.tail + RECORD_ALIGN_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
+            else:
+                previous.leave()
             previous.header().sealed_bytes = 0
             previous.unverified = False
             self.end = previous.end_ordinal()

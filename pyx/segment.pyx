@@ -30,9 +30,11 @@ from pyqd.hot.record cimport (
     store_word,
 )
 
-from pyqd.primitives.errors import CorruptionError, LaterFormatError
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 cdef uint64_t PAGE_BYTES = 4096
+# Pages of an earlier run are seen to be readable so many at a time: the loop waits for them.
+cdef uint64_t CHECKED_AT_ONCE_BYTES = 64 << 10
 cdef uint64_t MAGIC = 0x474553_44515950          # "PYQDSEG\0", little-endian
 
 assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
@@ -58,6 +60,7 @@ cdef class Segment:
         self.base = mapping.base
         self.file_bytes = self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
         self.tail = SEGMENT_HEADER_BYTES
+        self.limit_bytes = self.checked_bytes = self.file_bytes
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1:
         """Make a spare the log's last segment."""
@@ -86,7 +89,7 @@ cdef class Segment:
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
         self.next = None
-        return 0
+        return self.set_checked(self.checked_bytes)
 
     cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1:
         """Give an empty segment another first sequence number; a kill leaves a spare that tells the ordinal."""
@@ -97,13 +100,62 @@ cdef class Segment:
 
     cdef int take_no_more(self) except -1:
         """Keep records from being appended, at no cost to `append`: there is no capacity left."""
-        self.capacity_bytes = self.tail
+        self.capacity_bytes = self.limit_bytes = self.tail
         return 0
 
     cdef int take_more(self) except -1:
         """Undo `take_no_more`."""
         self.capacity_bytes = self.file_bytes
+        return self.set_checked(self.checked_bytes)
+
+    cdef int set_checked(self, uint64_t checked_bytes) except -1:
+        """Let records be appended up to there, as a store to a page behind may end the process.
+
+        checked_bytes: whole pages, or the file's end. The word behind the last record is stored too, so it lies before.
+        """
+        self.checked_bytes = min(checked_bytes, self.file_bytes)
+        self.limit_bytes = self.capacity_bytes
+        if self.checked_bytes < self.capacity_bytes:
+            self.limit_bytes = max(self.tail, self.checked_bytes - RECORD_ALIGN_BYTES)
         return 0
+
+    cdef int leave(self) except -1:
+        """Have no record appended any more, as a page behind the tail cannot be read."""
+        self.worn = True
+        return self.take_no_more()
+
+    cdef bint open_up(self, files, uint64_t span_bytes) except -1:
+        """Have records appended to the next pages of the last segment, once they are seen to be readable.
+
+        Returns: whether there is room for so many bytes now; False where a page cannot be read, too.
+        """
+        cdef uint64_t start = self.checked_bytes
+        cdef uint64_t end = self.tail + span_bytes + CHECKED_AT_ONCE_BYTES
+        if self.worn or self.limit_bytes >= self.file_bytes or self.file_bytes - self.tail < span_bytes:
+            return False
+        end = min((end + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
+        try:
+            files.populate(self.mapping, start, end - start)
+        except StorageError:
+            self.leave()
+            return False
+        if self.mapping.is_lost(start, end - start):
+            self.leave()
+            return False
+        self.set_checked(end)
+        return True
+
+    cdef uint64_t deferred_end(self) noexcept:
+        """Return 1 + the ordinal of the last record with a due time, in a verified segment; 0: there is none."""
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t found = 0
+        cdef const Record* record
+        while offset < self.tail:
+            record = <const Record*> (self.base + offset)
+            if record.due_ns != 0:
+                found = (record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)) + 1
+            offset += record_span(record.size_bytes)
+        return found
 
     cdef int seal(self) except -1:
         """Write down where the records end; nothing is appended from now on."""
@@ -151,6 +203,8 @@ cdef class Segment:
         cdef SegmentHeader* header = self.header()
         path = self.mapping.path or "memory"
         self.number = header.number
+        # What an earlier run has used, the disk may fail to read.
+        self.checked_bytes = PAGE_BYTES
         if self.mapping.is_lost(0, SEGMENT_HEADER_BYTES):
             raise CorruptionError(path, 0, "the segment's header cannot be read from the disk (EIO)")
         if header.magic == 0 and not self.is_blank():
@@ -268,6 +322,14 @@ cdef class Segment:
         self.unverified = False
         self.mapping.set_verified(True)
         return 0
+
+    cdef bint is_tail_readable(self) noexcept:
+        """Read where the next record begins, in an unverified segment. Returns: False if the disk fails to."""
+        cdef uint64_t length = min(self.capacity_bytes - self.tail, <uint64_t> RECORD_ALIGN_BYTES)
+        if length == 0:
+            return True
+        load_word(self.base + self.tail)
+        return not self.mapping.is_lost(self.tail, length)
 
     cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:
         """Look for the next sound record behind a damaged one. Returns: the records lost between, 0 for none found.

@@ -105,8 +105,9 @@ class Topic(TopicCore):
         try:
             return self.files.new_mapped(path, TOPIC_STATE_SIZE, True)
         except DiskFull:
-            if path is not None and aside is not None:
-                return reused(self.files, aside, path, TOPIC_STATE_SIZE)
+            made = None if path is None or aside is None else reused(self.files, aside, path, TOPIC_STATE_SIZE)
+            if made is not None:
+                return made
             if path is None or not found:
                 raise
             return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))

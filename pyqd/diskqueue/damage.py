@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyqd.primitives.errors import CorruptionError, StorageError
+from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError
 
 if TYPE_CHECKING:
     from pyqd.diskqueue.files import Files
@@ -137,17 +137,27 @@ def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> 
     return target
 
 
-def reused(files: "Files", aside: str, path: str, size_bytes: int) -> "Mapping":
-    """Make a new file of zeros from one that was set aside, as a full disk has no block for another.
+def reused(files: "Files", aside: str, path: str, size_bytes: int) -> "Mapping | None":
+    """Make a new file of zeros in place of one that was set aside, as a full disk has no block for another.
 
-    Returns: its mapping. Raises: StorageError, CorruptionError if the file is too small or cannot be read.
+    Returns: its mapping; None if the file could not be used again, and without it there is no room either.
+    Raises: StorageError.
     """
-    mapping = files.open_mapped(aside)
-    mapping.require_readable()
-    if mapping.size_bytes < size_bytes:
-        raise CorruptionError(aside, mapping.size_bytes, "it is too small to be used again on a full disk")
-    mapping.view()[:] = bytes(mapping.size_bytes)
-    files.rename(aside, path)
-    mapping.moved(path)
+    try:
+        mapping = files.open_mapped(aside)
+        mapping.require_readable()
+        if mapping.size_bytes < size_bytes:
+            raise CorruptionError(aside, mapping.size_bytes, "it is too small to be used again on a full disk")
+        mapping.view()[:] = bytes(mapping.size_bytes)
+        files.rename(aside, path)
+        mapping.moved(path)
+    except CorruptionError as error:
+        # A store to a block that cannot be read would end the process.
+        logger.error("DISKQUEUE: the disk is full; %s; it is not kept, for a new file to take its room", error)
+        files.remove(aside)
+        try:
+            return files.new_mapped(path, size_bytes, True)
+        except DiskFull:
+            return None
     logger.error("DISKQUEUE(%s): the disk is full; it is not kept, its blocks hold the new file", aside)
     return mapping

@@ -263,7 +263,23 @@ class Files:
         if mapping.path is not None and length_bytes > 0:
             with _pinned(mapping) as found:
                 if found:
-                    mapping.dirty_again(start_bytes, length_bytes)
+                    for at_bytes, piece_bytes in self.readable_pieces(mapping, start_bytes, length_bytes):
+                        mapping.dirty_again(at_bytes, piece_bytes)
+
+    def readable_pieces(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> list[tuple[int, int]]:
+        """Return (start, length) of what can be read of a page-aligned range: a store to the rest ends the process."""
+        try:
+            self.populate(mapping, start_bytes, length_bytes)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            if length_bytes <= PAGE_BYTES:
+                return []
+            middle_bytes = -(-length_bytes // (2 * PAGE_BYTES)) * PAGE_BYTES
+            return self.readable_pieces(mapping, start_bytes, middle_bytes) + self.readable_pieces(
+                mapping, start_bytes + middle_bytes, length_bytes - middle_bytes
+            )
+        return [(start_bytes, length_bytes)]
 
     def sync_file_system(self, path: str) -> bool:
         """Write all of the file system that a path lies in to stable storage; blocks, with the lock released.
@@ -376,6 +392,7 @@ class Files:
     def write_in_place(self, path: str, content: bytes) -> None:
         """Overwrite a small file, padded with spaces, in the block that it has, and sync it: for a full disk.
 
+        The whole block is written: the kernel would read the rest of it, which the disk may fail to.
         A kill leaves the old content or the new. A power failure does so up to 512 bytes: disks write whole sectors.
         """
         assert len(content) <= PAGE_BYTES, "a page is what one block takes"
@@ -384,7 +401,7 @@ class Files:
         except OSError as error:
             raise storage_error("write", path, error) from error
         try:
-            _write_whole(fd, memoryview(content.ljust(self.size_of(path))), path)
+            _write_whole(fd, memoryview(content.ljust(PAGE_BYTES)), path)
         finally:
             os.close(fd)
 

@@ -23,6 +23,8 @@ cdef class Segment:
     cdef char* base                      # of the mapping
     cdef readonly uint64_t file_bytes    # as many as it takes of the disk
     cdef readonly uint64_t capacity_bytes  # the same, but for a segment that takes no more records: its tail
+    cdef readonly uint64_t limit_bytes   # records are appended up to there now: the capacity, or what was read already
+    cdef readonly uint64_t checked_bytes  # its pages up to there are no unreadable ones of an earlier run
     cdef readonly uint64_t tail          # offset of the next record, relative to base
     cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before
     cdef readonly uint64_t first_ordinal
@@ -41,12 +43,16 @@ cdef class Segment:
         return self.first_ordinal + self.count
 
     cdef inline uint64_t room_bytes(self) noexcept:
-        return self.capacity_bytes - self.tail
+        return self.limit_bytes - self.tail
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
     cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1
     cdef int take_no_more(self) except -1
     cdef int take_more(self) except -1
+    cdef int set_checked(self, uint64_t checked_bytes) except -1
+    cdef int leave(self) except -1
+    cdef bint open_up(self, files, uint64_t span_bytes) except -1
+    cdef uint64_t deferred_end(self) noexcept
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept
     cdef int retire(self) except -1
@@ -55,5 +61,6 @@ cdef class Segment:
     cdef int walk(self, bint power_failed, report) except -1
     cdef int mend(self, report) except -1
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept
+    cdef bint is_tail_readable(self) noexcept
     cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept
     cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1

@@ -176,6 +176,32 @@ def test_a_bad_page_behind_the_end_is_found_before_a_record_comes_to_it(tmp_path
     topic.check()
 
 
+def test_no_record_is_stored_to_a_bad_page_behind_the_end(tmp_path: Path) -> None:
+    broker = broker_on(tmp_path)
+    topic = broker.topic("t")
+    topic.channel("c")
+    topic.publish_body(body_of(0, BODY_BYTES), wall())
+    path = topic.log.active.mapping.path
+    del broker, topic
+    topic = on_bad(tmp_path, (path, 2)).topic("t")
+    segment = topic.log.active
+    for number in range(1, 300):
+        topic.publish_body(body_of(number, BODY_BYTES), wall())
+    assert segment.worn and segment.tail <= 2 * PAGE_BYTES
+    assert delivered(topic) == list(range(300))
+    topic.check()
+
+
+def test_a_sync_after_a_failed_one_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    files = Files()
+    mapping = files.new_mapped(str(tmp_path / "file"), 5 * PAGE_BYTES, True)
+    for page in (1, 4):
+        make_unreadable(mapping, page)
+    pieces = files.readable_pieces(mapping, 0, 5 * PAGE_BYTES)
+    assert [at // PAGE_BYTES for at, size in pieces for at in range(at, at + size, PAGE_BYTES)] == [0, 2, 3]
+    files.dirty_again(mapping, 0, 5 * PAGE_BYTES)
+
+
 class NoReading(Files):
     """Files whose small ones cannot be read where the path ends so. ends: of paths."""
 
