@@ -62,10 +62,12 @@ class Adoption:
         self.world = world
         self.model = world.model
         self.doubt = world.doubt
-        self.power = world.power_failed
+        # Without node.json the broker recovers as after a power failure, though nothing is missing.
+        self.power = world.power_failed or world.excuses.node
         self.clean = world.stopped_cleanly
         self.held_now: set[int] = set()
         self.forgotten = world.forgotten
+        self.excuses = world.excuses
 
     def run(self) -> None:
         """Compare everything. Raises: Violation."""
@@ -82,7 +84,7 @@ class Adoption:
         for name, topic in former.items():
             if name not in self.model.topics:
                 expect(self.may_vanish(topic), f"topic {name} is gone")
-        if self.power:
+        if self.world.power_failed:
             self.model.deleted.clear()
             self.note_all_durable()
 
@@ -142,6 +144,10 @@ class Adoption:
             topic.created = topic.created or self.model.stamp
             return
         self.adopt_count(topic, found)
+        if topic.name in self.world.spoiled:
+            # Pages of messages show nothing of a segment behind a damaged record until it is mended.
+            for log in found.logs():
+                list(log.records())
         self.held_now = {row.number for state in (peek.READY, peek.DEFERRED) for row in rows_of(found, None, state)}
         former, topic.channels = topic.channels, {}
         held_before = topic.held
@@ -159,8 +165,9 @@ class Adoption:
             )
             expect(may_be, f"channel {topic.name}/{channel.name} is gone")
         self.adopt_held(topic, found, gone, held_before)
-        if self.power:
+        if self.world.power_failed:
             topic.deleted.clear()
+        if self.world.power_failed or topic.name in self.excuses.topics:
             self.forget_lost_ids(topic, found)
         self.check_batch(topic)
         # What is there by chance is not on stable storage for that.
@@ -256,6 +263,7 @@ class Adoption:
         elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused | self.forgotten:
             may = set(topic.messages)
             must = set() if topic.channels else must
+        must -= self.excuses.numbers(topic.name, "")
         if not anything:
             expect(must - maybe <= numbers, f"{topic.name} has lost", sorted(must - maybe - numbers))
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
@@ -344,12 +352,13 @@ class Adoption:
         for number in copies.keys() - rows.keys():
             channel.done[number] = self.model.stamp
             dropped = number in maybe or (self.power and not topic.messages[number].durable)
+            dropped = dropped or number in self.excuses.numbers(topic.name, channel.name)
             # A power cut may take back the seek that it came again by: then it is finished as before.
             before = channel.before_reset
             dropped = dropped or (self.power and before is not None and number not in before)
             if channel.spends(copies[number]) and not dropped:
                 self.world.vanished.add(number)
-        if self.power:
+        if self.world.power_failed:
             channel.before_reset = None
         channel.muddled = False
 
@@ -402,8 +411,10 @@ class Adoption:
             if channel.created > self.model.synced:
                 # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
                 may = set(topic.messages)
+        # What was parked may come again if nothing says any more that it was.
+        may |= self.excuses.lost.get((topic.name, channel.name), set())
         # What a paused topic holds again goes to the channel when it goes on.
-        return must - self.held_now, may
+        return must - self.held_now - self.excuses.numbers(topic.name, channel.name), may
 
     def check_row(self, topic: Topic, channel: Channel, row: Found, name: str, deferred: list[Found]) -> None:
         """Compare due time and attempts of one message."""
@@ -411,7 +422,7 @@ class Adoption:
         if copy is None:
             return
         unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
-        unsure = unsure or self.is_forgotten(name)
+        unsure = unsure or self.is_forgotten(name) or row.number in self.excuses.numbers(topic.name, channel.name)
         # A power cut may take back a seek, or a change of the due time.
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due
@@ -423,7 +434,7 @@ class Adoption:
             )  # fmt: skip
         if self.power or unsure:
             return
-        if self.clean or copy.parked:
+        if (self.clean and (topic.name, channel.name) not in self.excuses.attempts) or copy.parked:
             most = copy.attempts + self.world.died_within
             expect(copy.attempts <= row.attempts <= most, f"{name}: attempts of", row, copy)
         elif copy.attempts:

@@ -180,6 +180,19 @@ void deaths_arm(long nth)
         mprotect(mappings[index].base, mappings[index].size, PROT_READ);
 }
 
+/* Be the first again to handle faults: the broker has put its handler before when it mapped a file. */
+void deaths_again(void)
+{
+    struct sigaction action, current;
+    sigaction(SIGSEGV, NULL, &current);
+    if (!armed || current.sa_sigaction == on_fault)
+        return;
+    memset(&action, 0, sizeof(action));
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    action.sa_sigaction = on_fault;
+    sigaction(SIGSEGV, &action, NULL);
+}
+
 void deaths_disarm(void)
 {
     if (armed)

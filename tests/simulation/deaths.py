@@ -31,6 +31,7 @@ _ffi.cdef(
     long deaths_stores(void);
     void deaths_die(void);
     void deaths_arm(long nth);
+    void deaths_again(void);
     void deaths_disarm(void);
     """
 )
@@ -39,19 +40,24 @@ _libc: Any = _ffi.dlopen(None)
 
 def library() -> Any:
     """Return the C half, compiled if it has changed."""
+    return compiled(SOURCE, _ffi)
+
+
+def compiled(source: Path, ffi: FFI) -> Any:
+    """Return a library of C source, compiled if it has changed, by the declarations of an FFI."""
     if platform.machine() != "x86_64":
         raise RuntimeError("the simulator steps over single stores, for which it knows x86-64 only")
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    path = BUILD / f"deaths-{digest}.so"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    path = BUILD / f"{source.stem}-{digest}.so"
     if not path.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILD) as directory:
             made = Path(directory) / path.name
             flags = ["-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]
-            subprocess.run([*compiler, *flags, "-o", str(made), str(SOURCE)], check=True)
+            subprocess.run([*compiler, *flags, "-o", str(made), str(source)], check=True)
             made.rename(path)
-    return _ffi.dlopen(str(path))
+    return ffi.dlopen(str(path))
 
 
 def sockets_of(numbers: list[int]) -> Any:

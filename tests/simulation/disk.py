@@ -9,6 +9,7 @@ code counts without being announced.
   directory, its changes up to some point; a rename between two directories is there whole or not at all.
 - msync makes a range durable, fsync of a directory its names. Neither does what the other does.
 - A page that could not be written back is taken for clean, as Linux does, until something is stored there.
+- A page that cannot be read is an error of a call and a signal of a mapping: see `unreadable`.
 - A full disk refuses files, directories and small writes; what is reserved can be stored to.
 - A small file is written in parts (`in_parts`): an error or a death may come when a part of it is there.
 
@@ -26,10 +27,11 @@ from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
 from tests.simulation.deaths import pointer
+from tests.simulation.unreadable import UnreadablePages
 
 ROOT = "/disk"
 WITHOUT_LIMIT = 1 << 40
@@ -61,6 +63,8 @@ class Inode:
         self.durable = bytearray(size_bytes)
         # Pages that the kernel takes for written though they are not, with the bytes that they had then.
         self.forgotten: dict[int, bytes] = {}
+        # Pages that cannot be read from the disk, with the bytes that they had.
+        self.unreadable: dict[int, bytes] = {}
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -68,6 +72,13 @@ class Inode:
     def now(self, start: int = 0, end: int | None = None) -> bytes:
         """Return bytes of the page cache."""
         return os.pread(self.fd, (self.size_bytes if end is None else end) - start, start)
+
+    def is_readable(self, start: int = 0, end: int = WITHOUT_LIMIT) -> bool:
+        """Return whether a range can be read, as all pages can that were written since they could not be."""
+        for page, content in list(self.unreadable.items()):
+            if self.now(page, page + PAGE_BYTES) != content:
+                del self.unreadable[page]
+        return not any(start < page + PAGE_BYTES and page < end for page in self.unreadable)
 
     def dirty_pages(self) -> Iterator[tuple[slice, bytes]]:
         """Yield the pages that differ from stable storage, with their bytes."""
@@ -214,13 +225,18 @@ class Disk:
             if isinstance(node, Directory):
                 self._count(node)
 
-    def paths(self, directory: Directory | None = None, prefix: str = ROOT) -> list[str]:
+    def paths(self) -> list[str]:
         """Return the paths of all files."""
-        found = []
+        return [path for path, _ in self.files()]
+
+    def files(self, directory: Directory | None = None, prefix: str = ROOT) -> Iterator[tuple[str, Inode]]:
+        """Yield path and content of all files."""
         for name, node in (directory or self.root).entries.items():
             path = f"{prefix}/{name}"
-            found += self.paths(node, path) if isinstance(node, Directory) else [path]
-        return found
+            if isinstance(node, Directory):
+                yield from self.files(node, path)
+            else:
+                yield path, node
 
 
 class SimulatedFiles(Files):
@@ -238,6 +254,7 @@ class SimulatedFiles(Files):
         self.calls = 0
         self.die_at = 0
         self.mappings: dict[int, tuple[Mapping, Inode, str]] = {}
+        self.unreadable = UnreadablePages()
         library.deaths_forget()
 
     @property
@@ -288,8 +305,18 @@ class SimulatedFiles(Files):
         if self.disk.free_pages < pages:
             raise self._refuse(operation, path, errno.ENOSPC)
 
+    def _require_readable(self, inode: Inode, path: str, start: int = 0, end: int = WITHOUT_LIMIT) -> None:
+        if not inode.is_readable(start, end):
+            raise self._refuse("read", path, errno.EIO)
+
     def _map(self, inode: Inode, path: str) -> Mapping:
-        mapping = Mapping(deaths.map_shared(inode.fd, inode.size_bytes), inode.size_bytes, path)
+        if inode.is_readable():
+            mapping = Mapping(deaths.map_shared(inode.fd, inode.size_bytes), inode.size_bytes, path)
+        else:
+            # The handler of SIGBUS knows the files of the arena only.
+            mapping = map_file(inode.fd, inode.size_bytes, path)
+            self.deaths.deaths_again()
+            self.unreadable.cover(mapping, inode, path)
         self._watch(mapping, inode, path)
         return mapping
 
@@ -349,7 +376,9 @@ class SimulatedFiles(Files):
         self._watch(mapping, inode, path)
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-        """Nothing: a simulated page fault takes no time."""
+        """Nothing but to see whether the pages can be read: a simulated page fault takes no time."""
+        if self.unreadable.are_within(mapping, start_bytes, length_bytes):
+            raise self._refuse("read", mapping.path or "memory", errno.EIO)
 
     def check_reserving(self, directory: str) -> None:
         self._call("create", directory, OPEN)
@@ -388,6 +417,9 @@ class SimulatedFiles(Files):
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         if mapping.path is None or length_bytes <= 0 or self.dead:
             return
+        if self.unreadable.are_within(mapping, start_bytes, length_bytes):
+            for at_bytes, piece_bytes in self.readable_pieces(mapping, start_bytes, length_bytes):
+                mapping.dirty_again(at_bytes, piece_bytes)
         _, inode, _ = self.mappings[mapping.address]
         for page in [page for page in inode.forgotten if start_bytes <= page < start_bytes + length_bytes]:
             del inode.forgotten[page]
@@ -442,14 +474,18 @@ class SimulatedFiles(Files):
         if path == BOOT_ID:
             return b"boot-%d\n" % self.disk.boot_count
         self._call("read", path, OPEN, READ)
-        return self._file("read", path).now()
+        inode = self._file("read", path)
+        self._require_readable(inode, path)
+        return inode.now()
 
     def size_of(self, path: str) -> int:
         return self._file("read", path).size_bytes
 
     def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
         self._call("read", path, OPEN, READ)
-        return self._file("read", path).now(start_bytes, start_bytes + length_bytes)
+        inode = self._file("read", path)
+        self._require_readable(inode, path, start_bytes, start_bytes + length_bytes)
+        return inode.now(start_bytes, start_bytes + length_bytes)
 
     def _fill(self, inode: Inode, content: bytes, path: str, grows: bool = False) -> None:
         """Write a small file from its start on: a first part, and the rest unless the process dies or it fails.
@@ -499,9 +535,10 @@ class SimulatedFiles(Files):
     def write_in_place(self, path: str, content: bytes) -> None:
         inode = self._file("write", path)
         self._call("write", path, OPEN)
-        content = content.ljust(inode.size_bytes)
+        content = content.ljust(PAGE_BYTES)
         self._fill(inode, content, path)
         inode.size_bytes = len(content)
+        inode.unreadable.clear()
         self._call("write", path, SYNC)
         inode.write_back(0, inode.size_bytes)
 

@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
     UNMAPPING: {},
-    UNREADABLE: {},
+    UNREADABLE: {"spoil": (3, (5, 6, 0))},
 }
 # Operations that mean something together, as `schedule.PHRASES` has them.
 PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {

@@ -76,6 +76,17 @@ class Operations(World):
         self.fault_count += 1
         self.die()
 
+    def do_spoil(self, how: int, chance: int, seed: int) -> None:
+        """End the process in some way, or let it be for now; pages are unreadable when the next one starts."""
+        self.spoil_seed = seed
+        self.fault_count += 1
+        if how == 0:
+            self.do_stop()
+        elif how == 1:
+            self.do_cut(chance, seed)
+        elif how < 4:
+            self.do_kill()
+
     def do_advance(self, number: int) -> None:
         by_ns = ADVANCES_NS[number % len(ADVANCES_NS)]
         self.wall_ns += by_ns

@@ -31,6 +31,7 @@ from tests.simulation.model import (
     expect,
 )
 from tests.simulation.process import SYNC_NEVER, Failures, Process, options_of
+from tests.simulation.unreadable import Excuses, spoil
 from tests.support.storage import body_of
 
 WALL_START_NS = 1_700_000_000 * SECOND_NS
@@ -93,6 +94,10 @@ class World:
         self.forgotten: set[tuple[str, str]] = set()
         # Likewise those that could neither be made nor be removed again.
         self.half_made: set[tuple[str, str]] = set()
+        # Seed by which pages become unreadable with the next start; what that excuses, until a start has found it.
+        self.spoil_seed: int | None = None
+        self.spoiled: set[str] = set()
+        self.excuses = Excuses()
         self.set_clocks()
         self.start()
 
@@ -222,6 +227,7 @@ class World:
 
     def start(self) -> None:
         """Start the broker; a death or a fault may be planned for that too."""
+        self.spoil()
         files = SimulatedFiles(self.disk, self.lib, in_parts=WRITES in self.features)
         self.files = files
         process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
@@ -252,9 +258,21 @@ class World:
         Adoption(self).run()
         self.forgotten.clear()
         self.half_made.clear()
+        self.excuses = Excuses()
         self.doubt = Doubt()
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
+
+    def spoil(self) -> None:
+        """Make pages unreadable, as planned: the page cache is dropped while no process runs."""
+        if self.spoil_seed is None:
+            return
+        for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed)):
+            self.excuses.add(path, inode, pages)
+            self.was_damaged = True
+        self.spoiled |= self.excuses.topics
+        self.forgotten |= self.excuses.ledgers
+        self.spoil_seed = None
 
     def bury(self, in_start: bool = False) -> None:
         """Let nothing of a dead process live on; take the power away if that is what it died of."""
@@ -295,6 +313,8 @@ class World:
         for error in self.errors:
             raise Violation(f"{type(error).__name__}: {error}") from error
         expect(not self.failures.found, "logged as critical:", *self.failures.found)
+        touched = self.files.unreadable.touched() if self.files is not None else []
+        expect(not touched, "ended by SIGBUS at", *touched)
         broker = self.alive.broker
         expect(set(broker.topic_of) == set(self.model.topics), "topics", set(broker.topic_of), set(self.model.topics))
         for topic in self.model.topics.values():

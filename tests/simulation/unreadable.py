@@ -1,0 +1,185 @@
+"""Pages of stored files that cannot be read from the disk, and the messages that may be missing for them.
+
+A page becomes unreadable between two lives, when the page cache is dropped, and only if it is on stable storage. A call
+that reads it fails with EIO; `unreadable.c` tells what a load from the mapping does, and a store. A page that is
+written as a whole, or whose file is removed, is sound again.
+"""
+
+import contextlib
+import dataclasses
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cffi import FFI
+
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.diskqueue.layout import (
+    RECORD_ALIGN_BYTES,
+    RECORD_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    parse_record_header,
+    parse_segment_header,
+    record_checksum,
+    record_span,
+)
+from pyqd.primitives.errors import CorruptionError
+from tests.simulation.deaths import compiled, pointer
+
+if TYPE_CHECKING:
+    from pyqd.hot.mapping import Mapping
+    from tests.simulation.disk import Disk, Inode
+
+SOURCE = Path(__file__).with_name("unreadable.c")
+# Of a record with a body of one byte.
+RECORD_SPAN_MIN = record_span(1)
+PAGES_AT_ONCE = (1, 1, 1, 2, 3, 8)
+
+_ffi = FFI()
+_ffi.cdef(
+    """
+    void unreadable_forget(void);
+    int unreadable_touched(void);
+    long unreadable_page(int index);
+    char *unreadable_address(int index);
+    int unreadable_pages(void);
+    int unreadable_within(const char *base, size_t size);
+    int unreadable_add(char *at, int fd, long offset);
+    """
+)
+
+
+class UnreadablePages:
+    """The unreadable pages of the files that one process has mapped."""
+
+    def __init__(self) -> None:
+        self._library: Any = compiled(SOURCE, _ffi)
+        self._library.unreadable_forget()
+        self._path_of: list[str] = []
+
+    def cover(self, mapping: "Mapping", inode: "Inode", path: str) -> None:
+        """Make the unreadable pages of a file unreadable in a mapping of it."""
+        for page in inode.unreadable:
+            if self._library.unreadable_add(pointer(mapping.address + page), inode.fd, page) != 0:
+                raise RuntimeError("more unreadable pages than the simulator knows of")
+            self._path_of.append(path)
+
+    def are_within(self, mapping: "Mapping", start_bytes: int, length_bytes: int) -> bool:
+        """Return whether a range of a mapping has a page that cannot be read."""
+        return bool(self._path_of) and bool(
+            self._library.unreadable_within(pointer(mapping.address + start_bytes), length_bytes)
+        )
+
+    def touched(self) -> list[str]:
+        """Return the pages at which a real process would have ended by SIGBUS."""
+        if not self._path_of or self._library.unreadable_touched() == 0:
+            return []
+        pages = [self._library.unreadable_page(index) for index in range(self._library.unreadable_pages())]
+        return [f"{path}:{page}" for path, page in zip(self._path_of, pages, strict=True) if page >= 0]
+
+
+def spoil(disk: "Disk", rng: random.Random) -> list[tuple[str, "Inode", list[int]]]:
+    """Make some pages of one or two files unreadable. Returns: path, file and pages of each."""
+    found = []
+    for _ in range(rng.choice((1, 1, 2))):
+        files = [(path, inode, pages) for path, inode in disk.files() if (pages := list(stored_pages(inode)))]
+        if not files:
+            break
+        path, inode, pages = rng.choice(files)
+        chosen = rng.sample(pages, min(len(pages), rng.choice(PAGES_AT_ONCE)))
+        for page in chosen:
+            inode.unreadable[page] = inode.now(page, page + PAGE_BYTES)
+        found.append((path, inode, sorted(inode.unreadable)))
+    return found
+
+
+def stored_pages(inode: "Inode") -> Iterator[int]:
+    """Yield the pages with content that are on stable storage as they are; others were never written to the disk."""
+    content = inode.now()
+    for page in range(0, inode.size_bytes, PAGE_BYTES):
+        part = content[page : page + PAGE_BYTES]
+        if part == inode.durable[page : page + PAGE_BYTES] and any(part) and page not in inode.unreadable:
+            yield page
+
+
+@dataclasses.dataclass
+class Excuses:
+    """What may be missing, or may come again, after a start for which pages have become unreadable.
+
+    lost: of (topic, channel), or of (topic, "") for the topic's log, the numbers of messages whose records cannot be
+    read. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read. attempts: of channels
+    whose attempts cannot be read. node: whether node.json cannot be.
+    """
+
+    lost: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
+    ledgers: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    attempts: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    topics: set[str] = dataclasses.field(default_factory=set)
+    node: bool = False
+
+    def add(self, path: str, inode: "Inode", pages: list[int]) -> None:
+        """Note what the unreadable pages of a file excuse."""
+        if path.endswith("/node.json"):
+            self.node = True
+        if "/topics/" not in path:
+            return
+        topic, _, rest = path.partition("/topics/")[2].partition(".topic/")
+        channel, _, file = rest.rpartition(".channel/")
+        self.topics.add(topic)
+        if file.endswith(".seg") and file.startswith(("log/", "parked/")):
+            self.lost.setdefault((topic, channel), set()).update(numbers_in(inode.now(), pages))
+        elif file == "attempts":
+            self.attempts.add((topic, channel))
+        elif file in ("ledger", "parked.ledger", "cancelled.ledger", "state"):
+            self.ledgers.add((topic, channel))
+
+    def numbers(self, topic: str, channel: str) -> set[int]:
+        """Return the numbers of the messages that may be missing in a channel."""
+        return self.lost.get((topic, ""), set()) | self.lost.get((topic, channel), set())
+
+
+def numbers_in(content: bytes, pages: list[int]) -> set[int]:
+    """Return the numbers of the messages of a segment whose records lie in unreadable pages; all if its header does."""
+    found: set[int] = set()
+    try:
+        header = parse_segment_header(content[:SEGMENT_HEADER_BYTES], "segment")
+    except CorruptionError:
+        return found
+    if header is None:
+        return found
+    offset, seq = SEGMENT_HEADER_BYTES, header.first_seq
+    while (at := next_record(content, offset, seq)) is not None:
+        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
+        end = at + record_span(record.size_bytes)
+        if 0 in pages or any(at < page + PAGE_BYTES and page < end for page in pages):
+            found.add(int.from_bytes(content[at + RECORD_HEADER_BYTES :][:8], "little"))
+        offset, seq = end, record.seq + 1
+    return found
+
+
+def next_record(content: bytes, offset: int, seq: int) -> int | None:
+    """Return where the record with a number is, or the first one behind what is damaged there; None at the end."""
+    at = offset
+    while at + RECORD_HEADER_BYTES < len(content):
+        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
+        whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
+        is_next = 0 <= record.seq - seq <= (at - offset) // RECORD_SPAN_MIN and record.size_bytes > 0
+        if is_next and record_checksum(whole) == record.checksum:
+            return at
+        at += RECORD_ALIGN_BYTES
+    return None
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Send what compiled code says on standard error of unreadable pages to nowhere, for the time of a schedule."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
