@@ -147,11 +147,6 @@ cdef enum:
 cdef uint64_t TABLE_BYTES = <uint64_t> TABLE_SLOTS * SLOT_BYTES
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
 
-cdef struct ExtentList:
-    Extent* first
-    Extent* last
-    uint64_t count
-
 # Free ranges of 2**order slots, as their first slots.
 cdef struct FreeRanges:
     uint64_t* slots
@@ -180,6 +175,11 @@ cdef uint32_t kept_max = KEPT_MAX
 cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
 cdef action_of previous_action
 cdef action_of previous_bus_action
+cdef uint64_t recent_min = RECENT_MIN
+cdef uint64_t mapped_min = MAPPED_MIN
+cdef int told_fd = 2
+cdef int64_t refused_skipped = 0         # mappings that are made before some are refused: for tests
+cdef int64_t refused_left = 0
 cdef const char** lost = NULL            # addresses of the lost pages
 cdef uint64_t lost_count = 0
 
@@ -195,29 +195,6 @@ cdef void lock() noexcept nogil:
 
 cdef void unlock() noexcept nogil:
     unlock_at(&lock_word)
-
-
-cdef void append(ExtentList* to, Extent* extent) noexcept nogil:
-    extent.following = NULL
-    extent.preceding = to.last
-    if to.last == NULL:
-        to.first = extent
-    else:
-        to.last.following = extent
-    to.last = extent
-    to.count += 1
-
-
-cdef void remove(ExtentList* of, Extent* extent) noexcept nogil:
-    if extent.preceding == NULL:
-        of.first = extent.following
-    else:
-        extent.preceding.following = extent.following
-    if extent.following == NULL:
-        of.last = extent.preceding
-    else:
-        extent.following.preceding = extent.preceding
-    of.count -= 1
 
 
 cdef Extent* extent_at(const char* address) noexcept nogil:
@@ -286,7 +263,7 @@ cdef void install_for(
 
 
 cdef void say(const char* text) noexcept nogil:
-    if write(2, text, strlen(text)) < 0:
+    if told_fd >= 0 and write(told_fd, text, strlen(text)) < 0:
         return
 
 
@@ -477,10 +454,13 @@ cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept no
     while mapped >= budget and evict_oldest():
         pass
     for _ in range(2):
-        if <uintptr_t> mmap(
+        if is_refused():
+            failed = ENOMEM
+        elif <uintptr_t> mmap(
                 base, size_bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0) == <uintptr_t> base:
             return True
-        failed = errno
+        else:
+            failed = errno
         if failed != ENOMEM:
             break
         # The process has more other mappings than the budget leaves room for.
@@ -489,6 +469,16 @@ cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept no
                 guard(present.count)
             evict_oldest()
     (&errno)[0] = failed
+    return False
+
+
+cdef bint is_refused() noexcept nogil:
+    """Say whether a mapping is to fail because a test has said so."""
+    global refused_skipped, refused_left
+    if refused_left != 0 and refused_skipped == 0:
+        refused_left -= 1
+        return True
+    refused_skipped -= refused_skipped > 0
     return False
 
 
@@ -510,7 +500,7 @@ cdef void guard(uint64_t count) noexcept nogil:
     global guard_counter
     cdef int left = GUARDED_AT_ONCE
     cdef Extent* extent
-    while count > 0 and present.count - pinned > RECENT_MIN and left > 0:
+    while count > 0 and present.count - pinned > recent_min and left > 0:
         count -= 1
         left -= 1
         extent = present.first
@@ -723,7 +713,7 @@ def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
     global budget, kept_max
     cdef uint64_t left
     lock()
-    budget = max(mapped_max, <uint64_t> MAPPED_MIN)
+    budget = max(mapped_max, mapped_min)
     kept_max = min(descriptors_max, <uint32_t> KEPT_MAX)
     left = present.count
     while present.count - pinned > budget // 2 and left > 0:
@@ -732,6 +722,29 @@ def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
     while mapped > budget and evict_oldest():
         pass
     unlock()
+
+
+cdef int state_at(const char* address) noexcept nogil:
+    """Return the state of the extent that an address lies in; -1 for none."""
+    cdef Extent* extent = extent_at(address)
+    return -1 if extent == NULL else <int> extent.state
+
+
+def begin_small(uint64_t recent, uint64_t least, bint silent):
+    """Set how few files may stay accessible and mapped, and whether nothing is said on standard error: for tests."""
+    global recent_min, mapped_min, told_fd
+    recent_min, mapped_min, told_fd = recent, least, -1 if silent else 2
+
+
+def refuse(int64_t skipped, int64_t times):
+    """Have mappings of files fail with ENOMEM, so many times, after some that are made: for tests."""
+    global refused_skipped, refused_left
+    refused_skipped, refused_left = skipped, times
+
+
+def hooks():
+    """Return addresses for a test that handles SIGSEGV before: `state_at`, the handler, how many are to be refused."""
+    return <uintptr_t> &state_at, <uintptr_t> &on_fault, <uintptr_t> &refused_left
 
 
 def is_reserved():

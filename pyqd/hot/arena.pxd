@@ -22,6 +22,32 @@ cdef struct Extent:
     bint verified                        # what it holds has been checked: a page that cannot be read ends the process
     uint64_t lost_pages                  # that could not be read, with zeros in their place
 
+cdef struct ExtentList:
+    Extent* first
+    Extent* last
+    uint64_t count
+
+cdef inline void append(ExtentList* to, Extent* extent) noexcept nogil:
+    extent.following = NULL
+    extent.preceding = to.last
+    if to.last == NULL:
+        to.first = extent
+    else:
+        to.last.following = extent
+    to.last = extent
+    to.count += 1
+
+cdef inline void remove(ExtentList* of, Extent* extent) noexcept nogil:
+    if extent.preceding == NULL:
+        of.first = extent.following
+    else:
+        extent.preceding.following = extent.following
+    if extent.following == NULL:
+        of.last = extent.preceding
+    else:
+        extent.following.preceding = extent.preceding
+    of.count -= 1
+
 cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil
 cdef void extent_free(Extent* extent) noexcept nogil
 cdef int extent_pin(Extent* extent) noexcept nogil

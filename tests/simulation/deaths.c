@@ -47,6 +47,18 @@ static char *open_pages[OPEN_PAGES_MAX];
 static int open_page_count;
 static uintptr_t stepped_at;
 static struct sigaction former_fault, former_trap;
+/* Of the broker's arena (pyx/arena.pyx), which unmaps files that are not in use; NULL: no file is mapped there. */
+enum { ABSENT, PRESENT, GUARDED };
+static int (*arena_state)(const char *at);
+static void (*arena_on_fault)(int number, siginfo_t *info, void *context);
+static int64_t *arena_refused;
+static void on_fault(int number, siginfo_t *info, void *context);
+
+static int is_accessible(const char *at)
+{
+    int state = arena_state == NULL ? -1 : arena_state(at);
+    return state != ABSENT && state != GUARDED;
+}
 
 int deaths_add(char *base, size_t size, int fd)
 {
@@ -89,19 +101,26 @@ void deaths_watch_sockets(const int *fds, int count)
     memcpy(sockets, fds, (size_t) socket_count * sizeof(int));
 }
 
+void deaths_again(void);
 int deaths_sent(int index) { return sent_bytes[index]; }
 int deaths_dead(void) { return dead; }
 long deaths_stores(void) { return store_count; }
+
+static void make_private(struct range *each)
+{
+    mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, each->fd, 0);
+}
 
 void deaths_die(void)
 {
     if (dead)
         return;
     dead = 1;
-    for (int index = 0; index < mapping_count; index++) {
-        struct range *each = &mappings[index];
-        mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, each->fd, 0);
-    }
+    for (int index = 0; index < mapping_count; index++)
+        make_private(&mappings[index]);
+    /* Nothing is mapped again from here on: it would be the file. */
+    if (arena_refused != NULL)
+        *arena_refused = INT64_MAX;
     struct stat found;
     int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (int index = 0; index < writer_count; index++)
@@ -121,11 +140,38 @@ static struct range *range_of(char *at)
     return NULL;
 }
 
+/* Have the arena map a file again. Where it cannot, the process ends, as a kill would end it. */
+static void map_again(struct range *range, int number, siginfo_t *info, void *context)
+{
+    if (range == NULL) {
+        /* Of an earlier process. */
+        char *page = (char *) ((uintptr_t) info->si_addr & ~(PAGE - 1));
+        mmap(page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        return;
+    }
+    if (!dead)
+        arena_on_fault(number, info, context);
+    if (dead) {
+        make_private(range);
+    } else if (!is_accessible(info->si_addr)) {
+        armed = 0;
+        deaths_die();
+    } else if (armed) {
+        mprotect(range->base, range->size, PROT_READ);
+    }
+    deaths_again();
+}
+
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     ucontext_t *state = context;
     char *at = info->si_addr;
-    if (!armed || range_of(at) == NULL) {
+    struct range *range = range_of(at);
+    if (!is_accessible(at)) {
+        map_again(range, number, info, context);
+        return;
+    }
+    if (!armed || range == NULL) {
         /* Not ours: let it happen again with the handler of before. */
         sigaction(number, &former_fault, NULL);
         return;
@@ -169,7 +215,8 @@ void deaths_arm(long nth)
     memset(&action, 0, sizeof(action));
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     action.sa_sigaction = on_fault;
-    sigaction(SIGSEGV, &action, &former_fault);
+    if (arena_state == NULL)
+        sigaction(SIGSEGV, &action, &former_fault);
     action.sa_sigaction = on_trap;
     sigaction(SIGTRAP, &action, &former_trap);
     stores_left = nth;
@@ -177,15 +224,16 @@ void deaths_arm(long nth)
     open_page_count = 0;
     armed = 1;
     for (int index = 0; index < mapping_count; index++)
-        mprotect(mappings[index].base, mappings[index].size, PROT_READ);
+        if (is_accessible(mappings[index].base))
+            mprotect(mappings[index].base, mappings[index].size, PROT_READ);
 }
 
-/* Be the first again to handle faults: the broker has put its handler before when it mapped a file. */
+/* Be the first again to handle faults: the arena has put its handler before when it mapped a file. */
 void deaths_again(void)
 {
     struct sigaction action, current;
     sigaction(SIGSEGV, NULL, &current);
-    if (!armed || current.sa_sigaction == on_fault)
+    if ((!armed && arena_state == NULL) || current.sa_sigaction == on_fault)
         return;
     memset(&action, 0, sizeof(action));
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
@@ -193,13 +241,28 @@ void deaths_again(void)
     sigaction(SIGSEGV, &action, NULL);
 }
 
+/* Handle the faults of the arena's files, from its functions as pyqd.hot.arena gives them; all 0: end that. */
+void deaths_follow(uintptr_t state, uintptr_t handler, uintptr_t refused)
+{
+    if (arena_state == NULL && state != 0)
+        sigaction(SIGSEGV, NULL, &former_fault);
+    else if (arena_state != NULL && state == 0)
+        sigaction(SIGSEGV, &former_fault, NULL);
+    arena_state = (int (*)(const char *)) state;
+    arena_on_fault = (void (*)(int, siginfo_t *, void *)) handler;
+    arena_refused = (int64_t *) refused;
+    deaths_again();
+}
+
 void deaths_disarm(void)
 {
     if (armed)
         for (int index = 0; index < mapping_count; index++)
-            mprotect(mappings[index].base, mappings[index].size, PROT_READ | PROT_WRITE);
+            if (is_accessible(mappings[index].base))
+                mprotect(mappings[index].base, mappings[index].size, PROT_READ | PROT_WRITE);
     armed = 0;
     stores_left = 0;
-    sigaction(SIGSEGV, &former_fault, NULL);
+    if (arena_state == NULL)
+        sigaction(SIGSEGV, &former_fault, NULL);
     sigaction(SIGTRAP, &former_trap, NULL);
 }

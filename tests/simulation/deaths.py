@@ -31,8 +31,9 @@ _ffi.cdef(
     long deaths_stores(void);
     void deaths_die(void);
     void deaths_arm(long nth);
-    void deaths_again(void);
     void deaths_disarm(void);
+    void deaths_again(void);
+    void deaths_follow(uintptr_t state, uintptr_t handler, uintptr_t refused);
     """
 )
 _libc: Any = _ffi.dlopen(None)

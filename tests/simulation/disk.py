@@ -26,20 +26,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, _pinned
 from pyqd.hot.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
 from tests.simulation.deaths import pointer
+from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.unreadable import UnreadablePages
 
-ROOT = "/disk"
 WITHOUT_LIMIT = 1 << 40
 SPACE, SYNC, OPEN, MAP, READ = "space", "sync", "open", "map", "read"
 # In the middle of writing a small file; at calls that change or list names.
 REST, BROKEN, NAMES = "rest", "broken", "names"
+# When a file is mapped again.
+AGAIN = "again"
 ERRNO_OF = {SPACE: errno.ENOSPC, SYNC: errno.EIO, OPEN: errno.EMFILE, MAP: errno.ENOMEM, READ: errno.EIO}
-ERRNO_OF |= {REST: errno.ENOSPC, BROKEN: errno.EIO, NAMES: errno.EIO}
+ERRNO_OF |= {REST: errno.ENOSPC, BROKEN: errno.EIO, NAMES: errno.EIO, AGAIN: errno.ENOMEM}
 
 
 @dataclasses.dataclass
@@ -248,6 +250,8 @@ class SimulatedFiles(Files):
 
     def __init__(self, disk: Disk, library: Any, in_parts: bool = False) -> None:
         self.in_parts = in_parts
+        # Files are mapped in the broker's arena.
+        self.mirror: Mirror | None = None
         self.disk = disk
         self.deaths = library
         self.fault: Fault | None = None
@@ -310,12 +314,16 @@ class SimulatedFiles(Files):
             raise self._refuse("read", path, errno.EIO)
 
     def _map(self, inode: Inode, path: str) -> Mapping:
-        if inode.is_readable():
+        if self.mirror is None and inode.is_readable():
             mapping = Mapping(deaths.map_shared(inode.fd, inode.size_bytes), inode.size_bytes, path)
         else:
-            # The handler of SIGBUS knows the files of the arena only.
-            mapping = map_file(inode.fd, inode.size_bytes, path)
-            self.deaths.deaths_again()
+            try:
+                mapping = map_file(inode.fd, inode.size_bytes, path)
+            finally:
+                self.deaths.deaths_again()
+        if not inode.is_readable():
+            # The handler of SIGBUS knows the files of the arena only. It would read the pages if it mapped them again.
+            mapping.hold()
             self.unreadable.cover(mapping, inode, path)
         self._watch(mapping, inode, path)
         return mapping
@@ -352,6 +360,8 @@ class SimulatedFiles(Files):
             raise
         mapping = self._map(inode, path)
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
+        if self.mirror is not None:
+            self.mirror.link(inode, path)
         return mapping
 
     def write_mapped(self, mapping: Mapping, path: str) -> None:
@@ -377,8 +387,9 @@ class SimulatedFiles(Files):
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         """Nothing but to see whether the pages can be read: a simulated page fault takes no time."""
-        if self.unreadable.are_within(mapping, start_bytes, length_bytes):
-            raise self._refuse("read", mapping.path or "memory", errno.EIO)
+        with _pinned(mapping):
+            if self.unreadable.are_within(mapping, start_bytes, length_bytes):
+                raise self._refuse("read", mapping.path or "memory", errno.EIO)
 
     def check_reserving(self, directory: str) -> None:
         self._call("create", directory, OPEN)
@@ -406,13 +417,16 @@ class SimulatedFiles(Files):
         assert start_bytes % PAGE_BYTES == 0, "msync(2) wants a page"
         _, inode, path = self.mappings[mapping.address]
         end = min(-(-(start_bytes + length_bytes) // PAGE_BYTES) * PAGE_BYTES, inode.size_bytes)
-        try:
-            self._call("sync", path, SYNC)
-        except StorageError:
-            if not self.dead:
-                inode.forget(start_bytes, end)
-            raise
-        inode.write_back(start_bytes, end)
+        with _pinned(mapping) as found:
+            if not found:
+                return
+            try:
+                self._call("sync", path, SYNC)
+            except StorageError:
+                if not self.dead:
+                    inode.forget(start_bytes, end)
+                raise
+            inode.write_back(start_bytes, end)
 
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         if mapping.path is None or length_bytes <= 0 or self.dead:
@@ -421,8 +435,9 @@ class SimulatedFiles(Files):
             for at_bytes, piece_bytes in self.readable_pieces(mapping, start_bytes, length_bytes):
                 mapping.dirty_again(at_bytes, piece_bytes)
         _, inode, _ = self.mappings[mapping.address]
-        for page in [page for page in inode.forgotten if start_bytes <= page < start_bytes + length_bytes]:
-            del inode.forgotten[page]
+        with _pinned(mapping):
+            for page in [page for page in inode.forgotten if start_bytes <= page < start_bytes + length_bytes]:
+                del inode.forgotten[page]
 
     def sync_file_system(self, path: str) -> bool:
         try:
@@ -453,6 +468,8 @@ class SimulatedFiles(Files):
         directory, name = self._parent("create", path)
         self._take("create", path, Directory.pages)
         self.disk.change((directory, name, Directory()))
+        if self.mirror is not None:
+            os.mkdir(path)
 
     def list_directory(self, path: str) -> list[str]:
         self._call("list", path, OPEN, NAMES)
@@ -549,12 +566,16 @@ class SimulatedFiles(Files):
             raise self._refuse("rename", source, errno.ENOENT)
         old, new = self._parent("rename", source), self._parent("rename", target)
         self.disk.change((*old, None), (*new, node))
+        if self.mirror is not None:
+            self.mirror.rename(source, target)
 
     def remove(self, path: str) -> None:
         if self._find(path) is None:
             return
         self._call("remove", path, NAMES)
         self.disk.change((*self._parent("remove", path), None))
+        if self.mirror is not None:
+            self.mirror.remove(path)
 
     def remove_tree(self, path: str) -> None:
         node = self._find(path)

@@ -25,7 +25,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
 KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (), UNREADABLE: ()}
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
-    UNMAPPING: {},
+    UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
 }
 # Operations that mean something together, as `schedule.PHRASES` has them.
@@ -42,7 +42,15 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fail_write", "dpub", "fail_write", "req"),
         ("die_at_call", "stop"),
     ),
-    UNMAPPING: (),
+    UNMAPPING: (
+        ("map_few", "fail_again", "sync"),
+        ("map_few", "fail_again", "stop"),
+        ("map_few", "fail_again", "delete_topic"),
+        ("map_few", "fail_again", "delete_channel", "jobs"),
+        ("map_few", "fail_again", "jobs"),
+        ("kill", "fail_again", "pub"),
+        ("map_few", "fail", "jobs", "sync", "cut"),
+    ),
     UNREADABLE: (),
 }
 

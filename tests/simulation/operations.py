@@ -10,14 +10,16 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.hot import arena
 from pyqd.hot.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
-from tests.simulation.disk import BROKEN, MAP, NAMES, OPEN, REST, ROOT, SPACE, SYNC, WITHOUT_LIMIT, Fault
-from tests.simulation.features import kinds_of
+from tests.simulation.disk import AGAIN, BROKEN, MAP, NAMES, OPEN, REST, SPACE, SYNC, WITHOUT_LIMIT, Fault
+from tests.simulation.features import UNMAPPING, kinds_of
+from tests.simulation.mirror import ROOT
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
-from tests.simulation.world import CUT, KILL, World
+from tests.simulation.world import CUT, KILL, MAPPED_MIN, World
 from tests.support.storage import body_of
 
 TOPICS = ("a", "b", "e#ephemeral")
@@ -52,6 +54,9 @@ class Operations(World):
 
     def do_fail_write(self, kind: int, skipped: int, times: int) -> None:
         self.next_fault = Fault((REST, BROKEN, NAMES)[kind % 3], skipped, times)
+
+    def do_fail_again(self, skipped: int, spread: int, times: int) -> None:
+        self.next_fault = Fault(AGAIN, skipped % (1 + spread), times)
 
     def do_die_at_call(self, number: int, cut: int, seed: int) -> None:
         self.death = ("call", number)
@@ -101,6 +106,11 @@ class Operations(World):
     def do_write_back(self, chance: int, seed: int) -> None:
         self.torn = True
         self.disk.write_back(random.Random(seed), CHANCES[chance % len(CHANCES)])
+
+    def do_map_few(self, number: int) -> None:
+        """Let so many files be mapped at a time."""
+        if UNMAPPING in self.features:
+            arena.configure(MAPPED_MIN + number % 16)
 
     def do_fill(self, free_pages: int) -> None:
         self.disk.limit_pages = self.disk.used_pages + free_pages
@@ -572,9 +582,11 @@ class Operations(World):
         self.do("hang_up_all")
         for index in range(len(self.model.topics)):
             self.do("pause_topic", index, 0)
-        latest_ns = max((message.due_ns for topic in self.model.topics.values() for message in topic.messages.values()),
-                        default=0)  # fmt: skip
-        self.wall_ns = max(self.wall_ns, latest_ns) + 3_600 * SECOND_NS
+        topics = list(self.model.topics.values())
+        waiting = [copy for topic in topics for channel in topic.channels.values() for copy in channel.copies.values()]
+        due_ns = [copy.due_ns for copy in waiting]
+        due_ns += [message.due_ns for topic in topics for message in topic.messages.values()]
+        self.wall_ns = max([self.wall_ns, *due_ns]) + 3_600 * SECOND_NS
         for _ in range(3):
             self.do("advance", 3)
         for name, topic in list(self.model.topics.items()):
@@ -652,4 +664,4 @@ def with_size(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-PLANS = ("fail", "fail_write", "die_at_call", "die_at_store")
+PLANS = ("fail", "fail_again", "fail_write", "die_at_call", "die_at_store")

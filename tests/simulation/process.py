@@ -25,8 +25,9 @@ from pyqd.services import group_commit, syncer
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.syncer import Syncer
-from tests.simulation.disk import ROOT, SimulatedFiles
+from tests.simulation.disk import SimulatedFiles
 from tests.simulation.loop import Hub, Loop
+from tests.simulation.mirror import ROOT
 from tests.support.storage import SEGMENT_BYTES_MIN
 
 SYNC_NEVER = 1 << 30

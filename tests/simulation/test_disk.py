@@ -6,9 +6,11 @@ import random
 
 import pytest
 
+from pyqd.hot import arena
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.simulation import deaths
-from tests.simulation.disk import OPEN, ROOT, SYNC, Disk, Fault, SimulatedFiles
+from tests.simulation.disk import BROKEN, OPEN, REST, SYNC, Disk, Fault, SimulatedFiles
+from tests.simulation.mirror import ROOT, Mirror
 
 PATH = f"{ROOT}/file"
 PAGE = 4096
@@ -145,3 +147,73 @@ def test_a_fault_is_of_the_calls_of_its_kind_and_passes(disk, files):
         files.read(PATH)
     assert raised.value.errno == errno.EMFILE
     assert files.read(PATH) == b"x"
+
+
+@pytest.fixture
+def few(disk):
+    """Files of which few are mapped at a time."""
+    before = arena.mapped_max()
+    arena.begin_small(3, 6, silent=True)
+    arena.configure(6)
+    files = SimulatedFiles(disk, deaths.library())
+    files.mirror = Mirror(disk.root)
+    files.deaths.deaths_follow(*arena.hooks())
+    yield files
+    files.deaths.deaths_die()
+    files.mappings.clear()
+    files.deaths.deaths_forget()
+    files.deaths.deaths_follow(0, 0, 0)
+    arena.refuse(0, 0)
+    arena.begin_small(16, 32, silent=False)
+    arena.configure(before)
+
+
+def test_idle_files_are_unmapped_and_mapped_again(disk, few):
+    mappings = [few.new_mapped(f"{PATH}{number}", PAGE, False) for number in range(20)]
+    before = arena.remapped_count()
+    for number, mapping in enumerate(mappings):
+        mapping.view()[0] = number
+    assert arena.remapped_count() > before
+    assert [few.read(f"{PATH}{number}")[0] for number in range(20)] == list(range(20))
+
+
+def test_a_file_that_cannot_be_mapped_again_is_a_kill(disk, few):
+    mappings = [few.new_mapped(f"{PATH}{number}", PAGE, False) for number in range(20)]
+    mappings[-1].view()[0] = 1
+    arena.refuse(0, 2)
+    mappings[0].view()[0] = 2
+    assert few.dead
+    mappings[-1].view()[1] = 3
+    mappings[1].view()[0] = 4
+    after = SimulatedFiles(disk, deaths.library())
+    assert [after.read(f"{PATH}{number}")[:2] for number in (0, 1, 19)] == [b"\0\0", b"\0\0", b"\1\0"]
+
+
+def test_a_store_is_counted_in_a_file_that_is_mapped_for_it(disk, few):
+    mappings = [few.new_mapped(f"{PATH}{number}", PAGE, False) for number in range(20)]
+    few.deaths.deaths_arm(3)
+    for mapping in mappings[:5]:
+        mapping.view()[0] = 1
+    few.deaths.deaths_disarm()
+    assert few.dead
+    after = SimulatedFiles(disk, deaths.library())
+    assert [after.read(f"{PATH}{number}")[0] for number in range(5)] == [1, 1, 0, 0, 0]
+
+
+def test_a_small_file_may_be_written_in_part(disk):
+    files = SimulatedFiles(disk, deaths.library(), in_parts=True)
+    files.write(PATH, b"old")
+    files.fault = Fault(REST, 0)
+    with pytest.raises(DiskFull):
+        files.write(PATH, b"x" * 1000)
+    assert (disk.paths(), disk.used_pages) == ([PATH], 1)
+    files.die_at = files.calls + 2
+    with pytest.raises(StorageError):
+        files.write(PATH, b"x" * 1000)
+    files = SimulatedFiles(disk, deaths.library(), in_parts=True)
+    assert files.read(PATH) == b"old"
+    assert disk.paths() == [PATH, PATH + ".new"]
+    files.fault = Fault(BROKEN, 0)
+    with pytest.raises(StorageError):
+        files.write_in_place(PATH, b"new")
+    assert files.read(PATH) in (b"old", b"nld", b"ned", b"new")

@@ -8,15 +8,16 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pyqd.hot import clock
+from pyqd.hot import arena, clock
 from pyqd.hot.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
-from tests.simulation.disk import ROOT, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
-from tests.simulation.features import WRITES, Features
+from tests.simulation.disk import AGAIN, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
+from tests.simulation.features import UNMAPPING, WRITES, Features
+from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.model import (
     DEFERRED,
     GRAVEYARD,
@@ -37,6 +38,9 @@ from tests.support.storage import body_of
 WALL_START_NS = 1_700_000_000 * SECOND_NS
 MONO_START_NS = 1_000 * SECOND_NS
 KILL, CUT = "kill", "cut"
+# Files that stay accessible, and that may be mapped at least; those of the daemon (pyx/arena.pyx).
+RECENT_MIN, MAPPED_MIN = 3, 6
+ARENA_DEFAULTS = (16, 32)
 
 
 def names_in(paths: Iterable[str]) -> set[tuple[str, str]]:
@@ -98,6 +102,10 @@ class World:
         self.spoil_seed: int | None = None
         self.spoiled: set[str] = set()
         self.excuses = Excuses()
+        self.mapped_max = arena.mapped_max()
+        if UNMAPPING in self.features:
+            arena.begin_small(RECENT_MIN, MAPPED_MIN, silent=True)
+            arena.configure(2 * MAPPED_MIN)
         self.set_clocks()
         self.start()
 
@@ -171,20 +179,27 @@ class World:
         assert self.files is not None
         self.files.fault, self.next_fault = self.next_fault, None
         self.files.calls, self.files.die_at = 0, 0
+        if self.files.fault is not None and self.files.fault.kind == AGAIN:
+            arena.refuse(self.files.fault.skipped, self.files.fault.times)
         self.fault_count += (self.files.fault is not None) + (self.death is not None)
         if self.death is None:
-            return
+            # A file that cannot be mapped again ends the process as a kill does.
+            self.after_death = (KILL, 0, 0.0)
+            if UNMAPPING not in self.features:
+                return
         self.lib.deaths_watch_sockets(
             deaths.sockets_of([client.sock.fileno() for client in self.clients]), len(self.clients)
         )
-        kind, number = self.death
+        kind, number = self.death or ("", 0)
         if kind == "call":
             self.files.die_at = number
-        else:
+        elif kind == "store":
             self.lib.deaths_arm(number)
 
     def disarm(self) -> None:
         """Take it away; a death that did not come comes now."""
+        if not self.died():
+            arena.refuse(0, 0)
         if self.death is not None:
             if self.death[0] == "store":
                 self.lib.deaths_disarm()
@@ -228,8 +243,12 @@ class World:
     def start(self) -> None:
         """Start the broker; a death or a fault may be planned for that too."""
         self.spoil()
+        arena.refuse(0, 0)
         files = SimulatedFiles(self.disk, self.lib, in_parts=WRITES in self.features)
         self.files = files
+        if UNMAPPING in self.features:
+            self.lib.deaths_follow(*arena.hooks())
+            files.mirror = Mirror(self.disk.root)
         process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
         dies = self.death is not None
         self.arm()
@@ -439,3 +458,8 @@ class World:
         self.lib.deaths_forget()
         clock.hold(0, 0)
         gc.collect(1)
+        if UNMAPPING in self.features:
+            self.lib.deaths_follow(0, 0, 0)
+            arena.refuse(0, 0)
+            arena.begin_small(*ARENA_DEFAULTS, silent=False)
+            arena.configure(self.mapped_max)
