@@ -19,6 +19,7 @@ and printed as a test, to be put into `test_found.py` with the fix.
     loop         gevent's hub, as far as connections use it
     clients      NSQ's clients on socket pairs
     disk         files: page cache, stable storage, faults
+    mirror       names of these files, by which the broker maps them again
     deaths       a death at any store into a mapped file
 
 A new operation is a method `do_NAME` of whole numbers in `operations`, with a line in `schedule.WEIGHTS`. It says in
