@@ -281,11 +281,15 @@ class Administration(Operations):
         """Lift all limits first."""
         self.next_fault = self.death = None
         self.do("free")
-        for index, name in enumerate(sorted(self.model.topics)):
-            self.do("retain", index, 0, 0)
-            self.do("quota", index, 0)
-            for channel in self.model.topics[name].channels.values():
-                self.do("limit", self.channels().index((self.model.topics[name], channel)), 0, 0)
+        # An ephemeral topic may end with a step.
+        for name in sorted(self.model.topics):
+            for step in (("retain", 0, 0), ("quota", 0)):
+                if name in self.model.topics:
+                    self.do(step[0], sorted(self.model.topics).index(name), *step[1:])
+        for names in [(topic.name, channel.name) for topic, channel in self.channels()]:
+            now = [(topic.name, channel.name) for topic, channel in self.channels()]
+            if names in now:
+                self.do("limit", now.index(names), 0, 0)
         super().finale()
 
     def drain_graveyard(self) -> None:
