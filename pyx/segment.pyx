@@ -324,11 +324,16 @@ cdef class Segment:
         return 0
 
     cdef bint is_tail_readable(self) noexcept:
-        """Read where the next record begins, in an unverified segment. Returns: False if the disk fails to."""
+        """Read where the next record begins, in a segment with nothing unverified. Returns: False if the disk fails to.
+
+        The records before may have been mended without a look at what follows.
+        """
         cdef uint64_t length = min(self.capacity_bytes - self.tail, <uint64_t> RECORD_ALIGN_BYTES)
         if length == 0:
             return True
+        self.mapping.set_verified(False)
         load_word(self.base + self.tail)
+        self.mapping.set_verified(True)
         return not self.mapping.is_lost(self.tail, length)
 
     cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:

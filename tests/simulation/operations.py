@@ -100,7 +100,8 @@ class Operations(World):
         self.expire()
 
     def do_jump(self, number: int) -> None:
-        self.wall_ns += JUMPS_NS[number % len(JUMPS_NS)]
+        by_ns = JUMPS_NS[number % len(JUMPS_NS)]
+        self.wall_ns += abs(by_ns) if self.spoiled else by_ns
         self.set_clocks()
 
     def do_write_back(self, chance: int, seed: int) -> None:

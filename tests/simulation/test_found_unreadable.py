@@ -16,6 +16,26 @@ def test_a_full_disk_starts_with_a_ledger_that_cannot_be_read(simulate):
     )
 
 
+def test_the_place_behind_mended_records_is_not_taken_for_verified(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 1, 5, 0),
+            ("sub", 0, 0, 2),
+            ("create_channel_at", 1, 0, 0),
+            ("mpub", 0, 58666, 17986),
+            ("req", 0, 1, 0, 1),
+            ("write_back", 2, 1),
+            ("jobs",),
+            ("sub", 0, 1, 0),
+            ("spoil", 2, 0, 5),
+            ("kill",),
+            ("cut", 2, 1),
+        ],
+        features=FEATURES,
+    )
+
+
 def test_no_record_is_stored_to_an_unreadable_page_behind_the_end(simulate):
     simulate(
         sync_each=False,

@@ -101,6 +101,7 @@ class World:
         # Seed by which pages become unreadable with the next start; what that excuses, until a start has found it.
         self.spoil_seed: int | None = None
         self.spoiled: set[str] = set()
+        self.wall_latest_ns = 0
         self.excuses = Excuses()
         self.mapped_max = arena.mapped_max()
         if UNMAPPING in self.features:
@@ -146,6 +147,7 @@ class World:
         self.operation_count += 1
         self.wall_ns += 1000
         self.mono_ns += 1000
+        self.wall_latest_ns = max(self.wall_latest_ns, self.wall_ns)
         self.set_clocks()
         if self.process is None:
             self.start()
@@ -290,6 +292,9 @@ class World:
             self.excuses.add(path, inode, pages)
             self.was_damaged = True
         self.spoiled |= self.excuses.topics
+        # What tells which ids were given may be unreadable. An id tells its time, so the clock must not go back then.
+        self.wall_ns = max(self.wall_ns, self.wall_latest_ns) + SECOND_NS
+        self.set_clocks()
         self.forgotten |= self.excuses.ledgers
         self.spoil_seed = None
 
