@@ -187,7 +187,8 @@ def test_no_record_is_stored_to_a_bad_page_behind_the_end(tmp_path: Path) -> Non
     segment = topic.log.active
     for number in range(1, 300):
         topic.publish_body(body_of(number, BODY_BYTES), wall())
-    assert segment.worn and segment.tail <= 2 * PAGE_BYTES
+    assert segment.worn
+    assert segment.tail <= 2 * PAGE_BYTES
     assert delivered(topic) == list(range(300))
     topic.check()
 

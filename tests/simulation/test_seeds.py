@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.schedule import as_test, made_from, play, quiet
 
 # First seed and number of seeds of each test; each range of seeds has faults of its own (`features`).
-BLOCKS = ((0, 150), (150, 150), (300, 150), (450, 150), (10_000_000, 75), (20_000_000, 75))
+BLOCKS = ((0, 150), (150, 150), (300, 150), (450, 150), (10_000_000, 75), (20_000_000, 75), (30_000_000, 75))
 
 
 @pytest.mark.slow
