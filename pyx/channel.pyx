@@ -265,7 +265,7 @@ cdef class ChannelCore(ChannelCursor):
                 self.serve(consumer, quota)
                 if self.deliverable() == 0 or len(self.consumers) != count:
                     break
-                if self.feed.scheduler.work_left <= 0:
+                if not self.feed.scheduler.has_work():
                     self.feed.scheduler.request_wake(self)
                     break
         self.rotation = <uint64_t> at

@@ -45,6 +45,7 @@ cdef enum:
     WALK_WORK = 10                       # of a record walked over
     VERIFY_SHARE = 8                     # of its bytes, where it has to be verified
     SETTLE_WORK = 20
+    SETTLED_AT_ONCE = 1000
 
 
 cdef class ChannelCursor(Scheduled):
@@ -260,34 +261,37 @@ cdef class ChannelCursor(Scheduled):
 
     cdef int settle_some(self, bint whole) except -1:
         cdef Parked parked = self.parked
-        cdef uint64_t index, origin
-        cdef uint64_t end = self.settle_end
-        if end > parked.settled and not whole:
-            end = min(end, parked.settled + max(self.feed.scheduler.work_left, <int64_t> 0) // SETTLE_WORK)
-            if end < self.settle_end:
+        cdef uint64_t before = parked.settled
+        cdef uint64_t end
+        while self.settle_end > parked.settled:
+            if not whole and not self.feed.scheduler.has_work():
                 self.feed.scheduler.request_wake(self)
-        if end <= parked.settled:
-            if self.settle_end <= parked.settled:
-                self.settle_end = 0
-            self.note_all_settled()
-            return 0
-        self.feed.scheduler.spend(SETTLE_WORK * (end - parked.settled))
+                break
+            end = min(self.settle_end, parked.settled + SETTLED_AT_ONCE)
+            self.feed.scheduler.spend(SETTLE_WORK * (end - parked.settled))
+            self.settle_to(end)
+        if self.settle_end <= parked.settled:
+            self.settle_end = 0
+        self.note_all_settled()
+        if parked.settled != before:
+            parked.trim()
+            self.note_finished_ahead()
+            self.note_drained()
+        return 0
+
+    cdef int settle_to(self, uint64_t end) except -1:
+        """Finish the origins of the records of the parked log below an ordinal, some of which are not settled."""
+        cdef Parked parked = self.parked
+        cdef uint64_t index, origin
         for index in range(end - parked.settled):
-            origin = parked.origins[index]
+            origin = parked.origin_at(index)
             if origin & 1 == FROM_PARKED:
                 self.settle_in(parked.ledger, origin >> 1)
                 continue
             if origin >> 1 >= self.ledger.header.cursor:
                 self.forget_ahead(origin >> 1)
             self.settle_in(self.ledger, origin >> 1)
-        parked.forget_origins(end)
-        self.note_all_settled()
-        parked.trim()
-        self.note_finished_ahead()
-        self.note_drained()
-        if end == self.settle_end:
-            self.settle_end = 0
-        return 0
+        return parked.forget_origins(end)
 
     cdef bint skip_finished(self) except -1:
         """Move the cursor over finished records, or these would hold a segment of a channel that is idle.
@@ -450,7 +454,7 @@ cdef class ChannelCursor(Scheduled):
             self.leave_drained()
             self.walk_to(self.segment, self.offset, self.ledger.header.cursor)
         while self.pending() != 0 or self.walk_ordinal < self.uncounted_end:
-            if self.feed.scheduler.work_left <= 0 and not whole:
+            if not whole and not self.feed.scheduler.has_work():
                 self.feed.scheduler.request_wake(self)
                 return 0
             record = self.next_walked()

@@ -34,9 +34,10 @@ from pyqd.hot.topic cimport MessageBatch, TopicCore, batch_span
 
 from pyqd.primitives.errors import StorageError
 
-# In the log. A batch of this size takes some milliseconds, a slice less than one.
-cdef uint64_t SLICED_BYTES_MIN = 8 << 20
+# In the log. A batch of this size takes a millisecond, or ten if the host has taken the memory back.
+cdef uint64_t SLICED_BYTES_MIN = 1 << 20
 cdef uint64_t SLICE_BYTES_MAX = 1 << 20
+cdef uint64_t PART_BYTES_MAX = 64 << 10          # of a slice: between them the time is read
 
 
 def begin_small(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
@@ -127,7 +128,7 @@ cdef class Intake(Scheduled):
                 self.end(queued, error)
                 if not isinstance(error, StorageError):
                     raise
-            if self.waiting and (self.topic.scheduler.work_left <= 0 or queued is self.waiting[0]):
+            if self.waiting and (not self.topic.scheduler.has_work() or queued is self.waiting[0]):
                 return self.topic.scheduler.request_wake(self)
         return 0
 
@@ -137,7 +138,7 @@ cdef class Intake(Scheduled):
         if not queued.begun or not (batch.kept == 0 or resume_batch(self.topic.log)):
             self.begin(queued)
         try:
-            self.topic.add_messages(batch, self.next_slice(batch))
+            self.add_slice(batch)
             if batch.done < batch.count:
                 batch.kept == 0 or set_batch_aside(self.topic.log)
                 return False
@@ -158,23 +159,31 @@ cdef class Intake(Scheduled):
         queued.begun = True
         return 0
 
-    cdef uint32_t next_slice(self, const MessageBatch* batch) noexcept:
-        """Return how many messages come next, one at least, and take them off the work of this turn."""
+    cdef int add_slice(self, MessageBatch* batch) except -1:
+        """Add messages of a batch, one at least, as far as the work of this turn goes. Raises: StorageError."""
+        cdef uint64_t left_bytes = SLICE_BYTES_MAX
+        cdef uint64_t span
+        while batch.done < batch.count:
+            span = self.add_part(batch, min(left_bytes, PART_BYTES_MAX))
+            if not self.topic.scheduler.spend(<int64_t> span) or span >= left_bytes:
+                break
+            left_bytes -= span
+        return 0
+
+    cdef uint64_t add_part(self, MessageBatch* batch, uint64_t limit) except? 0:
+        """Add messages, one at least, until their records take `limit` bytes. Returns: these. Raises: StorageError."""
         cdef uint64_t lead_bytes = 0 if batch.dues == NULL else sizeof(int64_t)
-        cdef uint64_t limit = SLICE_BYTES_MAX
         cdef uint64_t span = 0
         cdef uint32_t count = 0
         cdef uint32_t size
         cdef const char* at = batch.at
-        if self.topic.scheduler.work_left < <int64_t> limit:
-            limit = <uint64_t> max(self.topic.scheduler.work_left, <int64_t> 0)
         while count < batch.count - batch.done and (count == 0 or span < limit):
             size = <uint32_t> read_be32(at + lead_bytes)
             at += lead_bytes + sizeof(uint32_t) + size
             span += record_span(size)
             count += 1
-        self.topic.scheduler.spend(<int64_t> span)
-        return count
+        self.topic.add_messages(batch, count)
+        return span
 
     cdef int end(self, QueuedBatch queued, error) except -1:
         """Take a batch out of the queue: stored, refused, or cancelled. error: None where there is none to tell."""

@@ -288,6 +288,7 @@ cdef class Ledger:
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
         """Note every record of `[start, end)` as finished, whether it was or not."""
         cdef LedgerHeader* header = self.header
+        cdef uint64_t ahead_from
         start = max(start, header.floor)
         if start >= end:
             return 0
@@ -295,9 +296,11 @@ cdef class Ledger:
             self.grow(end - 1)
             header = self.header
         self.change_count += 1
+        self.ones += end - start - ring_count(self.words, self.capacity_bits, start, end)
+        if end > header.cursor:
+            ahead_from = max(start, header.cursor)
+            self.ahead += end - ahead_from - ring_count(self.words, self.capacity_bits, ahead_from, end)
         ring_set_range(self.words, self.capacity_bits, start, end)
-        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
-        self.count_ahead()
         self.absorb()
         return 0
 
@@ -310,10 +313,13 @@ cdef class Ledger:
     cdef uint64_t finished_end(self) noexcept:
         """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
         cdef uint64_t end = self.header.floor + self.capacity_bits
+        cdef uint64_t start
         if self.ones == 0:
             return self.header.floor
         while end > self.header.floor and not ring_test(self.words, self.capacity_bits, end - 1):
-            end -= 1
+            # A word at a time where it has no bit set.
+            start = max(self.header.floor, (end - 1) & ~<uint64_t> 63)
+            end = start if ring_count(self.words, self.capacity_bits, start, end) == 0 else end - 1
         return end
 
     cdef int hand_out(self) except -1:

@@ -12,8 +12,11 @@ bit is not set before a sync has covered the dead letter, or a power failure cou
 instant it is in one of the two topics at least; a kill in between leaves it in both. Where it cannot be published (no
 room, no such topic) it stays doomed, counts for the depth, and is tried again every RETRY_NS.
 
-Invariants: 1. those of the channel, with `doomed` and `buried` beside slots and ring. 2. nothing in the ring has
-`attempts_max` attempts. 3. `burials` has an entry for each of `buried`, in the same order.
+If the limit changes, what waits for redelivery and what is doomed is sorted again, in slices: the first entries of both
+rings are *unsorted* meanwhile, and the channel delivers and buries nothing before all are sorted.
+
+Invariants: 1. those of the channel, with `doomed` and `buried` beside slots and ring. 2. nothing in the ring behind the
+unsorted entries has `attempts_max` attempts. 3. `burials` has an entry for each of `buried`, in the same order.
 """
 
 from collections import deque
@@ -30,6 +33,8 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     BURIED_PER_TURN = 256
+    SORT_WORK = 30                       # of an entry, as work of a turn
+    SORTED_AT_ONCE = 1000
     BURIED_MAX = 10000                   # more wait until a sync has covered these
     RETRY_NS = 1000000000
     BUSY_NS = 1000000                    # the dead-letter topic stores a large batch
@@ -54,18 +59,33 @@ cdef class LimitedChannel(ChannelCore):
     def limit_attempts(self, uint16_t attempts_max):
         """Make dead letters of what has been delivered so often, from now on; 0: of nothing.
 
-        Cost: O(messages waiting for redelivery).
+        Of many messages waiting for redelivery some are sorted at once, the others in the channel's next turns.
         """
-        cdef ReadyEntry entry
         self.attempts_max = attempts_max
         self.bury_again_ns = 0
-        for _ in range(self.doomed.count):
-            entry = self.doomed.pop()
-            self.give_back(entry.record, entry.attempts, entry.source)
-        for _ in range(self.ready.count):
-            entry = self.ready.pop()
-            self.give_back(entry.record, entry.attempts, entry.source)
+        self.doomed_unsorted = self.doomed.count
+        self.ready_unsorted = self.ready.count
+        self.sort_some()
         self.feed.scheduler.request_wake(self)
+
+    cdef bint sort_some(self) except -1:
+        """Sort some of what is unsorted by the present limit of attempts. Returns: whether all is sorted."""
+        cdef ReadyEntry entry
+        cdef uint32_t count = 0
+        # An entry may have been taken out of the middle since.
+        self.doomed_unsorted = min(self.doomed_unsorted, self.doomed.count)
+        self.ready_unsorted = min(self.ready_unsorted, self.ready.count)
+        while self.doomed_unsorted + self.ready_unsorted != 0 and count < SORTED_AT_ONCE:
+            if self.doomed_unsorted != 0:
+                entry = self.doomed.pop()
+                self.doomed_unsorted -= 1
+            else:
+                entry = self.ready.pop()
+                self.ready_unsorted -= 1
+            self.give_back(entry.record, entry.attempts, entry.source)
+            count += 1
+        self.feed.scheduler.spend(count * SORT_WORK)
+        return self.doomed_unsorted + self.ready_unsorted == 0
 
     cdef bint is_spent(self, uint16_t attempts) noexcept:
         return self.attempts_max != 0 and attempts >= self.attempts_max
@@ -91,6 +111,8 @@ cdef class LimitedChannel(ChannelCore):
     cdef int wake(self) except -1:
         cdef uint64_t delivered_before = self.delivered_count
         cdef bint begins_without = self.bucket is not None and self.bucket.whole(mono_ns()) == 0
+        if self.doomed_unsorted + self.ready_unsorted != 0 and not self.sort_rest():
+            return 0
         if self.doomed.count != 0:
             self.bury()
         ChannelCore.wake(self)
@@ -101,6 +123,14 @@ cdef class LimitedChannel(ChannelCore):
                 begins_without or self.delivered_count != delivered_before or self.deliverable() == 0)
             self.set_next_timer(mono_ns())
         return 0
+
+    cdef bint sort_rest(self) except -1:
+        """Sort as far as the work of this turn goes. Returns: whether all is sorted; if not, another run follows."""
+        while not self.sort_some():
+            if not self.feed.scheduler.has_work():
+                self.feed.scheduler.request_wake(self)
+                return False
+        return True
 
     cdef int on_time(self, int64_t now_ns) except -1:
         if self.throttled or self.doomed.count != 0:
@@ -204,6 +234,7 @@ cdef class LimitedChannel(ChannelCore):
 
     cdef int forget_deliveries(self) except -1:
         self.doomed.clear()
+        self.doomed_unsorted = self.ready_unsorted = 0
         self.buried.clear()
         self.burials.clear()
         return ChannelCore.forget_deliveries(self)

@@ -169,7 +169,9 @@ cdef class Parked:
 
     cdef int grow_origins(self) except -1:
         cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, self.origins_capacity + (self.origins_capacity >> 1))
-        cdef void* grown = realloc(self.origins, capacity * sizeof(uint64_t))
+        cdef void* grown
+        self.close_gap()
+        grown = realloc(self.origins, capacity * sizeof(uint64_t))
         if grown == NULL:
             raise MemoryError
         self.origins = <uint64_t*> grown
@@ -180,8 +182,8 @@ cdef class Parked:
         """Make room so that parking a record cannot fail. Raises: StorageError, MemoryError (nothing changed)."""
         if self.free_slot == 0:
             self.grow()
-        if self.unsettled() == self.origins_capacity:
-            self.grow_origins()
+        if self.origins_gap + self.unsettled() == self.origins_capacity:
+            self.make_room_for_origins(1)
         self.log.reserve(span_bytes)
         return 0
 
@@ -189,8 +191,27 @@ cdef class Parked:
         """Make room for so many slots and origins. Raises: MemoryError (nothing changed)."""
         while self.capacity - self.dues.count < count:
             self.grow()
+        self.make_room_for_origins(count)
+        return 0
+
+    cdef int make_room_for_origins(self, uint64_t count) except -1:
+        """Make room behind the last origin for so many more. Raises: MemoryError (nothing changed)."""
+        if self.origins_capacity - self.origins_gap - self.unsettled() >= count:
+            return 0
         while self.origins_capacity - self.unsettled() < count:
             self.grow_origins()
+        return self.close_gap()
+
+    cdef int close_gap(self) noexcept:
+        """Move the origins to the start of their array. Cost: O(unsettled)."""
+        if self.origins_gap != 0:
+            memmove(self.origins, self.origins + self.origins_gap, self.unsettled() * sizeof(uint64_t))
+            self.origins_gap = 0
+        return 0
+
+    cdef int add_origin(self, uint64_t origin) noexcept:
+        """Note the origin of the record that is appended next; there is room for it."""
+        self.origins[self.origins_gap + self.unsettled()] = origin
         return 0
 
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
@@ -201,7 +222,7 @@ cdef class Parked:
         cdef const char* at
         cdef uint64_t origin = record_ordinal(record) << 1 | source
         self.prepare(record_span(record.size_bytes))
-        self.origins[self.unsettled()] = origin
+        self.add_origin(origin)
         at = self.log.append(
             record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
         self.ledger.hand_out()
@@ -212,12 +233,17 @@ cdef class Parked:
         """Drop the origins of the records below an ordinal: their bits are set."""
         cdef uint64_t count = self.unsettled()
         cdef uint64_t done = end - self.settled
-        memmove(self.origins, self.origins + done, (count - done) * sizeof(uint64_t))
+        self.origins_gap += done
         self.settled = end
-        if count == done and self.origins_capacity > ORIGINS_KEPT:
-            free(self.origins)
-            self.origins = NULL
-            self.origins_capacity = 0
+        if count == done:
+            self.origins_gap = 0
+            if self.origins_capacity > ORIGINS_KEPT:
+                free(self.origins)
+                self.origins = NULL
+                self.origins_capacity = 0
+        elif self.origins_gap > count - done:
+            # Not each time: of millions, which are settled in slices, each slice would move the rest.
+            self.close_gap()
         return 0
 
     cdef int note_settled(self, uint64_t end) except -1:
@@ -273,6 +299,7 @@ cdef class Parked:
         and needs all of this. `finish_dropped` is for afterwards.
         """
         self.forget()
+        self.origins_gap = 0
         self.settled = self.log.end
         self.dropped_below = self.log.end
         return 0

@@ -57,7 +57,7 @@ cdef int move_one(ChannelCore channel, const Record* record, object place) excep
     attempts = channel.slots.slots[slot].attempts if slot >= 0 else channel.ready.entries[<uint32_t> place].attempts
     parked.prepare(record_span(record.size_bytes))
     channel.ledger.reach(ordinal)
-    parked.origins[parked.unsettled()] = ordinal << 1 | FROM_TOPIC
+    parked.add_origin(ordinal << 1 | FROM_TOPIC)
     copy = <Record*> parked.log.append(
         record.guid, record.timestamp_ns, 0, attempts, record_body(record), record.size_bytes)
     copy.handed_out = attempts
@@ -121,7 +121,7 @@ cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, 
     assert (slot >= 0) + (waiting is not None) + (place is not None) == 1, "a record is in one place"
     parked.prepare(record_span(record.size_bytes))
     parked.ledger.reach(ordinal)
-    parked.origins[parked.unsettled()] = ordinal << 1 | FROM_PARKED
+    parked.add_origin(ordinal << 1 | FROM_PARKED)
     # A kill before handed_out is copied must not take a delivery back: the record itself counts it too.
     copy = <Record*> parked.log.append(
         record.guid, record.timestamp_ns, record.due_ns, record.handed_out or record.attempts,

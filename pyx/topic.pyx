@@ -39,7 +39,7 @@ from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageErr
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
 cdef enum:
-    DROP_WORK = 500000                   # of a turn: taking leave of some channels
+    DROP_WORK = 125000                   # of a turn: taking leave of some channels
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
 
@@ -137,7 +137,7 @@ cdef class TopicCore(Feed):
         for channel in self.channels:
             if channel.parked is None:
                 work += OPEN_WORK
-        if self.scheduler.work_left <= 0 or work > <uint64_t> self.scheduler.work_left:
+        if not self.scheduler.affords(work):
             return False
         self.scheduler.spend(<int64_t> work)
         return True
@@ -348,12 +348,12 @@ cdef class TopicCore(Feed):
     cdef int wake(self) except -1:
         cdef ChannelCore channel
         if self.leaving:
-            self.scheduler.spend(DROP_WORK)
-            if self.drop_channels():
-                self.scheduler.request_wake(self)
+            while self.drop_channels():
+                if not self.scheduler.spend(DROP_WORK):
+                    return self.scheduler.request_wake(self)
             return 0
         for channel in self.channels:
-            if self.scheduler.work_left > 0:
+            if self.scheduler.has_work():
                 channel.wake()
             else:
                 self.scheduler.request_wake(channel)
@@ -543,6 +543,17 @@ cdef class TopicCore(Feed):
         self.state_change_count += 1
         if not paused and self.channels:
             self.show_held()
+
+    def prepare_to_empty(self):
+        """Make the channels' ledgers reach all that the topic holds, as `empty` needs. Yields between the channels.
+
+        For a caller that yields to the event loop meanwhile: a ledger that grows is synced. Raises: StorageError.
+        """
+        cdef ChannelCore channel
+        for channel in list(self.channels):
+            if self.end < self.log.end and not channel.exiting:
+                channel.ledger.reach(self.log.end - 1)
+            yield
 
     def empty(self):
         """Drop the messages that no channel has been given; the channels keep theirs.

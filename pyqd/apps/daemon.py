@@ -199,7 +199,7 @@ class Daemon:
     def stop(self) -> None:
         """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
         self.tcp.stop_listening()
-        self.tcp.close_all()
+        self.tcp.close_all(at_once=self.failure is not None)
         self.http.stop()
         if self.https is not None:
             self.https.stop()

@@ -5,6 +5,7 @@ Its traffic is the compiled half's.
 
 import logging
 import os
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 Mark = tuple[Names, int, int]
 
 # A channel takes some 20 us.
-CHANNELS_DROPPED_AT_ONCE = 100
+CHANNELS_DROPPED_AT_ONCE = 25
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class Topic(TopicCore):
         if directory is not None and not (found and broker.names_durable):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
+        # Channels and changes of names when all of their files were held.
+        self.held_mark: tuple[int, int] | None = None
         # Its mark when the start found all of it on stable storage.
         self.durable_mark: Mark | None = None
         self.channel_of: dict[str, Channel] = {}
@@ -275,13 +278,28 @@ class Topic(TopicCore):
 
         Raises: StorageError.
         """
+        for _ in self.held_files():
+            pass
+
+    def held_files(self) -> Iterator[None]:
+        """Do as `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
+
+        If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.
+        """
+        mark = (len(self.channel_of), self.names.change_count)
+        if self.held_mark == mark:
+            return
         self.mapping.hold()
-        for channel in self.channel_of.values():
-            channel.hold_files()
+        for channel in list(self.channel_of.values()):
+            if not channel.exiting:
+                channel.hold_files()
+            yield
+        self.held_mark = mark
 
     def files_moved(self, directory: str, moved: str) -> None:
         """Note that the topic's directory has another path until it is removed."""
-        for log in self.logs():
+        logs = [channel.parked.log for channel in self.channel_of.values() if channel.parked is not None]
+        for log in (self.log, *logs):
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))
 

@@ -50,6 +50,7 @@ cdef class ChannelCursor(Scheduled):
     cdef int forget_lag(self) except -1
     cdef int pass_deferred(self, uint64_t ordinal) noexcept
     cdef int settle_some(self, bint whole) except -1
+    cdef int settle_to(self, uint64_t end) except -1
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
     cdef const Record* take_at_cursor(self) except? NULL
     cdef bint cursor_is_sound(self, const Record* record) except -1

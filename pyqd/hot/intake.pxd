@@ -24,7 +24,8 @@ cdef class Intake(Scheduled):
     cdef int add(self, QueuedBatch queued) except -1
     cdef bint store_slice(self, QueuedBatch queued) except -1
     cdef int begin(self, QueuedBatch queued) except -1
-    cdef uint32_t next_slice(self, const MessageBatch* batch) noexcept
+    cdef int add_slice(self, MessageBatch* batch) except -1
+    cdef uint64_t add_part(self, MessageBatch* batch, uint64_t limit) except? 0
     cdef int end(self, QueuedBatch queued, error) except -1
 
 cdef bint is_large(uint32_t count, uint64_t body_words) noexcept

@@ -1,5 +1,5 @@
 # A channel with limits: of its rate, and of a message's attempts. Design notes: pyx/limited.pyx.
-from libc.stdint cimport int64_t, uint16_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t
 
 from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.ratelimit cimport TokenBucket
@@ -14,6 +14,11 @@ cdef class LimitedChannel(ChannelCore):
     cdef readonly object burials         # deque of (topic, ordinal there), one for each entry of `buried`
     cdef int64_t bury_again_ns           # monotonic; not before, as it failed last time
 
+    cdef uint32_t doomed_unsorted        # of the first of `doomed`: whether they are is said by an earlier limit
+    cdef uint32_t ready_unsorted         # likewise of the first of `ready`
+
+    cdef bint sort_some(self) except -1
+    cdef bint sort_rest(self) except -1
     cdef int bury(self) except -1
     cdef int finish_buried(self, const ReadyEntry* entry) except -1
     cdef int put_off(self, reason) except -1

@@ -15,8 +15,9 @@ cdef class Parked:
     cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches; owned
     cdef uint32_t free_slot              # 1 + the first free slot; 0: there is none
     cdef uint32_t capacity
-    cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on; owned
+    cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on, behind a gap; owned
     cdef uint64_t origins_capacity
+    cdef uint64_t origins_gap            # entries before them of records that are settled
     cdef readonly uint64_t settled       # the origins of records below are finished
     cdef readonly uint64_t dropped_below # records below do not count; the channel's ledger says so
     cdef IdTable twins                   # id to last ordinal here, less the `settled` of the start; see design notes
@@ -33,7 +34,13 @@ cdef class Parked:
         return self.log.end - self.settled
 
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef inline uint64_t origin_at(self, uint64_t index) noexcept:
+        return self.origins[self.origins_gap + index]
+
     cdef int grow_origins(self) except -1
+    cdef int make_room_for_origins(self, uint64_t count) except -1
+    cdef int close_gap(self) noexcept
+    cdef int add_origin(self, uint64_t origin) noexcept
     cdef int forget_origins(self, uint64_t end) except -1
     cdef int note_settled(self, uint64_t end) except -1
     cdef int find_twins(self, uint64_t origins_unknown_below) except -1

@@ -97,7 +97,10 @@ class Connection(IoLoop):
             raise ClientError("E_INVALID", b"invalid command " + name)
 
     def identify(self, body: bytes) -> None:
-        """IDENTIFY. Source: spec of the TCP protocol, "IDENTIFY". Switches: where the connection is upgraded."""
+        """IDENTIFY. Source: spec of the TCP protocol, "IDENTIFY". Switches: if many come at once; for an upgrade."""
+        self.server.pieces.wait_if_late()
+        if self.gone:
+            return
         identity = negotiate.decode_identity(body)
         self.client_id = identity.client_id
         self.hostname = identity.hostname
@@ -206,8 +209,8 @@ class Connection(IoLoop):
         logger.info("[%s] REQ timeout %d out of range, clamped", self.remote_address, value_ms)
 
     def close(self) -> None:
-        """Close the connection from outside: its channel was deleted, or the daemon stops."""
-        self.close_because("closed by the daemon")
+        """Close the connection as its channel was deleted: at once, or in a turn if many are closed."""
+        self.server.closing.add(self)
 
     def close_because(self, reason: str) -> None:
         """Close the connection at once; both greenlets see it when they run next."""

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyqd.primitives.options import Options, TcpAddress, UnixAddress, split_addr
 
 BACKLOG_MAX = 4096
 ACCEPTED_PER_TURN_MAX = 64
+ACCEPTING_S = 0.002
 RETRY_S = 0.1
 READ_EVENT = 1
 UNIX_REMOTE = "@"
@@ -79,7 +81,10 @@ class Listener:
 
     def _accept(self) -> None:
         assert self._socket is not None
-        for _ in range(ACCEPTED_PER_TURN_MAX):
+        end_s = time.thread_time() + ACCEPTING_S
+        for count in range(ACCEPTED_PER_TURN_MAX):
+            if count and time.thread_time() >= end_s:
+                return
             try:
                 connection, remote = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):

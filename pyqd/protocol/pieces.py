@@ -27,6 +27,20 @@ class Pieces:
         self._clock = clock
         self._waiting: deque[Any] = deque()
         self._timer = hub.loop.timer(0)
+        self._pass_s = 0.0
+        self._end_s = 0.0
+
+    def wait_if_late(self) -> None:
+        """Do as `wait` if others wait, or if this pass of the loop has used up a budget since its first such call.
+
+        For short pieces of which many may come in one pass: a lone one goes on at once. Switches: it may.
+        """
+        now_s = self._hub.loop.now()
+        if now_s != self._pass_s:
+            self._pass_s = now_s
+            self._end_s = self._clock() + BUDGET_S
+        if self._waiting or self._clock() >= self._end_s:
+            self.wait()
 
     def wait(self) -> None:
         """Return when the loop has polled and it is the calling greenlet's turn. Switches: yes."""

@@ -14,11 +14,16 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.options import Options
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
+from pyqd.protocol.closing import Closing
 from pyqd.protocol.connection import Connection
 from pyqd.protocol.listener import Address, Listener
+from pyqd.protocol.pieces import pieces_of
 from pyqd.protocol.tls import TlsServer
 
 FRAME_ERROR = 1
+# While the daemon stops, before the loop goes on.
+CLOSED_AT_ONCE = 16
+BY_DAEMON = "closed by the daemon"
 SWEEP_NS_MIN = SECOND_NS // 4
 SWEEP_NS_MAX = 5 * SECOND_NS
 
@@ -67,6 +72,8 @@ class TcpServer:
             broker.capacity.connection_refusal,
             broker.capacity.refused_max,
         )
+        self.pieces = pieces_of(hub)
+        self.closing = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
         self.listener = Listener(self.welcome)
         self.sweep_timer: Any = None
 
@@ -135,10 +142,12 @@ class TcpServer:
             self.sweep_timer.close()
             self.sweep_timer = None
 
-    def close_all(self) -> None:
-        """Close every client's connection."""
-        for connection in list(self.connections):
-            connection.close()
+    def close_all(self, *, at_once: bool = False) -> None:
+        """Close every client's connection. at_once: without letting the loop go on. Switches: unless at_once."""
+        for index, connection in enumerate(list(self.connections)):
+            if not at_once and index % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
+                self.pieces.wait()
+            connection.close_because(BY_DAEMON)
 
 
 def error_frame(text: str) -> bytes:

@@ -6,6 +6,8 @@ from pyqd.hot.clock import mono
 from pyqd.hot.schedule import Scheduler
 
 NS_PER_S = 1_000_000_000
+# Of a turn, and of the timers: both may come before one poll of the sockets.
+TURN_NS = 3_000_000
 
 
 class Turns:
@@ -18,6 +20,7 @@ class Turns:
     def __init__(self, hub: Any, scheduler: Scheduler) -> None:
         self.hub = hub
         self.scheduler = scheduler
+        scheduler.time_max_ns = TURN_NS
         self.running = False
         self.after_poll = hub.loop.timer(0)
         self.timer: Any = None

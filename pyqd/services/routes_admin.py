@@ -1,7 +1,8 @@
 """POST /topic/delete, empty, pause and unpause, and the same of /channel.
 
-Each is done in one turn: no other greenlet sees half of it, and none can come between. What a pause is stored in
-outlives the process at once; the answer to all of them leaves when what was done is on stable storage as well.
+Each is done in one turn, after what can be prepared in slices: no other greenlet sees half of it. What a pause is
+stored in outlives the process at once; the answer to all of them leaves when what was done is on stable storage as
+well.
 
 Source: spec of the HTTP API, "Topic and channel administration"; docs/http.md.
 """
@@ -18,6 +19,7 @@ from pyqd.broker.topic import Topic
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
+from pyqd.services.giveway import in_slices
 from pyqd.services.http_messages import HttpError, Request, Response
 from pyqd.services.http_names import channel_asked, topic_asked, topic_of_any_name
 from pyqd.services.http_router import Handler, Route
@@ -51,7 +53,9 @@ class AdminRoutes:
         return [Route("POST", path, refusing(handler), right=ADMIN) for path, handler in handlers.items()]
 
     def delete_topic(self, request: Request) -> Response:
-        """Delete a topic with its channels and all they hold, and close their clients. Switches: at the end."""
+        """Delete a topic with its channels and all they hold, and close their clients. Switches: before and after."""
+        in_slices(topic_of_any_name(self.broker, request.query()).held_files())
+        # It may be another one by now, or gone.
         topic = topic_of_any_name(self.broker, request.query())
         directory = topic.directory
         self.broker.delete_topic(topic.name)
@@ -59,7 +63,9 @@ class AdminRoutes:
         return Response(200)
 
     def empty_topic(self, request: Request) -> Response:
-        """Drop the messages that no channel has been given."""
+        """Drop the messages that no channel has been given. Switches: before and after."""
+        in_slices(topic_asked(self.broker, request.query()).prepare_to_empty())
+        # It may be another one by now, or gone.
         topic = topic_asked(self.broker, request.query())
         topic.empty()
         logger.info("TOPIC(%s): emptied", topic.name)

@@ -231,7 +231,7 @@ class Process:
 
     def stop(self) -> bool:
         """Do as SIGTERM does. Returns: whether all is on stable storage."""
-        self.server.close_all()
+        self.server.close_all(at_once=True)
         self.hub.run_until_idle()
         self.broker.close_topics()
         synced = self.syncer.sync_all()

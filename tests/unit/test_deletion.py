@@ -231,6 +231,7 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
         clients.append(Client())
         channel.add_consumer(clients[-1])
     topic.publish_body(b"x", NOW_NS)
+    broker.scheduler.time_max_ns = 1
     assert broker.delete_topic("t")
     assert "t" not in broker.topic_of
     assert 0 < sum(client.closed_count for client in clients) < len(clients)
@@ -247,3 +248,23 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
     assert again.depth == 1
     broker.close()
     assert list(broker_at(tmp_path).topic_of) == ["t"]
+
+
+def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_made(tmp_path: Path) -> None:
+    topic = broker_at(tmp_path).topic("t")
+    topic.channel("a")
+    topic.channel("b")
+    assert len(list(topic.held_files())) == 2
+    assert not list(topic.held_files())
+    topic.channel("c")
+    assert len(list(topic.held_files())) == 3
+    topic.delete_channel("c")
+    topic.channel("d")
+    assert len(list(topic.held_files())) == 3
+    slices = topic.held_files()
+    topic.channel("e")
+    next(slices)
+    topic.channel("f")
+    assert len(list(slices)) == 3
+    assert len(list(topic.held_files())) == 5
+    topic.broker.close()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker import amend, peek
+from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits
 from pyqd.primitives.durations import SECOND_NS
 from tests.support.held_clock import HeldClock
 from tests.support.storage import body_of, broker_on, consumer_on
@@ -91,3 +92,87 @@ def test_a_token_that_comes_within_a_turn_is_waited_for_too(
     assert channel.bucket.left(clock.mono_ns) == 1
     assert look_ns is not None
     assert look_ns <= clock.mono_ns + TOKEN_NS
+
+
+MANY = 5000
+
+
+def many_returned(topic: Any, clock: HeldClock) -> Any:
+    """Have the messages of the channel delivered once and given back."""
+    channel = topic.channel("c")
+    publish(topic, MANY, clock)
+    consumer = consumer_on(channel)
+    for guid in [channel.take_message(consumer)[0] for _ in range(MANY)]:
+        channel.requeue_message(consumer, guid, 0)
+    return channel
+
+
+def small_turns(topic: Any) -> None:
+    """Run turns until nothing is wanted."""
+    while topic.scheduler.run_wakes():
+        topic.check()
+
+
+def test_what_waits_is_sorted_by_another_limit_over_several_turns(topic: Any, clock: HeldClock) -> None:
+    channel = many_returned(topic, clock)
+    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    assert (0 < channel.doomed_count < MANY, channel.depth) == (True, MANY)
+    small_turns(topic)
+    assert (channel.doomed_count, channel.depth) == (MANY, MANY)
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_a_limit_that_changes_before_all_is_sorted_counts_for_all(topic: Any, clock: HeldClock, between: int) -> None:
+    channel = many_returned(topic, clock)
+    for _ in range(3):
+        channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+        for _ in range(between):
+            topic.scheduler.run_wakes()
+        channel.set_limits(NO_LIMITS)
+    small_turns(topic)
+    assert (channel.doomed_count, channel.depth) == (0, MANY)
+    consumer = consumer_on(channel)
+    bodies = {channel.take_message(consumer)[3] for _ in range(MANY)}
+    assert bodies == {body_of(number) for number in range(MANY)}
+    assert channel.take_message(consumer) is None
+
+
+def test_a_channel_emptied_before_all_is_sorted_has_nothing(topic: Any, clock: HeldClock) -> None:
+    channel = many_returned(topic, clock)
+    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.empty()
+    publish(topic, 3, clock)
+    small_turns(topic)
+    assert (channel.doomed_count, channel.depth) == (0, 3)
+
+
+def test_what_is_cancelled_or_comes_back_before_all_is_sorted_is_sorted_too(topic: Any, clock: HeldClock) -> None:
+    channel = many_returned(topic, clock)
+    publish(topic, 10, clock)
+    consumer = consumer_on(channel)
+    held = [channel.take_message(consumer)[0] for _ in range(10)]
+    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    for guid in held:
+        channel.requeue_message(consumer, guid, 0)
+    [outcome] = amend.amend(topic, [channel], first_id(channel), amend.cancel, lambda: None)
+    assert outcome.status == amend.DONE
+    small_turns(topic)
+    # Every second one that was taken was a fresh one.
+    assert (channel.doomed_count, channel.depth) == (MANY + 5 - 1, MANY + 10 - 1)
+
+
+def first_id(channel: Any) -> int:
+    """Return the id of a message that waits for redelivery."""
+    page = peek.page_of_channel(channel.topic, channel, peek.READY, peek.Cursor(), 1, 0, lambda: None)
+    guid: int = page.rows[0].guid
+    return guid
+
+
+def test_a_topic_deleted_before_all_is_sorted_is_gone(topic: Any, clock: HeldClock) -> None:
+    channel = many_returned(topic, clock)
+    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.consumers.clear()
+    topic.broker.delete_topic("t")
+    while topic.scheduler.run_wakes():
+        pass
+    assert (channel.doomed_count, channel.depth) == (0, 0)

@@ -43,6 +43,8 @@ def passes():
 
 
 def run(passes, names, count, piece_s):
+    # The loop's time is that of its last pass, which may be that of another test, minutes ago.
+    gevent.get_hub().loop.update_now()
     greenlets = [gevent.spawn(passes.work, name, count, piece_s) for name in names]
     gevent.joinall(greenlets, timeout=50, raise_error=True)
     assert all(each.dead for each in greenlets)
@@ -70,3 +72,21 @@ def test_a_greenlet_that_is_killed_while_it_waits_leaves_the_turns_to_the_others
     gevent.joinall([killed, other], timeout=50, raise_error=True)
     assert [name for names in passes.passes for name in names][-1] == "other"
     assert other.dead
+
+
+def test_a_lone_piece_goes_on_at_once_and_many_of_one_pass_share_the_budget(passes):
+    at_once: list[str] = []
+
+    def work(name: str) -> None:
+        passes.pieces.wait_if_late()
+        if not passes.passes:
+            at_once.append(name)
+        else:
+            passes.passes[-1].append(name)
+        passes.clock.now_s += BUDGET_S / 2
+
+    gevent.get_hub().loop.update_now()
+    greenlets = [gevent.spawn(work, name) for name in "abcdef"]
+    gevent.joinall(greenlets, timeout=50, raise_error=True)
+    assert at_once == ["a", "b"]
+    assert passes.passes == [["c", "d"], ["e", "f"]]

@@ -4,7 +4,7 @@ import pytest
 
 from pyqd.hot.clock import mono, wall
 from pyqd.hot.schedule import Scheduled, Scheduler
-from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
+from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from tests.support.storage import broker_on, consumer_on
 
 
@@ -154,3 +154,34 @@ def test_a_timeout_that_finds_no_work_left_is_the_first_of_the_next_turn(broker)
     assert [channel.timeout_count > 0 for channel in channels] == [True, False, False]
     broker.scheduler.run_timers(later_ns)
     assert channels[1].timeout_count > 0
+
+
+def test_a_turn_begins_no_portion_of_its_work_after_its_time(broker):
+    channel, consumer = in_flight(broker, "many", 10_000, MINUTE_NS)
+    later_ns = mono() + 2 * MINUTE_NS
+    broker.scheduler.time_max_ns = 1
+    broker.scheduler.run_timers(later_ns)
+    at_first = channel.timeout_count
+    assert 0 < at_first < 1000
+    broker.scheduler.time_max_ns = HOUR_NS
+    broker.scheduler.run_timers(later_ns + 1)
+    assert channel.timeout_count > at_first + 4000
+    broker.scheduler.time_max_ns = 1
+    turns = 2
+    while channel.in_flight_count:
+        broker.scheduler.run_timers(later_ns + turns)
+        turns += 1
+        assert turns < 100
+    assert (consumer.in_flight, channel.timeout_count, channel.depth) == (0, 10_000, 10_000)
+
+
+def test_who_has_no_time_left_comes_first_in_the_next_turn(broker):
+    broker.scheduler.time_max_ns = 1
+    topic = broker.topic("t")
+    channels = [in_flight(broker, f"t{index}", 1000, MINUTE_NS)[0] for index in range(3)]
+    later_ns = mono() + 2 * MINUTE_NS
+    for index in range(20):
+        broker.scheduler.run_timers(later_ns + index)
+        broker.scheduler.run_wakes()
+    assert [channel.timeout_count for channel in channels] == [1000] * 3
+    topic.check()
