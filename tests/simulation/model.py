@@ -103,7 +103,8 @@ class Channel:
     def note_reset(self, stamp: int) -> None:
         """Note that the channel was moved or emptied, before its messages are others."""
         # Of two before a sync, a power cut may leave what was there between them as well.
-        copies = set(self.copies)
+        # What may be a dead letter already was not there for sure.
+        copies = {number for number, copy in self.copies.items() if not self.spends(copy)}
         self.before_reset = copies if self.before_reset is None else self.before_reset & copies
         self.reset = stamp
 

@@ -587,3 +587,21 @@ def test_a_sync_that_failed_in_a_start_is_made_up_for_by_the_next_one(simulate):
             ("cut", 2, 0),
         ],
     )
+
+
+def test_a_power_cut_takes_back_the_seek_to_a_dead_letter(simulate):
+    """The letter is durable, and the seek that brought the message back is not."""
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sub", 1, 0, 1),
+            ("pub", 1, 0),
+            ("limit", 0, 0, 1),
+            ("cut", 32584, 0),
+            ("retain", 0, 0, 0),
+            ("sync",),
+            ("sync",),
+            ("seek", 0, 0),
+            ("cut", 0, 0),
+        ],
+    )
