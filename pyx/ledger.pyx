@@ -193,6 +193,8 @@ cdef class Ledger:
             store_barrier()
             header.cursor = end
         header.start = min(header.start, end)
+        # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
+        header.parked_below = min(header.parked_below, end)
         if header.floor < oldest:
             ring_clear_range(
                 self.words, self.capacity_bits, header.floor, min(oldest, header.floor + self.capacity_bits))

@@ -49,3 +49,18 @@ def test_no_record_is_stored_to_an_unreadable_page_behind_the_end(simulate):
         ],
         features=FEATURES,
     )
+
+
+def test_a_deferred_message_that_takes_the_place_of_a_lost_one_is_parked_once(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 0, 3, 5),
+            ("spoil", 0, 0, 2),
+            ("create_channel", 0, 0),
+            ("spoil", 2, 0, 1),
+            ("dpub", 0, 0, 0),
+            ("stop",),
+        ],
+        features=FEATURES,
+    )
