@@ -84,9 +84,10 @@ cdef class TopicCore(Feed):
         self.channels = []
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
-        if power_failed and self.state.given_below != 0:
+        if self.state.given_below > log.end + 1:
             # Ordinals from the end on are given again, to messages that no channel has.
-            self.state.given_below = min(self.state.given_below, log.end + 1)
+            self.state.given_below = log.end + 1
+        if power_failed and self.state.given_below != 0:
             # The channels that were given more may be gone.
             self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
         if power_failed:

@@ -64,3 +64,24 @@ def test_a_deferred_message_that_takes_the_place_of_a_lost_one_is_parked_once(si
         ],
         features=FEATURES,
     )
+
+
+def test_a_message_that_takes_the_place_of_a_lost_one_counts_as_given_to_no_channel(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 0, 3, 5),
+            ("create_channel", 0, 0),
+            ("sync",),
+            ("delete_channel", 0),
+            ("sync",),
+            ("spoil", 0, 0, 0),
+            ("pub", 0, 0),
+            ("jobs",),
+            ("create_channel", 0, 1),
+            ("write_back", 1, 1),
+            ("cut", 0, 0),
+            ("look",),
+        ],
+        features=FEATURES,
+    )
