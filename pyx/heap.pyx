@@ -22,8 +22,8 @@ timeout of 60 s that is 60 million dead entries).
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t
-from libc.stdlib cimport free, realloc
 
+from pyqd.hot.arrays cimport array_release, array_reserve
 from pyqd.hot.debug cimport PYQD_DEBUG, debug_require
 
 # A debug build checks up to this many slots after every change, and more of them once in as many changes.
@@ -89,27 +89,23 @@ cdef class DeadlineHeap:
         self.unchecked_count = 0
 
     def __dealloc__(self):
-        free(self.entries)
-        free(self.index_of)
+        array_release(&self.entries_memory)
+        array_release(&self.index_memory)
 
     cdef int reserve(self, uint32_t slot_count) except -1:
-        cdef Entry* entries
-        cdef uint32_t* index_of
         cdef uint32_t slot
         if slot_count <= self.slot_count_max:
             return 0
         assert slot_count < ABSENT, "ABSENT is not a slot"
         # A larger block is kept at once, so that a failure of the second one loses nothing.
-        entries = <Entry*>realloc(self.entries, slot_count * sizeof(Entry))
-        if entries == NULL:
+        if array_reserve(&self.entries_memory, <size_t> slot_count * sizeof(Entry)) != 0:
             raise MemoryError(f"no room for {slot_count} deadlines")
-        self.entries = entries
-        index_of = <uint32_t*>realloc(self.index_of, slot_count * sizeof(uint32_t))
-        if index_of == NULL:
+        self.entries = <Entry*> self.entries_memory.base
+        if array_reserve(&self.index_memory, <size_t> slot_count * sizeof(uint32_t)) != 0:
             raise MemoryError(f"no room for {slot_count} deadlines")
-        self.index_of = index_of
+        self.index_of = <uint32_t*> self.index_memory.base
         for slot in range(self.slot_count_max, slot_count):
-            index_of[slot] = ABSENT
+            self.index_of[slot] = ABSENT
         self.slot_count_max = slot_count
         return 0
 

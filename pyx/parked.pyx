@@ -27,9 +27,9 @@ Invariants:
 
 cimport cython
 from libc.stdint cimport uintptr_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
 
+from pyqd.hot.arrays cimport array_release, array_reserve
 from pyqd.hot.heap cimport DeadlineHeap, Entry
 from pyqd.hot.record cimport RECORD_LOST, record_body, record_ordinal, record_span
 from pyqd.hot.segment cimport SEGMENT_HEADER_BYTES, Segment
@@ -73,9 +73,9 @@ cdef class Parked:
         self.trim()
 
     def __dealloc__(self):
-        free(self.records)
-        free(self.prints)
-        free(self.origins)
+        array_release(&self.records_memory)
+        array_release(&self.prints_memory)
+        array_release(&self.origins_memory)
 
     cdef int trim(self) except -1:
         """Give up what is finished and has not to speak for an origin any more."""
@@ -136,14 +136,12 @@ cdef class Parked:
     cdef int grow(self) except -1:
         cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, self.capacity + (self.capacity >> 3))
         cdef uint32_t slot
-        cdef void* grown = realloc(self.records, capacity * sizeof(Record*))
-        if grown == NULL:
+        if array_reserve(&self.records_memory, <size_t> capacity * sizeof(Record*)) != 0:
             raise MemoryError
-        self.records = <const Record**> grown
-        grown = realloc(self.prints, capacity * sizeof(uint16_t))
-        if grown == NULL:
+        self.records = <const Record**> self.records_memory.base
+        if array_reserve(&self.prints_memory, <size_t> capacity * sizeof(uint16_t)) != 0:
             raise MemoryError
-        self.prints = <uint16_t*> grown
+        self.prints = <uint16_t*> self.prints_memory.base
         self.dues.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
             self.give_back(slot - 1)
@@ -169,12 +167,10 @@ cdef class Parked:
 
     cdef int grow_origins(self) except -1:
         cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, self.origins_capacity + (self.origins_capacity >> 1))
-        cdef void* grown
         self.close_gap()
-        grown = realloc(self.origins, capacity * sizeof(uint64_t))
-        if grown == NULL:
+        if array_reserve(&self.origins_memory, <size_t> capacity * sizeof(uint64_t)) != 0:
             raise MemoryError
-        self.origins = <uint64_t*> grown
+        self.origins = <uint64_t*> self.origins_memory.base
         self.origins_capacity = capacity
         return 0
 
@@ -238,7 +234,7 @@ cdef class Parked:
         if count == done:
             self.origins_gap = 0
             if self.origins_capacity > ORIGINS_KEPT:
-                free(self.origins)
+                array_release(&self.origins_memory)
                 self.origins = NULL
                 self.origins_capacity = 0
         elif self.origins_gap > count - done:
@@ -276,8 +272,8 @@ cdef class Parked:
 
     cdef int forget(self) except -1:
         """Forget everything that waits here or came from here; the files stay as they are."""
-        free(self.records)
-        free(self.prints)
+        array_release(&self.records_memory)
+        array_release(&self.prints_memory)
         self.records = NULL
         self.prints = NULL
         self.capacity = 0

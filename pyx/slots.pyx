@@ -12,7 +12,9 @@ two. Memory is bounded by what the clients' RDY admits, and for the ring by what
 """
 
 cimport cython
-from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from pyqd.hot.arrays cimport array_release, array_reserve
 
 cdef enum:
     SLOTS_MIN = 16
@@ -28,20 +30,18 @@ cdef class SlotTable:
         self.deadlines = DeadlineHeap()
 
     def __dealloc__(self):
-        free(self.slots)
-        free(self.free_slots)
+        array_release(&self.slots_memory)
+        array_release(&self.free_memory)
 
     cdef int grow(self) except -1:
         cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, 2 * self.capacity)
         cdef uint32_t slot
-        cdef void* grown = realloc(self.slots, capacity * sizeof(Slot))
-        if grown == NULL:
+        if array_reserve(&self.slots_memory, <size_t> capacity * sizeof(Slot)) != 0:
             raise MemoryError
-        self.slots = <Slot*> grown
-        grown = realloc(self.free_slots, capacity * sizeof(uint32_t))
-        if grown == NULL:
+        self.slots = <Slot*> self.slots_memory.base
+        if array_reserve(&self.free_memory, <size_t> capacity * sizeof(uint32_t)) != 0:
             raise MemoryError
-        self.free_slots = <uint32_t*> grown
+        self.free_slots = <uint32_t*> self.free_memory.base
         self.deadlines.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
             self.free_slots[self.free_count] = slot - 1
@@ -81,8 +81,8 @@ cdef class SlotTable:
         """Forget all that is in flight and give the memory back."""
         self.ids.clear()
         self.deadlines.clear()
-        free(self.slots)
-        free(self.free_slots)
+        array_release(&self.slots_memory)
+        array_release(&self.free_memory)
         self.slots = NULL
         self.free_slots = NULL
         self.capacity = 0
@@ -95,12 +95,12 @@ cdef class ReadyRing:
     """The records of one channel that wait to be delivered again, oldest first."""
 
     def __dealloc__(self):
-        free(self.entries)
+        array_release(&self.memory)
 
     cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
         """Append an entry. Raises: MemoryError (nothing changed)."""
         if self.count == self.capacity:
-            self.resize(max(<uint32_t> RING_MIN, 2 * self.capacity))
+            self.grow()
         self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
             record=record, print=print_of(record.guid), attempts=attempts, source=source)
         self.count += 1
@@ -113,10 +113,7 @@ cdef class ReadyRing:
         self.count -= 1
         self.first += 1
         if self.count == 0 and self.capacity > 4096:
-            free(self.entries)
-            self.entries = NULL
-            self.capacity = 0
-            self.head = 0
+            self.release()
         return entry
 
     cdef int remove(self, uint64_t number) except -1:
@@ -128,24 +125,37 @@ cdef class ReadyRing:
         self.pop()
         return 0
 
-    cdef int resize(self, uint32_t capacity) except -1:
-        cdef uint32_t index
-        cdef ReadyEntry* entries = <ReadyEntry*> malloc(capacity * sizeof(ReadyEntry))
-        if entries == NULL:
+    cdef int grow(self) except -1:
+        """Make room for twice as many entries. Of a ring that has wrapped, the shorter part is moved."""
+        cdef uint32_t former = self.capacity
+        cdef uint32_t capacity = max(<uint32_t> RING_MIN, 2 * former)
+        cdef uint32_t wrapped
+        if array_reserve(&self.memory, <size_t> capacity * sizeof(ReadyEntry)) != 0:
             raise MemoryError
-        for index in range(self.count):
-            entries[index] = self.entries[(self.head + index) & (self.capacity - 1)]
-        free(self.entries)
-        self.entries = entries
+        self.entries = <ReadyEntry*> self.memory.base
         self.capacity = capacity
+        wrapped = self.head + self.count - former if self.head + self.count > former else 0
+        if wrapped == 0:
+            return 0
+        if wrapped <= former - self.head:
+            memcpy(self.entries + former, self.entries, wrapped * sizeof(ReadyEntry))
+        else:
+            memcpy(
+                self.entries + capacity - (former - self.head), self.entries + self.head,
+                (former - self.head) * sizeof(ReadyEntry))
+            self.head = capacity - (former - self.head)
+        return 0
+
+    cdef int release(self) noexcept:
+        """Give the memory of an empty ring back."""
+        array_release(&self.memory)
+        self.entries = NULL
+        self.capacity = 0
         self.head = 0
         return 0
 
     cdef int clear(self) except -1:
-        free(self.entries)
-        self.entries = NULL
-        self.capacity = 0
-        self.head = 0
+        self.release()
         self.first += self.count
         self.count = 0
         return 0

@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
 
+from pyqd.hot.arrays cimport Array
+
 cdef enum:
     ABSENT = 0xFFFFFFFF                # no slot, no index
 
@@ -14,8 +16,10 @@ cdef struct Entry:
 
 @cython.final
 cdef class DeadlineHeap:
-    cdef Entry* entries                # entries[:count], a heap by due_ns; room for slot_count_max; owned
-    cdef uint32_t* index_of            # by slot: its place in entries; ABSENT when the slot does not wait; owned
+    cdef Entry* entries                # entries[:count], a heap by due_ns; room for slot_count_max
+    cdef uint32_t* index_of            # by slot: its place in entries; ABSENT when the slot does not wait
+    cdef Array entries_memory
+    cdef Array index_memory
     cdef readonly uint32_t count
     cdef readonly uint32_t slot_count_max
     cdef uint32_t unchecked_count      # changes since the last check; counted in debug builds only

@@ -1,6 +1,7 @@
 # A channel's parked messages: deferred, or requeued with a delay. Design notes: pyx/parked.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyqd.hot.arrays cimport Array
 from pyqd.hot.heap cimport DeadlineHeap
 from pyqd.hot.idtable cimport IdTable
 from pyqd.hot.ledger cimport Ledger
@@ -11,11 +12,14 @@ cdef class Parked:
     cdef readonly Log log
     cdef readonly Ledger ledger
     cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
-    cdef const Record** records          # by slot; of a free one 1 + the next free slot; owned
-    cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches; owned
+    cdef const Record** records          # by slot; of a free one 1 + the next free slot
+    cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches
+    cdef Array records_memory
+    cdef Array prints_memory
     cdef uint32_t free_slot              # 1 + the first free slot; 0: there is none
     cdef uint32_t capacity
-    cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on, behind a gap; owned
+    cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on, behind a gap
+    cdef Array origins_memory
     cdef uint64_t origins_capacity
     cdef uint64_t origins_gap            # entries before them of records that are settled
     cdef readonly uint64_t settled       # the origins of records below are finished

@@ -1,6 +1,7 @@
 # What is in flight, and what waits for redelivery. Design notes: pyx/slots.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyqd.hot.arrays cimport Array
 from pyqd.hot.heap cimport DeadlineHeap
 from pyqd.hot.idtable cimport IdTable
 from pyqd.hot.record cimport Record
@@ -21,8 +22,10 @@ cdef struct Slot:
     uint8_t source
 
 cdef class SlotTable:
-    cdef Slot* slots                     # owned
-    cdef uint32_t* free_slots            # stack of free indices; owned
+    cdef Slot* slots
+    cdef uint32_t* free_slots            # stack of free indices
+    cdef Array slots_memory
+    cdef Array free_memory
     cdef uint32_t free_count
     cdef uint32_t capacity
     cdef IdTable ids                     # message id to slot
@@ -45,7 +48,8 @@ cdef struct ReadyEntry:
     uint8_t source
 
 cdef class ReadyRing:
-    cdef ReadyEntry* entries             # owned; capacity is a power of two
+    cdef ReadyEntry* entries             # capacity is a power of two
+    cdef Array memory
     cdef uint32_t capacity
     cdef uint32_t head                   # index of the oldest
     cdef uint32_t count
@@ -59,5 +63,6 @@ cdef class ReadyRing:
     cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
     cdef ReadyEntry pop(self) noexcept
     cdef int remove(self, uint64_t number) except -1
-    cdef int resize(self, uint32_t capacity) except -1
+    cdef int grow(self) except -1
+    cdef int release(self) noexcept
     cdef int clear(self) except -1

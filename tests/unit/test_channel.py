@@ -140,6 +140,22 @@ def test_a_requeued_message_comes_again_with_one_attempt_more(topic):
     assert (channel.requeue_count, consumer.requeue_count, consumer.in_flight) == (4, 4, 1)
 
 
+@pytest.mark.parametrize(("full", "taken"), [(16, 3), (16, 13), (1 << 16, 1000), (1 << 16, 60_000)])
+def test_a_ring_that_grows_while_it_is_wrapped_keeps_the_order(topic, full, taken):
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    publish(topic, full + taken + 1)
+    guids = [guid for guid, *_ in take_all(channel, consumer)]
+    for guid in guids[:full]:
+        channel.requeue_message(consumer, guid, 0)
+    came = [channel.take_message(consumer)[0] for _ in range(taken)]
+    # As many as were taken fill the ring up to its wrap, and one more lets it grow.
+    for guid in guids[full:]:
+        channel.requeue_message(consumer, guid, 0)
+    assert came + [guid for guid, *_ in take_all(channel, consumer)] == guids
+    assert counts(channel) == (0, full + taken + 1, 0)
+
+
 def test_fresh_and_requeued_messages_alternate(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)

@@ -52,6 +52,18 @@ def test_many_slots_come_out_by_deadline(order):
     assert [due_ns for due_ns, _ in drained(filled(deadlines))] == list(range(1000))
 
 
+def test_a_heap_that_grows_over_a_mebibyte_keeps_what_waits():
+    heap = Heap(1000)
+    deadlines = list(range(200_000))
+    random.Random(2).shuffle(deadlines)
+    for slot, due_ns in enumerate(deadlines):
+        if slot == heap.slot_count_max:
+            heap.reserve(slot + slot // 8)
+        heap.push(slot, due_ns)
+    heap.check()
+    assert [heap.pop() for _ in range(len(deadlines))] == sorted(range(200_000), key=deadlines.__getitem__)
+
+
 def test_equal_deadlines_all_come_out_once():
     assert sorted(slot for _, slot in drained(filled([5] * 100))) == list(range(100))
 
