@@ -247,6 +247,7 @@ cdef class Log:
             assert not self.in_batch, "a batch's room is reserved before"
             self.roll(span)
             segment = self.active
+            assert segment.tail + span <= segment.limit_bytes, "a new segment has room"
         at = segment.base + segment.tail
         word = record_fill(
             at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
@@ -548,7 +549,7 @@ cdef class Log:
             self.files.remove(segment.mapping.path)
 
     cdef Segment take_spare(self, uint64_t need_bytes):
-        """Take the largest spare, the newest of these, if it has that many bytes."""
+        """Take the largest spare, the newest of these, if it has that many bytes; one that is unreadable is dropped."""
         cdef Segment segment
         cdef Segment largest = None
         for segment in self.spares:
@@ -557,7 +558,10 @@ cdef class Log:
         if largest is None or largest.capacity_bytes < need_bytes:
             return None
         self.spares.remove(largest)
-        return largest
+        if largest.read_to(self.files, need_bytes):
+            return largest
+        self.drop(largest)
+        return self.take_spare(need_bytes)
 
     def next_segment_bytes(self):
         """Return the size of the segment after the active one: double, up to the limit."""

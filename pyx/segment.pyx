@@ -129,20 +129,27 @@ cdef class Segment:
 
         Returns: whether there is room for so many bytes now; False where a page cannot be read, too.
         """
-        cdef uint64_t start = self.checked_bytes
-        cdef uint64_t end = self.tail + span_bytes + CHECKED_AT_ONCE_BYTES
         if self.worn or self.limit_bytes >= self.file_bytes or self.file_bytes - self.tail < span_bytes:
             return False
-        end = min((end + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
+        if not self.read_to(files, self.tail + span_bytes):
+            self.leave()
+            return False
+        self.set_checked(self.checked_bytes)
+        return True
+
+    cdef bint read_to(self, files, uint64_t end) except -1:
+        """Read the pages of an earlier run up to there, and some more. Returns: whether the disk can read them."""
+        cdef uint64_t start = self.checked_bytes
+        if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
+            return True
+        end = min((end + CHECKED_AT_ONCE_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
         try:
             files.populate(self.mapping, start, end - start)
         except StorageError:
-            self.leave()
             return False
         if self.mapping.is_lost(start, end - start):
-            self.leave()
             return False
-        self.set_checked(end)
+        self.checked_bytes = min(end, self.file_bytes)
         return True
 
     cdef uint64_t deferred_end(self) noexcept:

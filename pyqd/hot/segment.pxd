@@ -52,6 +52,7 @@ cdef class Segment:
     cdef int set_checked(self, uint64_t checked_bytes) except -1
     cdef int leave(self) except -1
     cdef bint open_up(self, files, uint64_t span_bytes) except -1
+    cdef bint read_to(self, files, uint64_t end) except -1
     cdef uint64_t deferred_end(self) noexcept
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept

@@ -192,6 +192,27 @@ def test_a_writer_whose_segments_are_drained_in_time_asks_for_no_more_of_them(tm
     assert len(log.spares) >= 1
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_spares_of_an_earlier_run_are_filled_to_their_end_and_no_further(tmp_path, batched):
+    log = new_log(tmp_path)
+    fill(log, 500, 500)
+    log.trim_below(log.end)
+    assert log.spares
+    del log
+    log = new_log(tmp_path)
+    assert log.spares
+    log.on_spare_wanted = lambda _log, _size_bytes: None
+    first = log.end
+    while len(list(log.records(first))) < 400:
+        if batched:
+            log.append_batch([(log.end + 1 + index, body_of(log.end + index, 500)) for index in range(20)])
+        else:
+            fill(log, 20, 500)
+        assert log.active.tail <= log.active.limit_bytes <= log.active.file_bytes
+    assert contents(log, first) == expected(first, log.end, 500)
+    log.check()
+
+
 def test_a_writer_with_a_backlog_asks_for_the_next_segment_as_soon_as_one_begins():
     log = new_log()
     asked = []
