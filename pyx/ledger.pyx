@@ -76,6 +76,7 @@ cdef class Ledger:
     start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
     A damaged file is set aside and a fresh one made: `rebuilt`.
     expected: a missing file was lost, and the fresh one is `rebuilt` too.
+    outran: it spoke of records behind the log's end, which the log has lost.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
@@ -188,6 +189,7 @@ cdef class Ledger:
         """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
         cdef LedgerHeader* header = self.header
         self.change_count += 1
+        self.outran = self.outran or header.cursor > end or self.finished_end() > end
         if header.floor > end or header.cursor > end:
             header.floor = min(header.floor, end)
             store_barrier()

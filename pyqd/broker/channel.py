@@ -80,6 +80,7 @@ class Channel(LimitedChannel):
             if topic.broker.power_failed:
                 ledger.distrust()
             ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
+            self.note_if_outran(ledger)
         self.finish_unread(ledger, there)
         if not fresh:
             position = cursor_position(ledger, topic)
@@ -192,6 +193,15 @@ class Channel(LimitedChannel):
         assert self.directory is not None, "an ephemeral channel has no names"
         self.topic.names.changed(self.directory, *ledgers)
 
+    def note_if_outran(self, ledger: Ledger) -> None:
+        """Have the next sync cover a ledger that spoke of records which its log has lost.
+
+        The next messages get the ordinals of these. After a power failure the ledger of before would count them as
+        finished, and a publisher's sync writes no ledger otherwise.
+        """
+        if ledger.outran:
+            self.note_names(ledger)
+
     def watch(self, ledger: Ledger) -> Ledger:
         """Have the directory noted as changed when a ledger grows into another file. Returns: the ledger."""
         if self.directory is not None:
@@ -262,9 +272,13 @@ class Channel(LimitedChannel):
             self.note_names(ledger)
         if self.topic.broker.power_failed:
             ledger.distrust()
-        # Ordinals that a power failure took away may be given again.
-        self.ledger.parked_from = min(self.ledger.parked_from, log.end)
-        return Parked(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
+        if self.ledger.parked_from > log.end:
+            # Ordinals that a power failure or a damage took away may be given again.
+            self.ledger.parked_from = log.end
+            self.note_names(self.ledger)
+        parked = Parked(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
+        self.note_if_outran(ledger)
+        return parked
 
     def sync_found(self, log: Log, path: str) -> None:
         """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.
@@ -354,6 +368,7 @@ class Channel(LimitedChannel):
         if self.topic.broker.power_failed:
             ledger.distrust()
         ledger.clamp(self.topic.log.first.first_ordinal, self.topic.log.end)
+        self.note_if_outran(ledger)
         return ledger
 
     def note_cancelled(self, ordinal: int) -> None:

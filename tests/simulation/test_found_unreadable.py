@@ -85,3 +85,98 @@ def test_a_message_that_takes_the_place_of_a_lost_one_counts_as_given_to_no_chan
         ],
         features=FEATURES,
     )
+
+
+def test_a_message_that_takes_the_place_of_a_lost_one_that_was_finished_survives_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 0, 3, 5),
+            ("sub", 0, 0, 0),
+            ("rdy", 0, 10),
+            ("fin", 0, 0, 39),
+            ("sync",),
+            ("spoil", 0, 0, 0),
+            ("pub", 0, 0),
+            ("jobs",),
+            ("cut", 0, 0),
+            ("look",),
+        ],
+        features=FEATURES,
+    )
+
+
+def test_a_message_that_takes_the_place_of_a_lost_one_that_was_cancelled_survives_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 0, 3, 5),
+            ("create_channel", 0, 0),
+            ("cancel", 0, 0),
+            ("cancel", 0, 1),
+            ("cancel", 0, 2),
+            ("cancel", 0, 3),
+            ("cancel", 0, 4),
+            ("cancel", 0, 5),
+            ("cancel", 0, 6),
+            ("sync",),
+            ("spoil", 0, 0, 3),
+            ("pub", 0, 0),
+            ("jobs",),
+            ("cut", 0, 0),
+            ("look",),
+        ],
+        features=FEATURES,
+    )
+
+
+def test_a_parked_message_that_takes_the_place_of_a_lost_one_that_was_finished_survives_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("jobs",),
+            ("create_channel", 0, 0),
+            ("dmpub", 0, 4, 5, 0),
+            ("jobs",),
+            ("advance", 3),
+            ("advance", 2),
+            ("sub", 0, 0, 0),
+            ("rdy", 0, 40),
+            ("fin", 0, 0, 39),
+            ("sync",),
+            ("sync",),
+            ("spoil", 0, 0, 5),
+            ("dpub", 0, 0, 3),
+            ("jobs",),
+            ("write_back", 1, 0),
+            ("cut", 0, 0),
+            ("look",),
+        ],
+        features=FEATURES,
+    )
+
+
+def test_a_parked_message_that_takes_the_place_of_a_lost_one_that_was_dropped_survives_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("jobs",),
+            ("create_channel", 0, 0),
+            ("dmpub", 0, 4, 5, 3),
+            ("jobs",),
+            ("empty_channel", 0),
+            ("sync",),
+            ("sync",),
+            ("spoil", 0, 0, 0),
+            ("dpub", 0, 0, 3),
+            ("jobs",),
+            ("dpub", 0, 0, 3),
+            ("jobs",),
+            ("write_back", 1, 2),
+            ("cut", 0, 0),
+            ("look",),
+        ],
+        features=FEATURES,
+    )
