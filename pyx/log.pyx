@@ -411,8 +411,7 @@ cdef class Log:
     cdef int roll(self, uint64_t span_bytes) except -1:
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
         cdef uint64_t size
-        cdef bint grown
-        cdef bint outrun = False
+        cdef bint grown, outrun = False
         cdef Segment segment
         assert self.end < ORDINAL_MASK
         if (self.reuse_active(need) and self.active.room_bytes() >= span_bytes) or (
