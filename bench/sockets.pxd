@@ -32,6 +32,7 @@ cdef extern from "<sys/epoll.h>" nogil:
         EPOLLOUT
         EPOLLERR
         EPOLLHUP
+        EPOLLET
         EPOLL_CTL_ADD
         EPOLL_CTL_MOD
         EPOLL_CTL_DEL
