@@ -1,0 +1,226 @@
+"""Traces of strace: whether an OK left before a flush of its record had returned, and how many flushes there were.
+
+The order of the lines is that of the events: strace stops a thread before a call is made and before the thread learns
+what came of it, so a call that begins on a later line was made after one that ended on an earlier line had returned.
+A record is stored after its request was received and may be stored through a mapping, which no call shows. So for every
+OK the trace must show a flush that began after the last byte of its request was received and returned without an error
+before the call that sent the OK began. That is necessary, not sufficient: nobody sees which bytes a flush covered.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FLUSHES = ("fsync", "fdatasync", "msync", "syncfs", "pwritev2", "sync_file_range", "io_uring_enter")
+RECEIVES = ("recvfrom", "recvmsg", "read", "readv")
+SENDS = ("sendto", "sendmsg", "write", "writev")
+# These flush nothing by themselves, or tell nothing of it: they are counted and prove nothing.
+NO_PROOF = ("sync_file_range", "io_uring_enter")
+WRITTEN_THROUGH = re.compile(r"RWF_D?SYNC")
+BEGUN = re.compile(r"^(\d+) +([\d.]+) (\w+)\((.*)$")
+RESUMED = re.compile(r"^(\d+) +([\d.]+) <\.\.\. (\w+) resumed>(.*)$")
+UNFINISHED = " <unfinished ...>"
+RETURNED = re.compile(r"\) += (-?\d+|\?)[^=]*$")
+# -xx prints the name of a descriptor in hexadecimal digits as well.
+DESCRIPTOR = re.compile(r"^\d+<((?:\\x[0-9a-f]{2})+)>")
+STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
+# Bytes of a string that strace prints; an OK must not lie behind them.
+STRING_BYTES = 65536
+END_DEADLINE_S = 10.0
+POLL_S = 0.02
+
+
+def tracer(trace: Path, calls: Iterable[str]) -> tuple[str, ...]:
+    """Return the words before a command that trace these calls of all its threads; its process stays our child."""
+    options = ("-D", "-f", "-ttt", "-y", "-xx", "--seccomp-bpf", "-s", str(STRING_BYTES))
+    return ("strace", *options, "-o", str(trace), "-e", "trace=" + ",".join(calls), "--")
+
+
+def read_trace(trace: Path, pid: int) -> list[str]:
+    """Return the lines of a trace when it is complete: strace ends a little later than the process it followed."""
+    end_s = time.monotonic() + END_DEADLINE_S
+    while time.monotonic() < end_s:
+        lines = trace.read_text().splitlines()
+        if any(re.match(rf"{pid} +[\d.]+ \+\+\+ (exited|killed)", line) for line in lines[-50:]):
+            return lines
+        time.sleep(POLL_S)
+    raise TraceError(f"{trace} did not end within {END_DEADLINE_S} s of its process")
+
+
+class TraceError(Exception):
+    """The trace cannot be read, or proves nothing."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """An OK that was sent too early. line: of the trace, from 1."""
+
+    line: int
+    text: str
+
+
+@dataclass
+class Verdict:
+    """proven: OKs that a flush preceded as it should."""
+
+    proven: int = 0
+    violations: list[Violation] = field(default_factory=list)
+
+
+@dataclass
+class Event:
+    """Begin or end of a call. arguments: those seen so far. returned: None when it begins; -1 for errors."""
+
+    line: int
+    time: str
+    thread: str
+    call: str
+    arguments: str
+    returned: int | None = None
+
+
+@dataclass
+class Conversation:
+    """Traffic of one connection. arrivals: of each request the line on which its last byte was received."""
+
+    received_bytes: int = 0
+    arrivals: list[tuple[int, str]] = field(default_factory=list)
+    sent: bytes = b""
+    answered: int = 0
+
+
+def events(lines: Iterable[str]) -> Iterator[Event]:
+    """Yield begin and end of each call, in order; lines of signals and exits are left out."""
+    open_calls: dict[str, Event] = {}
+    for number, line in enumerate(lines, 1):
+        begun, resumed = BEGUN.match(line), RESUMED.match(line)
+        if begun:
+            thread, at, call, rest = begun.groups()
+            event = Event(number, at, thread, call, rest.removesuffix(UNFINISHED))
+            yield event
+            if rest.endswith(UNFINISHED):
+                open_calls[thread] = event
+                continue
+        elif resumed:
+            thread, at, call, rest = resumed.groups()
+            if thread not in open_calls:
+                raise TraceError(f"line {number}: no begin of this call: {line[:200]}")
+            event = open_calls.pop(thread)
+        else:
+            continue
+        returned = RETURNED.search(rest)
+        if returned is None:
+            raise TraceError(f"line {number}: no call that strace prints: {line[:200]}")
+        value = -1 if returned[1] == "?" else int(returned[1])
+        yield Event(number, at, thread, call, event.arguments + (rest if resumed else ""), value)
+
+
+def socket_of(event: Event) -> str:
+    """Return the socket that a call is about, "" for another file."""
+    named = DESCRIPTOR.match(event.arguments)
+    name = unescaped(named[1]).decode(errors="replace") if named else ""
+    return name if name.startswith("socket:") else ""
+
+
+def unescaped(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))
+
+
+def is_flush(event: Event) -> bool:
+    return event.call in FLUSHES and (event.call != "pwritev2" or bool(WRITTEN_THROUGH.search(event.arguments)))
+
+
+def sent_bytes(event: Event) -> bytes:
+    """Return what a call sent. Raises: TraceError when strace has cut it."""
+    pieces = STRING.findall(event.arguments)
+    if any(cut for _, cut in pieces):
+        raise TraceError(f"line {event.line}: a string is cut off")
+    return unescaped("".join(piece for piece, _ in pieces))[: event.returned]
+
+
+@dataclass
+class Proof:
+    """Reads a trace. request_bytes: of each request that has an answer. hello_bytes: of a connection before them.
+
+    answer: a regular expression of an answer that says OK.
+    """
+
+    answer: bytes
+    request_bytes: int
+    hello_bytes: int
+    verdict: Verdict = field(default_factory=Verdict)
+    # Line on which the latest of those flushes began that have returned without an error.
+    covered: int = 0
+    begun: dict[str, int] = field(default_factory=dict)
+    covered_at_send: dict[str, int] = field(default_factory=dict)
+    last_failure: str = ""
+    conversations: dict[str, Conversation] = field(default_factory=dict)
+
+    def read(self, lines: Iterable[str]) -> Verdict:
+        """Return what the trace proves. Raises: TraceError."""
+        for event in events(lines):
+            if is_flush(event) or event.call == "pwritev2":
+                self.flush(event)
+            elif event.call in RECEIVES + SENDS and (socket := socket_of(event)):
+                conversation = self.conversations.setdefault(socket, Conversation())
+                (self.receive if event.call in RECEIVES else self.send)(event, conversation)
+        return self.verdict
+
+    def flush(self, event: Event) -> None:
+        if event.returned is None:
+            self.begun[event.thread] = event.line
+        elif event.call in NO_PROOF or not is_flush(event):
+            return
+        elif event.returned < 0:
+            self.last_failure = f"; {event.call} on line {event.line} failed"
+        else:
+            self.covered = max(self.covered, self.begun[event.thread])
+            self.last_failure = ""
+
+    def receive(self, event: Event, conversation: Conversation) -> None:
+        conversation.received_bytes += max(event.returned or 0, 0)
+        whole = (conversation.received_bytes - self.hello_bytes) // self.request_bytes
+        while len(conversation.arrivals) < whole:
+            conversation.arrivals.append((event.line, event.time))
+
+    def send(self, event: Event, conversation: Conversation) -> None:
+        if event.returned is None:
+            self.covered_at_send[event.thread] = self.covered
+            return
+        if event.returned < 0:
+            return
+        conversation.sent += sent_bytes(event)
+        end = 0
+        for found in re.finditer(self.answer, conversation.sent):
+            end = found.end()
+            self.judge(event, conversation)
+        conversation.sent = conversation.sent[end:]
+
+    def judge(self, event: Event, conversation: Conversation) -> None:
+        """Look whether the next OK of a connection left in time; it is sent by the call that ends on event's line."""
+        conversation.answered += 1
+        if conversation.answered > len(conversation.arrivals):
+            text = f"OK {conversation.answered} at {event.time} answers a request that had not been received whole"
+            self.verdict.violations.append(Violation(event.line, text))
+            return
+        line, received = conversation.arrivals[conversation.answered - 1]
+        if line < self.covered_at_send[event.thread]:
+            self.verdict.proven += 1
+            return
+        text = f"OK {conversation.answered} was sent at {event.time}: no flush begun after its request was received "
+        text += f"(line {line}, {received}) had returned{self.last_failure}"
+        self.verdict.violations.append(Violation(event.line, text))
+
+
+def prove(lines: Iterable[str], *, answer: bytes, request_bytes: int, hello_bytes: int) -> Verdict:
+    """Return which OKs of a trace a flush preceded, and which not. Raises: TraceError."""
+    return Proof(answer, request_bytes, hello_bytes).read(lines)
+
+
+def count_flushes(lines: Iterable[str], begin_s: float, end_s: float) -> int:
+    """Return how many flush calls began between two times since 1970."""
+    return sum(
+        event.returned is None and is_flush(event) and begin_s <= float(event.time) <= end_s for event in events(lines)
+    )
