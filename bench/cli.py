@@ -305,7 +305,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: 1 when a run failed, lost a message or delivered one twice, 2 for what cannot be run (`load`: when the
     server is not reached), 130 when interrupted, else 0.
     """
-    given = with_command(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--durable" in words:
+        # It has a command line of its own, which takes from this one.
+        from bench import durable
+
+        return durable.main([word for word in words if word != "--durable"])
+    given = with_command(words)
     parser = make_parser()
     arguments = parser.parse_args(given)
     if arguments.command == "list":

@@ -1,0 +1,376 @@
+"""Brokers whose OK means "on stable storage", in turns in one run on one disk: `python -m bench --durable`.
+
+pyqd runs with `--sync-every=1`. REDIS, BEANSTALKD and NATS in the environment are paths of others to set beside. Before
+it measures anything, strace shows of each that no OK leaves before its flush has returned; `--verify` does only that.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench import durable_servers, durable_trace, tables
+from bench.cli import RESULTS_DIRECTORY, choose_cores, positive, require_places
+from bench.durable_load import DurableLoad
+from bench.durable_protocols import Client, ProtocolError, connect
+from bench.durable_servers import Broker
+from bench.durable_trace import FLUSHES, RECEIVES, SENDS, TraceError, Verdict
+from bench.histogram import LatencyHistogram
+from bench.loadgen import LoadError
+from bench.outcome import DurableReport, Latency
+from bench.procfs import read_cpu_model, read_file_system
+from bench.runner import pin_generator
+from bench.series import read_commit
+from bench.server import Server, ServerError, Target
+from bench.setting import Setting
+
+BODY = b"x" * 200
+WARM_S = 0.5
+WARM_BYTES = 512 << 20
+TRACED_S = 0.5
+SMALL_CONNECTIONS = 4
+DISK = "bare disk"
+DISK_BYTES = 16 << 20
+FAILURES = (LoadError, ServerError, ProtocolError, TraceError, OSError)
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A load. outstanding: requests of a connection under way. topics beyond connections are taken in turn by each."""
+
+    name: str
+    what: str
+    connections: int
+    outstanding: int
+    batch: int = 1
+    topics: int = 1
+
+    def clients(self) -> list[Client]:
+        names = tuple(f"t{number:03}" for number in range(self.topics))
+        if self.topics > self.connections:
+            return [Client(number, names) for number in range(self.connections)]
+        return [Client(number, (names[number % self.topics],)) for number in range(self.connections)]
+
+    def small(self) -> "Row":
+        """Return the same with few connections, for a trace."""
+        connections = min(self.connections, SMALL_CONNECTIONS)
+        topics = self.topics if self.topics > self.connections else min(self.topics, connections)
+        return replace(self, connections=connections, topics=topics)
+
+
+ROWS = (
+    Row("1x1", "1 connection, 1 outstanding", 1, 1),
+    Row("1x64", "1 connection, 64 outstanding", 1, 64),
+    Row("50x1", "50 connections, 1 outstanding each", 50, 1),
+    Row("100x16", "100 connections, 16 outstanding each", 100, 16),
+    Row("batches", "1 connection, 4 batches of 200 outstanding", 1, 4, batch=200),
+    Row("topics", "100 connections to 100 topics, 16 outstanding each", 100, 16, topics=100),
+    Row("in-turn", "1 connection to 100 topics in turn, 64 outstanding", 1, 64, topics=100),
+)
+
+
+@dataclass
+class Opened:
+    """A load that is ready to run. request_bytes: of each request that has an answer; hello_bytes: before them."""
+
+    load: DurableLoad
+    request_bytes: int
+    hello_bytes: int
+    messages_of_answer: int
+
+
+@contextmanager
+def opened(server: Server, broker: Broker, row: Row) -> Iterator[Opened]:
+    """Connect the clients of a row and make their requests."""
+    protocol, clients = broker.protocol, row.clients()
+    protocol.prepare(server.tcp_address, sorted({topic for client in clients for topic in client.topics}))
+    connections = []
+    try:
+        for client in clients:
+            connections.append(connect(server.tcp_address))
+            protocol.greet(connections[-1], protocol.hello(client))
+            connections[-1].setblocking(False)
+        requests = [[protocol.request(topic, BODY, row.batch, client) for topic in client.topics] for client in clients]
+        answers = protocol.answers(row.batch)
+        load = DurableLoad(
+            [connection.fileno() for connection in connections],
+            requests,
+            outstanding=row.outstanding,
+            answers=answers,
+            lines=protocol.lines(clients[0]),
+        )
+        hello_bytes = len(protocol.hello(clients[0]))
+        yield Opened(load, len(requests[0][0]) // answers, hello_bytes, row.batch // answers)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def latency_figures(latency: Latency) -> Figures:
+    return {"p50_us": latency.p50_ns / 1e3, "p99_us": latency.p99_ns / 1e3}
+
+
+def warm_memory() -> None:
+    """Take memory and free it again, so that no server has to wait until the host of a virtual machine gives it."""
+    mmap.mmap(-1, WARM_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+
+
+def measure(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
+    """Return the figures of one run on a fresh server."""
+    with (
+        durable_servers.running(broker, server_cores(setting), setting.data_root) as server,
+        opened(server, broker, row) as ready,
+    ):
+        report = ready.load.run(seconds=seconds, warm_s=WARM_S, spin=setting.cores.apart)
+        server.require_alive()
+    rate = report.measured * ready.messages_of_answer / report.seconds
+    return {"rate_per_s": rate, **latency_figures(report.latency), "generator_busy_percent": 100 * report.busy}
+
+
+def measure_disk(setting: Setting, seconds: float) -> Figures:
+    """Return the figures of appending BODY to a file whose blocks are written already, with fdatasync(2) after each."""
+    histogram, place, count = LatencyHistogram(), 0, 0
+    with tempfile.TemporaryFile(dir=setting.data_root) as file:
+        file.write(bytes(DISK_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        begun_ns = now_ns = time.monotonic_ns()
+        while now_ns < begun_ns + seconds * 1e9:
+            before_ns = now_ns
+            os.pwrite(file.fileno(), BODY, place)
+            os.fdatasync(file.fileno())
+            now_ns = time.monotonic_ns()
+            histogram.add(now_ns - before_ns)
+            place = (place + len(BODY)) % (DISK_BYTES - len(BODY))
+            count += 1
+    return {"rate_per_s": count / seconds, **latency_figures(histogram.latency()), "flushes_per_message": 1.0}
+
+
+def server_cores(setting: Setting) -> tuple[int, ...]:
+    return () if setting.cores.server is None else (setting.cores.server,)
+
+
+@dataclass
+class Traced:
+    """A short load under strace. begin_s, end_s: of the load, since 1970."""
+
+    lines: list[str]
+    report: DurableReport
+    opened: Opened
+    begin_s: float
+    end_s: float
+
+
+def trace(broker: Broker, row: Row, setting: Setting, calls: Sequence[str], seconds: float) -> Traced:
+    """Run a load on a fresh server whose calls are traced."""
+    with tempfile.TemporaryDirectory(prefix="bench-trace-") as directory:
+        path = Path(directory) / "trace"
+        words = durable_trace.tracer(path, calls)
+        with (
+            durable_servers.running(broker, server_cores(setting), setting.data_root, words) as server,
+            opened(server, broker, row) as ready,
+        ):
+            begin_s = time.time()
+            report = ready.load.run(seconds=seconds)
+            end_s = time.time()
+        return Traced(durable_trace.read_trace(path, server.pid), report, ready, begin_s, end_s)
+
+
+def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) -> Figures:
+    """Return the flush calls of the server per message."""
+    traced = trace(broker, row, setting, FLUSHES, seconds)
+    flushes = durable_trace.count_flushes(traced.lines, traced.begin_s, traced.end_s)
+    return {"flushes_per_message": flushes / (traced.report.answered * traced.opened.messages_of_answer)}
+
+
+def verify(broker: Broker, row: Row, setting: Setting, seconds: float) -> Verdict:
+    """Return what a trace proves of the OKs of a row. Raises: TraceError when it does not show each of them."""
+    traced = trace(broker, row, setting, FLUSHES + RECEIVES + SENDS, seconds)
+    ready = traced.opened
+    verdict = durable_trace.prove(
+        traced.lines,
+        answer=broker.protocol.answer,
+        request_bytes=ready.request_bytes,
+        hello_bytes=ready.hello_bytes,
+    )
+    seen = verdict.proven + len(verdict.violations)
+    if seen != traced.report.answered:
+        raise TraceError(f"the trace shows {seen} of {traced.report.answered} answers")
+    return verdict
+
+
+@dataclass
+class Durable:
+    """One invocation. runs: of each row and server the figures of its runs, in the order in which they were made."""
+
+    brokers: Sequence[Broker]
+    rows: Sequence[Row]
+    setting: Setting
+    runs: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
+    proofs: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def attempt(self, what: str, step: Any, *arguments: Any) -> Any:
+        """Return what step returns; note its failure and return None."""
+        print(what, file=sys.stderr, flush=True)
+        try:
+            return step(*arguments)
+        except FAILURES as error:
+            self.failures.append(f"{what}: {type(error).__name__}: {error}")
+            print(f"FAILED {self.failures[-1]}", file=sys.stderr, flush=True)
+            return None
+
+    def traceable(self) -> list[Broker]:
+        return [broker for broker in self.brokers if broker.durable] if shutil.which("strace") else []
+
+    def verify(self) -> None:
+        """Prove of each server and row that no OK is early."""
+        for broker in self.traceable():
+            verdicts: list[Verdict] = []
+            for row in self.rows:
+                arguments = (broker, row.small(), self.setting, TRACED_S)
+                verdict = self.attempt(f"verify {row.name} {broker.name}", verify, *arguments)
+                verdicts += [verdict] if verdict else []
+            early = [violation for verdict in verdicts for violation in verdict.violations]
+            proven = sum(verdict.proven for verdict in verdicts)
+            text = f"{broker.name}: {proven} OKs left after a flush begun after their request was received, "
+            self.proofs.append(text + f"{len(early)} did not")
+            print(self.proofs[-1], flush=True)
+            if early:
+                self.failures.append(f"{broker.name}: {early[0].text}")
+
+    def measure(self, repeat: int, seconds: float) -> None:
+        """Measure each row, the servers in turn, and count flushes apart."""
+        for row in self.rows:
+            for number in range(repeat):
+                for broker in self.brokers:
+                    warm_memory()
+                    what = f"{row.name} {broker.name}, run {number + 1} of {repeat}"
+                    self.add(row, broker.name, self.attempt(what, measure, broker, row, self.setting, seconds))
+                if row is ROWS[0]:
+                    self.add(row, DISK, self.attempt(f"{row.name} {DISK}", measure_disk, self.setting, seconds))
+            for broker in self.traceable():
+                what = f"flushes {row.name} {broker.name}"
+                self.add(row, broker.name, self.attempt(what, count_flushes, broker, row, self.setting, TRACED_S))
+
+    def add(self, row: Row, name: str, figures: Figures | None) -> None:
+        if figures is not None:
+            self.runs.setdefault((row.name, name), []).append(figures)
+
+    def cell(self, row: Row, name: str, key: str, digits: int) -> str:
+        """Return median (min .. max) of a figure, "-" where there is none."""
+        values = [figures[key] for figures in self.runs.get((row.name, name), []) if key in figures]
+        if not values:
+            return "-"
+        shown = [f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
+        return shown[0] if len(values) == 1 else f"{shown[0]} ({shown[1]} .. {shown[2]})"
+
+    def cells(self) -> tables.Cells:
+        names = [broker.name for broker in self.brokers] + [DISK] * (ROWS[0] in self.rows)
+        cells = [["load", "figure", *names]]
+        for row in self.rows:
+            for key, label, digits in SHOWN:
+                cells.append([row.what, label, *(self.cell(row, name, key, digits) for name in names)])
+        return cells
+
+    def conditions(self) -> list[str]:
+        """Return lines that say on what, with which settings and how the runs were made."""
+        place = self.setting.data_path()
+        return [
+            f"{read_cpu_model()}, {os.cpu_count()} cores; {os.uname().sysname} {os.uname().release}; "
+            f"{read_file_system(place)}; bodies of {len(BODY)} B",
+            *(f"{broker.name}: {broker.version()}, {broker.setting}" for broker in self.brokers if broker.durable),
+            f"made {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}, at commit {read_commit()}",
+            f"{DISK}: pwrite(2) of a body and fdatasync(2), in a file whose blocks were written before",
+            f"flushes: calls of {', '.join(FLUSHES)} (pwritev2 with RWF_DSYNC or RWF_SYNC only) in the time of a load "
+            f"of {TRACED_S} s under strace, apart from the other figures",
+            *self.proofs,
+            *(f"FAILED {failure}" for failure in self.failures),
+        ]
+
+    def markdown(self) -> str:
+        lines = ["# Durable mode", "", *(f"- {line}" for line in self.conditions()), ""]
+        lines += ["Medians (min .. max).", "", *tables.markdown_table(self.cells(), left=2)]
+        return "\n".join(lines) + "\n"
+
+    def write(self, results: Path, command: str) -> None:
+        """Write the page and every run beside it as JSON, and say where."""
+        page = results / time.strftime("durable-%Y%m%d-%H%M%S.md")
+        page.write_text(self.markdown())
+        runs = [{"row": row, "server": name, "figures": figures} for (row, name), figures in self.runs.items()]
+        document = {"command": command, "conditions": self.conditions(), "runs": runs}
+        page.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        print("\nwritten:", page, page.with_suffix(".json"))
+
+
+SHOWN = (
+    ("rate_per_s", "messages/s", 0),
+    ("p50_us", "answer, p50, us", 0),
+    ("p99_us", "answer, p99, us", 0),
+    ("flushes_per_message", "flushes/message", 4),
+    ("generator_busy_percent", "generator busy, %", 0),
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench --durable", description=__doc__)
+    parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="this one only; repeatable")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each server and row (default: 5)")
+    parser.add_argument("--seconds", type=positive, default=3.0, help="measured time of a run (default: 3)")
+    parser.add_argument(
+        "--with", dest="others", action="append", default=[], metavar="TARGET", help="another pyqd, by its path; sink"
+    )
+    parser.add_argument("--verify", action="store_true", help="only look in traces whether an OK leaves too early")
+    parser.add_argument("--data-root", type=Path, help="where the data directories are made (default: TMPDIR)")
+    parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY, help="where the files go")
+    parser.add_argument("--server-core", type=int)
+    parser.add_argument("--generator-core", type=int)
+    parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
+    return parser
+
+
+def choose_brokers(others: Sequence[str]) -> list[Broker]:
+    """Return pyqd, the others that were asked for, and those of the environment. Raises: ValueError."""
+    brokers = [durable_servers.of_target(Target.parse(text)) for text in ("pyqd", *others)]
+    for name, variable, *_ in durable_servers.OTHERS:
+        found = durable_servers.of_environment(name)
+        if found is None:
+            print(f"{name} is left out: {variable} does not name a program")
+        else:
+            brokers.append(found)
+    return brokers
+
+
+def main(given: Sequence[str]) -> int:
+    """Run the command line. Returns: 1 when a run failed or an OK left too early, else 0."""
+    parser = make_parser()
+    arguments = parser.parse_args(given)
+    try:
+        setting = Setting(cores=choose_cores(arguments), data_root=arguments.data_root)
+        require_places(setting, arguments.results)
+        brokers = choose_brokers(arguments.others)
+    except ValueError as error:
+        parser.error(str(error))
+    rows = [row for row in ROWS if not arguments.row or row.name in arguments.row]
+    durable = Durable(brokers, rows, setting)
+    pin_generator(setting.cores)
+    if not durable.traceable():
+        print("strace is not installed: flushes are neither counted nor looked at")
+    durable.verify()
+    if not arguments.verify:
+        durable.measure(arguments.repeat, arguments.seconds)
+        print("\n".join(tables.format_columns(durable.cells(), left=2)))
+        durable.write(arguments.results, shlex.join(["python", "-m", "bench", "--durable", *given]))
+    return int(bool(durable.failures))
