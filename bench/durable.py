@@ -25,7 +25,7 @@ from bench.cli import RESULTS_DIRECTORY, choose_cores, positive, require_places
 from bench.durable_load import DurableLoad
 from bench.durable_protocols import Client, ProtocolError, connect
 from bench.durable_servers import Broker
-from bench.durable_trace import FLUSHES, RECEIVES, SENDS, TraceError, Verdict
+from bench.durable_trace import FLUSHES, PROVING, TraceError, Verdict
 from bench.histogram import LatencyHistogram
 from bench.loadgen import LoadError
 from bench.outcome import DurableReport, Latency
@@ -197,7 +197,7 @@ def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) ->
 
 def verify(broker: Broker, row: Row, setting: Setting, seconds: float) -> Verdict:
     """Return what a trace proves of the OKs of a row. Raises: TraceError when it does not show each of them."""
-    traced = trace(broker, row, setting, FLUSHES + RECEIVES + SENDS, seconds)
+    traced = trace(broker, row, setting, PROVING, seconds)
     ready = traced.opened
     verdict = durable_trace.prove(
         traced.lines,

@@ -4,7 +4,9 @@ The order of the lines is that of the events: strace stops a thread before a cal
 what came of it, so a call that begins on a later line was made after one that ended on an earlier line had returned.
 A record is stored after its request was received and may be stored through a mapping, which no call shows. So for every
 OK the trace must show a flush that began after the last byte of its request was received and returned without an error
-before the call that sent the OK began. That is necessary, not sufficient: nobody sees which bytes a flush covered.
+before the call that sent the OK began. An msync(2) of the same range as an earlier one does not count: new records make
+a range longer, so that is the header of a file. All this is necessary, not sufficient: the trace does not show which
+record a flush covered.
 """
 
 import re
@@ -16,6 +18,7 @@ from pathlib import Path
 FLUSHES = ("fsync", "fdatasync", "msync", "syncfs", "pwritev2", "sync_file_range", "io_uring_enter")
 RECEIVES = ("recvfrom", "recvmsg", "read", "readv")
 SENDS = ("sendto", "sendmsg", "write", "writev")
+PROVING = (*FLUSHES, *RECEIVES, *SENDS, "munmap")
 # These flush nothing by themselves, or tell nothing of it: they are counted and prove nothing.
 NO_PROOF = ("sync_file_range", "io_uring_enter")
 WRITTEN_THROUGH = re.compile(r"RWF_D?SYNC")
@@ -26,6 +29,7 @@ RETURNED = re.compile(r"\) += (-?\d+|\?)[^=]*$")
 # -xx prints the name of a descriptor in hexadecimal digits as well.
 DESCRIPTOR = re.compile(r"^\d+<((?:\\x[0-9a-f]{2})+)>")
 STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
+RANGE = re.compile(r"^(0x[0-9a-f]+), (\d+)")
 # Bytes of a string that strace prints; an OK must not lie behind them.
 STRING_BYTES = 65536
 END_DEADLINE_S = 10.0
@@ -132,6 +136,12 @@ def is_flush(event: Event) -> bool:
     return event.call in FLUSHES and (event.call != "pwritev2" or bool(WRITTEN_THROUGH.search(event.arguments)))
 
 
+def range_of(event: Event) -> tuple[int, int] | None:
+    """Return address and bytes of the memory that a call is about."""
+    found = RANGE.match(event.arguments)
+    return (int(found[1], 16), int(found[2])) if found else None
+
+
 def sent_bytes(event: Event) -> bytes:
     """Return what a call sent. Raises: TraceError when strace has cut it."""
     pieces = STRING.findall(event.arguments)
@@ -156,6 +166,8 @@ class Proof:
     begun: dict[str, int] = field(default_factory=dict)
     covered_at_send: dict[str, int] = field(default_factory=dict)
     last_failure: str = ""
+    # Address and bytes of what msync(2) has flushed and is still mapped.
+    ranges: set[tuple[int, int]] = field(default_factory=set)
     conversations: dict[str, Conversation] = field(default_factory=dict)
 
     def read(self, lines: Iterable[str]) -> Verdict:
@@ -163,6 +175,8 @@ class Proof:
         for event in events(lines):
             if is_flush(event) or event.call == "pwritev2":
                 self.flush(event)
+            elif event.call == "munmap" and event.returned == 0:
+                self.unmap(event)
             elif event.call in RECEIVES + SENDS and (socket := socket_of(event)):
                 conversation = self.conversations.setdefault(socket, Conversation())
                 (self.receive if event.call in RECEIVES else self.send)(event, conversation)
@@ -175,9 +189,22 @@ class Proof:
             return
         elif event.returned < 0:
             self.last_failure = f"; {event.call} on line {event.line} failed"
-        else:
+        elif self.is_new(event):
             self.covered = max(self.covered, self.begun[event.thread])
             self.last_failure = ""
+
+    def is_new(self, event: Event) -> bool:
+        """Return whether a flush is not an msync(2) of a range that was flushed before."""
+        flushed = range_of(event) if event.call == "msync" else None
+        known = flushed in self.ranges
+        if flushed:
+            self.ranges.add(flushed)
+        return not known
+
+    def unmap(self, event: Event) -> None:
+        """Forget ranges whose addresses may be another file's from now on."""
+        if gone := range_of(event):
+            self.ranges = {each for each in self.ranges if not gone[0] <= each[0] < sum(gone)}
 
     def receive(self, event: Event, conversation: Conversation) -> None:
         conversation.received_bytes += max(event.returned or 0, 0)

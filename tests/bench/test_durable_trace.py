@@ -81,6 +81,28 @@ def test_an_early_ok_is_reported(lines: list[str], text: str) -> None:
     assert "sendto" in lines[violation.line - 1]
 
 
+HEADER = "2 11.0 msync(0x7f0000000000, 4096, MS_SYNC) = 0"
+
+
+def records(size: int) -> str:
+    return f"2 11.1 msync(0x7f0000001000, {size}, MS_SYNC) = 0"
+
+
+def test_a_range_that_was_flushed_before_proves_nothing() -> None:
+    first = [HELLO, PUBLISH, HEADER, records(240), send(), PUBLISH, HEADER]
+    assert judged(*first, records(480), send()) == Verdict(proven=2)
+    early = judged(*first, send(), records(480))
+    assert (early.proven, len(early.violations)) == (1, 1)
+
+
+def test_a_range_of_another_file_may_have_the_same_address() -> None:
+    unmapped = "1 11.2 munmap(0x7f0000000000, 8388608) = 0"
+    lines = [HELLO, PUBLISH, records(240), send(), unmapped, PUBLISH, records(240), send()]
+    assert judged(*lines) == Verdict(proven=2)
+    lines[4] = "1 11.2 munmap(0x7f0000002000, 4096) = 0"
+    assert judged(*lines).proven == 1
+
+
 def test_a_send_counts_from_its_begin() -> None:
     begins, returns = send().split(", 10, MSG", 1)[0] + ", 10 <unfinished ...>", "1 11.9 <... sendto resumed>) = 10"
     verdict = judged(HELLO, PUBLISH, begins, FLUSH, returns)
