@@ -36,7 +36,8 @@ from bench.server import Server, ServerError, Target
 from bench.setting import Setting
 
 BODY = b"x" * 200
-WARM_S = 0.5
+# Topics are made in it, and segments and pages of the first messages.
+WARM_S = 1.0
 WARM_BYTES = 512 << 20
 TRACED_S = 0.5
 SMALL_CONNECTIONS = 4
