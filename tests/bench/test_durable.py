@@ -25,6 +25,8 @@ from tests.bench.brokers import broker as target_of
 SETTING = Setting(cores=Cores())
 SECONDS = 0.05
 IN_TURN = replace(ROWS[-1], topics=3, outstanding=5)
+FRAME_OK = b"\0\0\0\x06\0\0\0\0OK"
+HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 # Where packages put them; NATS has no package.
 PROGRAMS = {"redis": "redis-server", "beanstalkd": "beanstalkd", "nats": "nats-server"}
 
@@ -170,6 +172,47 @@ def test_an_answer_that_is_no_ok_ends_a_load(answers: bytes, lines: tuple[bytes,
         load = DurableLoad([ours.fileno()], [[b"request"]], outstanding=1, lines=lines)
         with pytest.raises(LoadError, match="an answer that is no OK"):
             load.run(seconds=5)
+
+
+def answer_in_pieces(peer: socket.socket, answer: bytes, received: list[bytes]) -> None:
+    """Answer each request of 4 bytes, a byte at a time, until the other side hangs up."""
+    while request := peer.recv(4, socket.MSG_WAITALL):
+        received.append(request)
+        for index in range(len(answer)):
+            peer.sendall(answer[index : index + 1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "lines", "answers"),
+    [
+        (FRAME_OK, (), 1),
+        (HEARTBEAT + FRAME_OK, (), 1),
+        (b"$15\r\n1700000000000-0\r\n", (b"$", b""), 1),
+        (b"INSERTED 1\r\nINSERTED 2\r\n", (b"INSERTED ",), 2),
+        (b'PING\r\nMSG i 1 9\r\n{"stream":"t","seq":1}\r\n', (b"MSG ", b'{"stream":'), 1),
+    ],
+)
+def test_answers_count_whatever_pieces_they_come_in(answer: bytes, lines: tuple[bytes, ...], answers: int) -> None:
+    ours, theirs = socket.socketpair()
+    received: list[bytes] = []
+    thread = threading.Thread(target=answer_in_pieces, args=(theirs, answer, received))
+    with theirs:
+        with ours:
+            thread.start()
+            load = DurableLoad([ours.fileno()], [[b"abcd", b"efgh"]], outstanding=3, answers=answers, lines=lines)
+            report = load.run(seconds=0.05)
+        thread.join()
+    assert report.answered == answers * len(received) > 0
+    assert received == ([b"abcd", b"efgh"] * len(received))[: len(received)]
+    assert report.latency.count <= len(received)
+    assert 0 < report.latency.p50_ns <= report.latency.max_ns
+
+
+def test_a_connection_that_is_closed_ends_a_load() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(LoadError, match="closed a connection"):
+        DurableLoad([ours.fileno()], [[b"abcd"]], outstanding=1).run(seconds=5)
 
 
 def test_a_stream_that_cannot_be_made_is_told() -> None:
