@@ -24,6 +24,9 @@ from tests.bench.brokers import broker as target_of
 
 SETTING = Setting(cores=Cores())
 SECONDS = 0.05
+# Long enough for an answer within it on a busy machine.
+MEASURED_S = 0.3
+SMALL_BATCHES = replace(ROWS[4], batch=5, outstanding=2)
 IN_TURN = replace(ROWS[-1], topics=3, outstanding=5)
 FRAME_OK = b"\0\0\0\x06\0\0\0\0OK"
 HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
@@ -50,20 +53,28 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> B
     return named(request, monkeypatch, request.param)
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "WARM_S", 0.0)
+    monkeypatch.setattr(durable, "WARM_BYTES", 1 << 20)
+
+
 def needs_strace() -> None:
     if shutil.which("strace") is None:
         pytest.skip("no strace")
 
 
-@pytest.mark.parametrize("row", [ROWS[0], ROWS[4], IN_TURN], ids=lambda row: str(row.name))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [ROWS[0], SMALL_BATCHES, IN_TURN], ids=lambda row: str(row.name))
 def test_a_row_is_measured(server: Broker, row: Row) -> None:
-    figures = durable.measure(server, row, SETTING, SECONDS)
+    figures = durable.measure(server, row, SETTING, MEASURED_S)
     assert figures["rate_per_s"] > 0
     assert 0 < figures["p50_us"] <= figures["p99_us"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", [replace(ROWS[1], connections=2, topics=2), ROWS[4], IN_TURN], ids=["1x64", "batches", "in-turn"]
+    "row", [replace(ROWS[1], connections=2, topics=2), SMALL_BATCHES, IN_TURN], ids=["1x64", "batches", "in-turn"]
 )
 def test_no_ok_is_early_and_each_is_seen(server: Broker, row: Row) -> None:
     needs_strace()
@@ -72,11 +83,13 @@ def test_no_ok_is_early_and_each_is_seen(server: Broker, row: Row) -> None:
     assert verdict.proven > 0
 
 
+@pytest.mark.slow
 def test_flushes_are_counted(server: Broker) -> None:
     needs_strace()
     assert durable.count_flushes(server, ROWS[0], SETTING, SECONDS)["flushes_per_message"] >= 1
 
 
+@pytest.mark.slow
 def test_an_ok_that_does_not_wait_for_the_disk_is_found(request: pytest.FixtureRequest) -> None:
     needs_strace()
     pyqd = durable_servers.of_target(target_of(request, "pyqd"))
@@ -92,13 +105,13 @@ def test_the_bare_disk_is_measured(tmp_path: Path) -> None:
     assert figures["p50_us"] <= figures["p99_us"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_every_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sink = replace(durable_servers.of_target(Target.parse("sink")), setting="keeps nothing")
     monkeypatch.setattr(durable, "choose_brokers", lambda others: [sink])
     monkeypatch.setattr(durable, "pin_generator", lambda cores: None)
-    monkeypatch.setattr(durable, "WARM_BYTES", 1 << 20)
     small = ["--repeat=2", f"--seconds={SECONDS}", "--row=1x1", "--row=batches", "--unpinned"]
     assert cli.main(["--durable", *small, f"--results={tmp_path}"]) == 0
     [page] = tmp_path.glob("durable-*.md")
@@ -122,6 +135,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(capsys: pytest.CaptureFix
     assert f"FAILED {failure}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_early_ok_fails_the_command(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     needs_strace()
     pyqd = durable_servers.of_target(target_of(request, "pyqd"))
