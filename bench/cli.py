@@ -71,7 +71,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    others = "python -m bench --durable: brokers whose OK means stable storage; it has options of its own"
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, epilog=others)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
     run.add_argument(
