@@ -106,7 +106,7 @@ def stored_pages(inode: "Inode") -> Iterator[int]:
 
 @dataclasses.dataclass
 class Excuses:
-    """What may be missing, or may come again, after a start for which pages have become unreadable.
+    """Messages that may be missing, or may come again, after a start for which pages have become unreadable.
 
     lost: of (topic, channel), or of (topic, "") for the topic's log, the numbers of messages whose records cannot be
     read. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read. attempts: of channels
