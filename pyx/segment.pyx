@@ -84,6 +84,7 @@ cdef class Segment:
         store_barrier()
         header.number = number
         self.mapping.set_verified(True)
+        self.mapping.stop_read_ahead()
         self.number = number
         self.first_ordinal = first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
         self.count = 0
@@ -170,6 +171,7 @@ cdef class Segment:
         header.sealed_count = self.count
         store_barrier()
         header.sealed_bytes = self.tail
+        self.mapping.read_ahead()
         self.mapping.close()
         return 0
 

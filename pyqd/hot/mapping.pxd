@@ -36,6 +36,7 @@ cdef class Mapping:
     cdef int fd                          # owned, open for writing; -1: none
     cdef uint32_t place                  # among those that own a descriptor
     cdef bint fd_refused                 # it could not be opened
+    cdef bint alone                      # a page that is not in the cache is brought in alone
     cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
     cdef public uint64_t healed_syncs    # how many of these a sync has made good
 
@@ -51,3 +52,5 @@ cdef class Mapping:
             self.extent.verified = verified
 
     cdef void close(self) noexcept
+    cdef void stop_read_ahead(self) noexcept
+    cdef void read_ahead(self) noexcept
