@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -577,3 +578,28 @@ def test_the_size_counts_segments_and_spares():
     log = new_log()
     log.offer_spare(log.new_segment(1 << 17))
     assert log.size_bytes() == (1 << 16) + (1 << 17)
+
+
+def has_read_ahead(mapping):
+    """Return whether the kernel reads ahead in a mapping. Source: proc(5), VmFlags: `rr` is MADV_RANDOM."""
+    flags = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith(f"{mapping.address:x}-"):
+            flags = ""
+        elif flags == "" and line.startswith("VmFlags:"):
+            flags = line
+    assert flags, "it is mapped"
+    return " rr" not in flags
+
+
+def test_nothing_is_read_ahead_where_records_are_appended_and_it_is_again_once_the_segment_is_full(tmp_path):
+    log = Log(Files(), str(tmp_path), MIB)
+    small = log.active.mapping
+    while log.active.file_bytes < MIB:
+        fill(log, 1, 50_000)
+    large = log.active
+    assert has_read_ahead(small) and not has_read_ahead(large.mapping)
+    while log.active is large:
+        fill(log, 1, 50_000)
+    assert has_read_ahead(large.mapping) and not has_read_ahead(log.active.mapping)
+    log.check()
