@@ -132,6 +132,9 @@ def recover_parked(ChannelCore channel not None, dict attempts_of):
             attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
             if attempts is None and record.handed_out:
                 attempts = record.handed_out
+            elif attempts is not None and attempts > record.handed_out:
+                # A power failure has taken the mark. It is needed again: the note is used once.
+                (<Record*> record).handed_out = attempts
             if attempts is not None:
                 channel.give_back(parked.take(slot), attempts, FROM_PARKED)
     channel.set_next_timer(mono_ns())

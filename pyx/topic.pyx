@@ -94,6 +94,10 @@ cdef class TopicCore(Feed):
             # The state may be older than the log.
             self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
         self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
+        for start, behind in log.holes:
+            if start <= self.state.held_from < behind:
+                # Nothing is held there, and the segment before goes as soon as all that it has is finished.
+                self.state.held_from = behind
         self.end = self.state.held_from
         self.held_known = self.end == log.end or self.state.deferred_below <= self.end
         if self.end == log.end:
@@ -665,7 +669,8 @@ cdef class TopicCore(Feed):
 
     def check(self):
         """Assert the invariants that relate topic, log and channels."""
-        assert self.state.held_from <= self.log.end and self.end <= self.log.end
+        assert self.log.first.first_ordinal <= self.state.held_from <= self.log.end
+        assert self.log.first.first_ordinal <= self.end <= self.log.end
         self.log.check()
         for channel in self.channels:
             channel.check()

@@ -229,9 +229,13 @@ class Channel(LimitedChannel):
         if self.parked is not None:
             recover_parked(self, attempts_of)
         self.ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
+        if ATTEMPTS_FILE in there:
+            # Not before: until here a kill would take from the next start what this one has read.
+            self.files.remove(self.path_of(ATTEMPTS_FILE))
+            self.note_names()
 
     def load_attempts(self) -> dict[tuple[int, int], int]:
-        """Return {(source, ordinal): deliveries so far} as a clean stop saved it, which is used once."""
+        """Return {(source, ordinal): deliveries so far} as a clean stop saved it."""
         path = self.path_of(ATTEMPTS_FILE)
         content = b""
         try:
@@ -240,8 +244,6 @@ class Channel(LimitedChannel):
             if error.errno != errno.EIO:
                 raise
             logger.error("%s; messages come again as after a kill, with attempts from 2", error)
-        self.files.remove(path)
-        self.note_names()
         whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
         return {
             (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])

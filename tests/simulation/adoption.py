@@ -263,7 +263,10 @@ class Adoption:
         elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused | self.forgotten:
             may = set(topic.messages)
             must = set() if topic.channels else must
+        if self.power:
+            topic.cut_off |= before.keys() - numbers
         must -= self.excuses.numbers(topic.name, "")
+        may |= self.hidden(topic)
         if not anything:
             expect(must - maybe <= numbers, f"{topic.name} has lost", sorted(must - maybe - numbers))
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
@@ -272,6 +275,10 @@ class Adoption:
         again = self.power or found.paused or (topic.name, "") in self.forgotten
         topic.held_again = set(topic.held) if again else set()
         topic.emptied_in_doubt = False
+
+    def hidden(self, topic: Topic) -> set[int]:
+        """Return the messages that may come again: they lie behind the log's end, which is unreadable."""
+        return topic.cut_off if (topic.name, "") in self.excuses.lost else set()
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
         """Return the numbers that may be there or not, for the operation in progress."""
@@ -335,7 +342,9 @@ class Adoption:
         self.note_unknown(topic, ready + deferred + letters)
         maybe = self.maybe(topic, channel.name)
         must, may = self.demanded(topic, channel, held)
-        may |= twice_before
+        may |= twice_before | self.hidden(topic)
+        if self.power:
+            topic.cut_off |= channel.copies.keys() - rows.keys()
         in_doubt = strange or (topic.name, channel.name) in self.doubt.channels
         if not in_doubt:
             expect(must - maybe <= set(rows), f"{name} has lost", sorted(must - maybe - set(rows)))

@@ -139,6 +139,8 @@ class Topic:
     missing: int = 0
     # What is held that channels may have been given before a power cut.
     held_again: set[int] = dataclasses.field(default_factory=set)
+    # What power cuts have taken: records of it may lie behind the log's end.
+    cut_off: set[int] = dataclasses.field(default_factory=set)
     # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
     own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
     own_stamp: int = 0

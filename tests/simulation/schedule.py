@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import random
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,9 @@ def play_steps(schedule: Schedule, failures: Failures) -> Result:
         world.finale()
     except Violation as violation:
         failure = violation
+    except AssertionError as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        failure = Violation(f"a broken invariant: {at.name}, line {at.lineno}: {at.line}")
     finally:
         if world is not None:
             world.close()

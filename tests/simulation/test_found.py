@@ -605,3 +605,19 @@ def test_a_power_cut_takes_back_the_seek_to_a_dead_letter(simulate):
             ("cut", 0, 0),
         ],
     )
+
+
+def test_attempts_of_a_parked_message_outlive_a_stop_a_power_cut_and_a_kill(simulate):
+    """The power cut takes the mark of the delivery, and the note of the stop is used once."""
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 0, 1),
+            ("dpub", 1, 0, 0),
+            ("sync",),
+            ("advance", 0),
+            ("stop",),
+            ("cut", 0, 0),
+            ("kill",),
+        ],
+    )

@@ -180,3 +180,39 @@ def test_a_parked_message_that_takes_the_place_of_a_lost_one_that_was_dropped_su
         ],
         features=FEATURES,
     )
+
+
+def test_a_paused_topic_holds_nothing_where_its_log_has_a_hole(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dmpub", 1, 1, 0, 0),
+            ("job", 0, 0),
+            ("spoil", 1, 0, 1),
+            ("dpub", 0, 35591, 0),
+            ("pause_topic", 0, 1),
+            ("pub", 1, 0),
+            ("spoil", 0, 0, 0),
+            ("pub", 0, 0),
+            ("spoil", 2, 0, 0),
+            ("pub", 1, 0),
+            ("die_at_store", 31, 4, 49349),
+            ("create_channel", 1, 0),
+        ],
+        features=FEATURES,
+    )
+
+
+def test_records_of_a_power_cut_may_come_back_behind_an_end_that_cannot_be_read(simulate):
+    """Nobody was told that they are stored: either way is right."""
+    simulate(
+        sync_each=True,
+        steps=[
+            ("mpub", 0, 5, 14434),
+            ("cut", 3, 55673),
+            ("sub", 1, 2, 0),
+            ("sync",),
+            ("spoil", 0, 0, 65082),
+        ],
+        features=FEATURES,
+    )

@@ -598,8 +598,10 @@ def test_nothing_is_read_ahead_where_records_are_appended_and_it_is_again_once_t
     while log.active.file_bytes < MIB:
         fill(log, 1, 50_000)
     large = log.active
-    assert has_read_ahead(small) and not has_read_ahead(large.mapping)
+    assert has_read_ahead(small)
+    assert not has_read_ahead(large.mapping)
     while log.active is large:
         fill(log, 1, 50_000)
-    assert has_read_ahead(large.mapping) and not has_read_ahead(log.active.mapping)
+    assert has_read_ahead(large.mapping)
+    assert not has_read_ahead(log.active.mapping)
     log.check()
