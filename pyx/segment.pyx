@@ -41,6 +41,14 @@ assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
 assert SEGMENT_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
 
 
+def check_less_at_once(uint64_t size_bytes):
+    """Have the pages of an earlier run read in pieces of another size, for tests. Returns: the former one."""
+    global CHECKED_AT_ONCE_BYTES
+    former = CHECKED_AT_ONCE_BYTES
+    CHECKED_AT_ONCE_BYTES = size_bytes
+    return former
+
+
 cdef uint32_t header_checksum(const SegmentHeader* header, uint64_t number) noexcept:
     cdef uint64_t[3] parts
     parts[0] = number

@@ -2,6 +2,7 @@ from typing import final
 
 from pyqd.hot.mapping import Mapping
 
+def check_less_at_once(size_bytes: int) -> int: ...
 @final
 class Segment:
     prepared: int

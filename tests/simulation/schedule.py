@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.hot import intake, ledger
+from pyqd.hot import intake, ledger, segment
 from tests.simulation.administration import Administration
 from tests.simulation.features import UNREADABLE, Features, features_of, phrases_of, weights_of
 from tests.simulation.model import Violation
@@ -21,6 +21,8 @@ NUMBER_MAX = 1 << 16
 RING_BITS = 64
 # Some batches of the operations are stored in slices, and some in one piece.
 SLICED_BYTES_MIN, SLICE_BYTES_MAX = 1500, 1000
+# Of segments of an earlier run, which have 64 KiB: records are appended before all of one is read.
+CHECKED_AT_ONCE_BYTES = 4096
 
 # How often a schedule has each operation, and the ranges of its numbers; 0: any.
 WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
@@ -136,12 +138,14 @@ def quiet() -> Any:
     logger.handlers = [failures]
     ring_bits = ledger.begin_small(RING_BITS)
     slices = intake.begin_small(SLICED_BYTES_MIN, SLICE_BYTES_MAX)
+    checked_at_once = segment.check_less_at_once(CHECKED_AT_ONCE_BYTES)
     try:
         with without_gevent():
             yield failures
     finally:
         ledger.begin_small(ring_bits)
         intake.begin_small(*slices)
+        segment.check_less_at_once(checked_at_once)
         logger.level, logger.propagate, logger.handlers = former
         logger.setLevel(former[0])
 
