@@ -621,3 +621,19 @@ def test_attempts_of_a_parked_message_outlive_a_stop_a_power_cut_and_a_kill(simu
             ("kill",),
         ],
     )
+
+
+@pytest.mark.parametrize("end", [("die_at_call", 0, 0, 0), ("fail", 1, 5, 2)], ids=["killed", "refused"])
+def test_records_that_a_start_has_bridged_before_it_ended_count_as_lost_in_the_next_one(simulate, end):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 0, 0, 0),
+            ("mpub", 0, 5, 5),
+            ("pub", 0, 5),
+            ("cut", 3, 0),
+            end,
+            ("pub", 0, 0),
+            ("look",),
+        ],
+    )

@@ -216,3 +216,20 @@ def test_records_of_a_power_cut_may_come_back_behind_an_end_that_cannot_be_read(
         ],
         features=FEATURES,
     )
+
+
+def test_a_dead_letter_whose_record_cannot_be_read_may_be_missing(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("sub", 0, 0, 1),
+            ("limit", 0, 0, 1),
+            ("stop",),
+            ("sync",),
+            ("sync",),
+            ("write_back", 4, 0),
+            ("spoil", 2, 0, 1),
+        ],
+        features=FEATURES,
+    )

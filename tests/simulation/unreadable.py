@@ -27,6 +27,7 @@ from pyqd.diskqueue.layout import (
 )
 from pyqd.primitives.errors import CorruptionError
 from tests.simulation.deaths import compiled, pointer
+from tests.simulation.model import GRAVEYARD
 
 if TYPE_CHECKING:
     from pyqd.hot.mapping import Mapping
@@ -138,6 +139,10 @@ class Excuses:
     def numbers(self, topic: str, channel: str) -> set[int]:
         """Return the numbers of the messages that may be missing in a channel."""
         return self.lost.get((topic, ""), set()) | self.lost.get((topic, channel), set())
+
+    def letters(self) -> set[int]:
+        """Return the numbers of the dead letters that may be missing in the topic of dead letters."""
+        return {number for (topic, _), lost in self.lost.items() if topic == GRAVEYARD for number in lost}
 
 
 def numbers_in(content: bytes, pages: list[int]) -> set[int]:

@@ -85,6 +85,8 @@ class World:
         self.vanished: set[int] = set()
         self.letters: set[int] = set()
         self.letters_lost = False
+        # Numbers of letters whose records lie in pages that cannot be read.
+        self.letters_unreadable: set[int] = set()
         # Whether there was ever a want of room, which may leave deferred messages in the queue.
         self.was_disturbed = False
         # Whether the kernel may have written one page of a ledger and not the other since the last sync. Then what was
@@ -265,6 +267,8 @@ class World:
             failed = False
         finally:
             self.disarm()
+        if failed or self.died():
+            self.note_mended(process)
         if self.died():
             self.process = process
             self.bury(in_start=True)
@@ -284,6 +288,10 @@ class World:
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
 
+    def note_mended(self, process: Process) -> None:
+        """Note the damage by a power cut that a start may have mended before it ended: the next start reports none."""
+        self.was_damaged = self.was_damaged or (self.power_failed and process.broker.damage.found_count != 0)
+
     def spoil(self) -> None:
         """Make pages unreadable, as planned: the page cache is dropped while no process runs."""
         if self.spoil_seed is None:
@@ -291,6 +299,7 @@ class World:
         for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed)):
             self.excuses.add(path, inode, pages)
             self.was_damaged = True
+        self.letters_unreadable |= self.excuses.letters()
         self.spoiled |= self.excuses.topics
         # What tells which ids were given may be unreadable. An id tells its time, so the clock must not go back then.
         self.wall_ns = max(self.wall_ns, self.wall_latest_ns) + SECOND_NS
