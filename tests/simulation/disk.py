@@ -354,11 +354,11 @@ class SimulatedFiles(Files):
             self._call("reserve", path, SPACE)
             self._call("map", path, MAP)
             self._call("rename", path, NAMES)
+            mapping = self._map(inode, path)
         except StorageError:
             if not self.dead:
                 self.disk.change((directory, name + MAKING, None))
             raise
-        mapping = self._map(inode, path)
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
         if self.mirror is not None:
             self.mirror.link(inode, path)

@@ -60,6 +60,6 @@ class Mirror:
             os.rename(source, target)
 
     def remove(self, path: str) -> None:
-        """Remove a file or an empty directory."""
+        """Remove a file, or a directory with names of small files that the process had found and the disk has lost."""
         with contextlib.suppress(FileNotFoundError):
-            os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)

@@ -637,3 +637,39 @@ def test_records_that_a_start_has_bridged_before_it_ended_count_as_lost_in_the_n
             ("look",),
         ],
     )
+
+
+def test_records_bridged_by_a_start_are_promised_only_once_they_are_synced(simulate):
+    """A second power cut takes some of the bridges, and with them the way to what follows."""
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 1, 0, 0, 0),
+            ("dmpub", 0, 0, 0, 0),
+            ("stop",),
+            ("pub", 1, 0),
+            ("mpub", 0, 5, 5),
+            ("job", 0, 0),
+            ("mpub", 0, 3, 0),
+            ("die_at_store", 0, 3, 50016),
+            ("seek", 0, 0),
+            ("pub", 1, 0),
+            ("cut", 2, 1),
+        ],
+        features=["unmapping", "unreadable", "writes"],
+    )
+
+
+def test_limits_found_after_a_kill_within_their_change_are_durable_with_the_next_sync(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 0, 0),
+            ("die_at_store", 2, 0, 0),
+            ("retain", 0, 0, 0),
+            ("req", 0, 0, 0, 0),
+            ("die_at_store", 0, 1, 0),
+            ("begin_sync",),
+        ],
+        features=["unmapping", "unreadable", "writes"],
+    )

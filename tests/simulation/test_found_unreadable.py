@@ -233,3 +233,21 @@ def test_a_dead_letter_whose_record_cannot_be_read_may_be_missing(simulate):
         ],
         features=FEATURES,
     )
+
+
+def test_records_that_were_a_deleted_channels_may_come_back_behind_an_unreadable_end(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("http_pub", 0, 5, 5, 2),
+            ("create_channel", 0, 0),
+            ("kill",),
+            ("cut", 3, 20108),
+            ("http_pub", 1, 0, 0, 0),
+            ("delete_channel", 0),
+            ("cut", 3, 5),
+            ("reschedule", 0, 0, 0),
+            ("spoil", 2, 0, 6334),
+        ],
+        features=FEATURES,
+    )
