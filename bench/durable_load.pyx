@@ -4,6 +4,7 @@ The requests are made beforehand and sent in turn, so that the loop knows nothin
 answers: NSQ's frames, or lines that begin as told. Answers are taken to come in the order of the requests.
 """
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -51,6 +52,8 @@ cdef struct Asker:
     bint skipped                   # the line at hand is no answer
 
 
+# Its methods run without the interpreter's lock, which the debug build's check of `self` would need.
+@cython.nonecheck(False)
 cdef class DurableLoad:
     """One load over `fds`, which stay the caller's. It runs once.
 
