@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyqd.broker import peek
 from pyqd.hot.clock import wall
 from tests.simulation.model import DEFERRED, GRAVEYARD, QUEUED, Channel, Copy, Topic, expect
+from tests.simulation.segments import log_of, numbers_behind_bridges
 from tests.support.storage import body_of
 
 if TYPE_CHECKING:
@@ -86,13 +87,17 @@ class Adoption:
                 expect(self.may_vanish(topic), f"topic {name} is gone")
         if self.world.power_failed:
             self.model.deleted.clear()
-            if not broker.damage.found_count:
-                # Else what was bridged is read again only if all bridges before it are on stable storage too.
-                self.note_all_durable()
+            self.note_all_durable()
 
     def note_all_durable(self) -> None:
-        """Count all that a power cut has left as on stable storage."""
-        self.model.note_synced(self.model.tick())
+        """Count all that a power cut has left as on stable storage, but for messages behind a bridge that is not."""
+        not_yet: dict[str, set[int]] = {}
+        for path, inode in self.world.disk.files() if self.world.was_damaged else ():
+            log = log_of(path)
+            if log is not None:
+                # A further cut may take the bridge, and with it the way to what follows.
+                not_yet.setdefault(log[0], set()).update(numbers_behind_bridges(inode.now(), inode.durable))
+        self.model.note_synced(self.model.tick(), not_yet)
 
     def topic_for(self, name: str, former: dict[str, Topic]) -> Topic:
         """Return what the model knows of a topic that the broker has."""
@@ -267,10 +272,8 @@ class Adoption:
         elif topic.emptied_in_doubt or (topic.name, "") in self.doubt.paused | self.forgotten:
             may = set(topic.messages)
             must = set() if topic.channels else must
-        if self.power:
-            topic.cut_off |= topic.messages.keys() - numbers
         must -= self.excuses.numbers(topic.name, "")
-        may |= self.hidden(topic)
+        may |= self.excuses.hidden.get(topic.name, set())
         if not anything:
             expect(must - maybe <= numbers, f"{topic.name} has lost", sorted(must - maybe - numbers))
         expect(numbers <= may | maybe or anything, f"{topic.name} holds again", sorted(numbers - may - maybe))
@@ -279,10 +282,6 @@ class Adoption:
         again = self.power or found.paused or (topic.name, "") in self.forgotten
         topic.held_again = set(topic.held) if again else set()
         topic.emptied_in_doubt = False
-
-    def hidden(self, topic: Topic) -> set[int]:
-        """Return the messages that may come again: they lie behind the log's end, which is unreadable."""
-        return topic.cut_off if (topic.name, "") in self.excuses.lost else set()
 
     def maybe(self, topic: Topic, channel_name: str) -> set[int]:
         """Return the numbers that may be there or not, for the operation in progress."""
@@ -346,7 +345,7 @@ class Adoption:
         self.note_unknown(topic, ready + deferred + letters)
         maybe = self.maybe(topic, channel.name)
         must, may = self.demanded(topic, channel, held)
-        may |= twice_before | self.hidden(topic)
+        may |= twice_before | self.excuses.hidden.get(topic.name, set())
         in_doubt = strange or (topic.name, channel.name) in self.doubt.channels
         if not in_doubt:
             expect(must - maybe <= set(rows), f"{name} has lost", sorted(must - maybe - set(rows)))

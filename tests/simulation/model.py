@@ -139,8 +139,6 @@ class Topic:
     missing: int = 0
     # What is held that channels may have been given before a power cut.
     held_again: set[int] = dataclasses.field(default_factory=set)
-    # What power cuts have taken: records of it may lie behind the log's end.
-    cut_off: set[int] = dataclasses.field(default_factory=set)
     # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
     own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
     own_stamp: int = 0
@@ -281,13 +279,15 @@ class Model:
         if topic.ephemeral and not topic.channels:
             self.delete_topic(topic.name)
 
-    def note_synced(self, stamp: int) -> None:
-        """Note that all that happened up to a stamp is on stable storage."""
+    def note_synced(self, stamp: int, apart_from: dict[str, set[int]] | None = None) -> None:
+        """Note that all up to a stamp is on stable storage. apart_from: messages of topics that are not."""
         self.synced = max(self.synced, stamp)
+        not_yet = apart_from or {}
         for topic in self.topics.values():
             for channel in topic.channels.values():
                 if channel.reset <= stamp:
                     channel.before_reset = None
                     channel.synced = stamp
             for message in topic.messages.values():
-                message.durable = message.durable or message.stamp <= stamp
+                is_synced = message.stamp <= stamp and message.number not in not_yet.get(topic.name, ())
+                message.durable = message.durable or is_synced

@@ -16,26 +16,15 @@ from typing import TYPE_CHECKING, Any
 from cffi import FFI
 
 from pyqd.diskqueue.files import PAGE_BYTES
-from pyqd.diskqueue.layout import (
-    RECORD_ALIGN_BYTES,
-    RECORD_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    parse_record_header,
-    parse_segment_header,
-    record_checksum,
-    record_span,
-)
-from pyqd.primitives.errors import CorruptionError
 from tests.simulation.deaths import compiled, pointer
 from tests.simulation.model import GRAVEYARD
+from tests.simulation.segments import log_of, numbers_behind_end, numbers_in
 
 if TYPE_CHECKING:
     from pyqd.hot.mapping import Mapping
     from tests.simulation.disk import Disk, Inode
 
 SOURCE = Path(__file__).with_name("unreadable.c")
-# Of a record with a body of one byte.
-RECORD_SPAN_MIN = record_span(1)
 PAGES_AT_ONCE = (1, 1, 1, 2, 3, 8)
 
 _ffi = FFI()
@@ -110,11 +99,13 @@ class Excuses:
     """Messages that may be missing, or may come again, after a start for which pages have become unreadable.
 
     lost: of (topic, channel), or of (topic, "") for the topic's log, the numbers of messages whose records cannot be
-    read. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read. attempts: of channels
-    whose attempts cannot be read. node: whether node.json cannot be.
+    read. hidden: of topics, the numbers of messages whose records lie behind the log's end, if that is unreadable: the
+    walk may go on with them. ledgers: of (topic, channel) whose ledger, and (topic, "") whose state cannot be read.
+    attempts: of channels whose attempts cannot be read. node: whether node.json cannot be.
     """
 
     lost: dict[tuple[str, str], set[int]] = dataclasses.field(default_factory=dict)
+    hidden: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     ledgers: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     attempts: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     topics: set[str] = dataclasses.field(default_factory=set)
@@ -129,8 +120,12 @@ class Excuses:
         topic, _, rest = path.partition("/topics/")[2].partition(".topic/")
         channel, _, file = rest.rpartition(".channel/")
         self.topics.add(topic)
-        if file.endswith(".seg") and file.startswith(("log/", "parked/")):
-            self.lost.setdefault((topic, channel), set()).update(numbers_in(inode.now(), pages))
+        log = log_of(path)
+        if log is not None:
+            content = inode.now()
+            self.lost.setdefault(log, set()).update(numbers_in(content, pages))
+            if not channel:
+                self.hidden.setdefault(topic, set()).update(numbers_behind_end(content, pages))
         elif file == "attempts":
             self.attempts.add((topic, channel))
         elif file in ("ledger", "parked.ledger", "cancelled.ledger", "state"):
@@ -143,38 +138,6 @@ class Excuses:
     def letters(self) -> set[int]:
         """Return the numbers of the dead letters that may be missing in the topic of dead letters."""
         return {number for (topic, _), lost in self.lost.items() if topic == GRAVEYARD for number in lost}
-
-
-def numbers_in(content: bytes, pages: list[int]) -> set[int]:
-    """Return the numbers of the messages of a segment whose records lie in unreadable pages; all if its header does."""
-    found: set[int] = set()
-    try:
-        header = parse_segment_header(content[:SEGMENT_HEADER_BYTES], "segment")
-    except CorruptionError:
-        return found
-    if header is None:
-        return found
-    offset, seq = SEGMENT_HEADER_BYTES, header.first_seq
-    while (at := next_record(content, offset, seq)) is not None:
-        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
-        end = at + record_span(record.size_bytes)
-        if 0 in pages or any(at < page + PAGE_BYTES and page < end for page in pages):
-            found.add(int.from_bytes(content[at + RECORD_HEADER_BYTES :][:8], "little"))
-        offset, seq = end, record.seq + 1
-    return found
-
-
-def next_record(content: bytes, offset: int, seq: int) -> int | None:
-    """Return where the record with a number is, or the first one behind what is damaged there; None at the end."""
-    at = offset
-    while at + RECORD_HEADER_BYTES < len(content):
-        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
-        whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
-        is_next = 0 <= record.seq - seq <= (at - offset) // RECORD_SPAN_MIN and record.size_bytes > 0
-        if is_next and record_checksum(whole) == record.checksum:
-            return at
-        at += RECORD_ALIGN_BYTES
-    return None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,113 @@
+"""Messages in the segments of a simulated disk, found in the bytes of the files."""
+
+from collections.abc import Iterator
+
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.diskqueue.layout import (
+    RECORD_ALIGN_BYTES,
+    RECORD_HEADER_BYTES,
+    RECORD_LOST,
+    SEGMENT_HEADER_BYTES,
+    RecordHeader,
+    SegmentHeader,
+    parse_record_header,
+    parse_segment_header,
+    record_checksum,
+    record_span,
+)
+from pyqd.primitives.errors import CorruptionError
+
+# Of a record with a body of one byte.
+RECORD_SPAN_MIN = record_span(1)
+
+
+def log_of(path: str) -> tuple[str, str] | None:
+    """Return (topic, channel) of the parked log, or (topic, "") of the log, that a file is a segment of; else None."""
+    topic, _, rest = path.partition("/topics/")[2].partition(".topic/")
+    channel, _, file = rest.rpartition(".channel/")
+    is_segment = file.endswith(".seg") and file.startswith(("log/", "parked/"))
+    return (topic, channel) if is_segment else None
+
+
+def header_of(content: bytes) -> SegmentHeader | None:
+    """Return the header of a segment; None for a spare, and for one that cannot be read."""
+    try:
+        return parse_segment_header(content[:SEGMENT_HEADER_BYTES], "segment")
+    except CorruptionError:
+        return None
+
+
+def next_record(content: bytes, offset: int, seq: int) -> int | None:
+    """Return where the record with a number is, or the first one behind what is damaged there; None at the end."""
+    at = offset
+    while at + RECORD_HEADER_BYTES < len(content):
+        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
+        whole = content[at : at + RECORD_HEADER_BYTES + record.size_bytes]
+        is_next = 0 <= record.seq - seq <= (at - offset) // RECORD_SPAN_MIN and record.size_bytes > 0
+        if is_next and record_checksum(whole) == record.checksum:
+            return at
+        at += RECORD_ALIGN_BYTES
+    return None
+
+
+def records_from(content: bytes, offset: int, seq: int) -> Iterator[tuple[int, int, RecordHeader]]:
+    """Yield (start, end, header) of the sound records from a place on, past what is damaged."""
+    while (at := next_record(content, offset, seq)) is not None:
+        record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
+        offset, seq = at + record_span(record.size_bytes), record.seq + 1
+        yield at, offset, record
+
+
+def number_at(content: bytes, at: int) -> int:
+    """Return the number of the message whose record is at a place."""
+    return int.from_bytes(content[at + RECORD_HEADER_BYTES :][:8], "little")
+
+
+def overlaps(pages: list[int], start: int, end: int) -> bool:
+    """Return whether one of some pages has bytes of a range."""
+    return any(start < page + PAGE_BYTES and page < end for page in pages)
+
+
+def numbers_in(content: bytes, pages: list[int]) -> set[int]:
+    """Return the numbers of the messages of a segment whose records lie in unreadable pages; all if its header does."""
+    header = header_of(content)
+    if header is None:
+        return set()
+    found = records_from(content, SEGMENT_HEADER_BYTES, header.first_seq)
+    return {number_at(content, at) for at, end, _ in found if 0 in pages or overlaps(pages, at, end)}
+
+
+def numbers_behind_end(content: bytes, pages: list[int]) -> set[int]:
+    """Return the numbers of the messages whose records a power cut has left behind the end of an open segment.
+
+    The walk finds them only if the end, or the last record before it, lies in an unreadable page: then nothing tells
+    the end from damage.
+    """
+    header = header_of(content)
+    if header is None or header.sealed_bytes or 0 in pages:
+        return set()
+    last = end = SEGMENT_HEADER_BYTES
+    seq = header.first_seq
+    for at, behind, record in records_from(content, end, seq):
+        if at != end and end >= header.synced_bytes:
+            break
+        last, end, seq = at, behind, record.seq + 1
+    size_bytes = int.from_bytes(content[end : end + 4], "little")
+    if not overlaps(pages, last, end + max(RECORD_SPAN_MIN, record_span(size_bytes))):
+        return set()
+    return {number_at(content, at) for at, _, _ in records_from(content, end, seq)}
+
+
+def numbers_behind_bridges(content: bytes, durable: bytes | bytearray) -> set[int]:
+    """Return the numbers of the messages of a segment that lie behind a bridge which is not on stable storage."""
+    header = header_of(content)
+    found: set[int] = set()
+    if header is None or content == durable:
+        return found
+    is_behind = False
+    for at, end, record in records_from(content, SEGMENT_HEADER_BYTES, header.first_seq):
+        if record.flags & RECORD_LOST:
+            is_behind = is_behind or content[at:end] != durable[at:end]
+        elif is_behind:
+            found.add(number_at(content, at))
+    return found
