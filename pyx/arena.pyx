@@ -54,7 +54,9 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
     int mprotect(void* address, size_t length, int protection)
     int munmap(void* address, size_t length)
+    int madvise(void* address, size_t length, int advice)
     enum:
+        MADV_RANDOM
         PROT_NONE
         PROT_READ
         PROT_WRITE
@@ -424,6 +426,8 @@ cdef int map_again(Extent* extent) noexcept nogil:
         open_spare()
         if failed != 0:
             return failed
+        if extent.alone:
+            madvise(extent.base, extent.size_bytes, MADV_RANDOM)
     mapped += 1
     remapped += 1
     return 0

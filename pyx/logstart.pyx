@@ -143,6 +143,8 @@ cdef class FoundSegments:
             else:
                 previous.leave()
             previous.header().sealed_bytes = 0
+            # All records of it have been read just now.
+            previous.mapping.stop_read_ahead()
             previous.unverified = False
             self.end = previous.end_ordinal()
         return 0

@@ -152,6 +152,7 @@ cdef class Segment:
         if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
             return True
         end = min((end + CHECKED_AT_ONCE_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
+        self.mapping.bring_in(start, end - start)
         try:
             files.populate(self.mapping, start, end - start)
         except StorageError:

@@ -54,3 +54,5 @@ cdef class Mapping:
     cdef void close(self) noexcept
     cdef void stop_read_ahead(self) noexcept
     cdef void read_ahead(self) noexcept
+    cdef void advise(self, bint alone) noexcept
+    cdef void bring_in(self, uint64_t start, uint64_t length) noexcept

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.hot import arena
 from pyqd.hot.log import Log
 from pyqd.hot.record import span_bytes
 from pyqd.primitives.errors import DiskFull, StorageError
@@ -605,3 +606,39 @@ def test_nothing_is_read_ahead_where_records_are_appended_and_it_is_again_once_t
     assert has_read_ahead(large.mapping)
     assert not has_read_ahead(log.active.mapping)
     log.check()
+
+
+def test_nothing_is_read_ahead_at_the_end_of_a_log_that_a_start_has_found(tmp_path):
+    log = Log(Files(), str(tmp_path), MIB)
+    while log.active.file_bytes < MIB:
+        fill(log, 1, 50_000)
+    number = log.active.number
+    del log
+    found = Log(Files(), str(tmp_path), MIB)
+    assert found.active.number == number
+    assert not has_read_ahead(found.active.mapping)
+    assert has_read_ahead(found.first.mapping)
+    while found.active.number == number:
+        fill(found, 1, 50_000)
+    found.check()
+    assert not has_read_ahead(found.active.mapping)
+
+
+def test_nothing_is_read_ahead_at_the_end_of_a_log_that_was_idle(tmp_path):
+    before = arena.mapped_max()
+    log = Log(Files(), str(tmp_path / "log"), MIB)
+    while log.active.file_bytes < MIB:
+        fill(log, 1, 50_000)
+    idle = log.active.mapping
+    remapped = arena.remapped_count()
+    try:
+        # The fewest that may be mapped: many others are used until this one is unmapped.
+        arena.configure(0)
+        others = [Files().new_mapped(str(tmp_path / str(number)), 1 << 16, False) for number in range(200)]
+        assert str(idle.path) not in Path("/proc/self/maps").read_text()
+        fill(log, 1)
+        assert arena.remapped_count() > remapped
+        assert not has_read_ahead(idle)
+    finally:
+        arena.configure(before)
+    del others
