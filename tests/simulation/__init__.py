@@ -22,6 +22,7 @@ and printed as a test, to be put into `test_found.py` with the fix.
     mirror       names of these files, by which the broker maps them again
     deaths       a death at any store into a mapped file
     unreadable   pages that cannot be read, and what may be missing for them
+    segments     messages in the bytes of segments
 
 A new operation is a method `do_NAME` of whole numbers in `operations`, with a line in `schedule.WEIGHTS`. It says in
 `doubt` what may be done or not if the process dies in it, calls the broker, and then changes the model unless the

@@ -13,6 +13,8 @@ WRITES = "writes"
 UNMAPPING = "unmapping"
 # Pages of mapped files that cannot be read.
 UNREADABLE = "unreadable"
+# Pages of drained segments' files, which later segments use again, that cannot be read.
+SPARES = "spares"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -21,12 +23,14 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (10_000_000, frozenset({WRITES})),
     (20_000_000, frozenset({WRITES, UNMAPPING})),
     (30_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE})),
+    (40_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE, SPARES})),
 )
-KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (), UNREADABLE: ()}
+KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (), UNREADABLE: (), SPARES: ()}
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
     UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
+    SPARES: {"fill_segment": (2, ()), "empty_first": (1, ()), "spoil_spare": (1, (5, 6, 0))},
 }
 # Operations that mean something together, as `schedule.PHRASES` has them.
 PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -52,6 +56,11 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("map_few", "fail", "jobs", "sync", "cut"),
     ),
     UNREADABLE: (),
+    SPARES: (
+        ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),
+        ("fill_segment", "fill_segment", "sync", "empty_first", "sync", "spoil_spare", "fill_segment", "cut"),
+        ("fill_segment", "fill_segment", "sync", "fill", "empty_first", "jobs", "spoil_spare", "fill_segment"),
+    ),
 }
 
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.diskqueue.layout import record_span
 from pyqd.hot import arena
 from pyqd.hot.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
@@ -20,12 +21,14 @@ from tests.simulation.features import UNMAPPING, kinds_of
 from tests.simulation.mirror import ROOT
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.world import CUT, KILL, MAPPED_MIN, World
-from tests.support.storage import body_of
+from tests.support.storage import SEGMENT_BYTES_MIN, body_of
 
 TOPICS = ("a", "b", "e#ephemeral")
 CHANNELS = ("x", "y", "z#ephemeral")
 SIZES = (8, 9, 16, 40, 200, 900, 3000, 20_000)
 BATCHES = (1, 2, 3, 7, 20, 90)
+# Of the messages that fill a segment.
+FILLING_SIZE = SIZES.index(900)
 DELAYS_MS = (1, 500, 3_000, 70_000)
 ADVANCES_NS = (SECOND_NS // 1000, SECOND_NS, 11 * SECOND_NS, 61 * SECOND_NS)
 JUMPS_NS = (-3_600 * SECOND_NS, -SECOND_NS, -(1 << 21), SECOND_NS, 3_600 * SECOND_NS)
@@ -91,6 +94,11 @@ class Operations(World):
             self.do_cut(chance, seed)
         elif how < 4:
             self.do_kill()
+
+    def do_spoil_spare(self, how: int, chance: int, seed: int) -> None:
+        """Do as `do_spoil` to the files of drained segments."""
+        self.spoils_spares = True
+        self.do_spoil(how, chance, seed)
 
     def do_advance(self, number: int) -> None:
         by_ns = ADVANCES_NS[number % len(ADVANCES_NS)]
@@ -418,7 +426,23 @@ class Operations(World):
         self.publish(name, messages, b"DPUB %s %d\n%s" % (name.encode(), delay_ms, with_size(body)))
 
     def do_mpub(self, topic: int, count: int, size: int) -> None:
-        name, messages = self.topic_name(topic), self.new_messages(BATCHES[count % len(BATCHES)], size % 6, 0)
+        self.publish_batch(topic, BATCHES[count % len(BATCHES)], size % 6)
+
+    def do_fill_segment(self) -> None:
+        """Publish to the first topic as much as a segment takes."""
+        self.publish_batch(0, SEGMENT_BYTES_MIN // record_span(SIZES[FILLING_SIZE]), FILLING_SIZE)
+
+    def do_empty_first(self) -> None:
+        """Empty the first topic and its channels: its segments become spares, apart from the last."""
+        self.do_empty_topic(0)
+        topic = self.topic_at(0)
+        for number in range(len(topic.channels) if topic is not None else 0):
+            if not self.died():
+                self.do_empty_channel(number)
+
+    def publish_batch(self, topic: int, count: int, size: int) -> None:
+        """MPUB messages of a size, as many as told."""
+        name, messages = self.topic_name(topic), self.new_messages(count, size, 0)
         bodies = b"".join(with_size(body_of(each.number, each.size_bytes)) for each in messages)
         batch = struct.pack(">i", len(messages)) + bodies
         self.publish(name, messages, b"MPUB %s\n%s" % (name.encode(), with_size(batch)))

@@ -29,6 +29,11 @@ def log_of(path: str) -> tuple[str, str] | None:
     return (topic, channel) if is_segment else None
 
 
+def is_spare(path: str, content: bytes) -> bool:
+    """Return whether a file is a segment of a log that holds no records."""
+    return log_of(path) is not None and header_of(content) is None
+
+
 def header_of(content: bytes) -> SegmentHeader | None:
     """Return the header of a segment; None for a spare, and for one that cannot be read."""
     try:

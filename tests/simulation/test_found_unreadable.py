@@ -251,3 +251,20 @@ def test_records_that_were_a_deleted_channels_may_come_back_behind_an_unreadable
         ],
         features=FEATURES,
     )
+
+
+def test_a_segment_uses_no_drained_file_with_a_page_that_cannot_be_read(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fill_segment",),
+            ("fill_segment",),
+            ("empty_first",),
+            ("sync",),
+            ("spoil_spare", 0, 0, 49425),
+            ("cut", 0, 0),
+            ("pub", 0, 36230),
+            ("pub", 0, 5),
+        ],
+        features=[*FEATURES, "spares"],
+    )

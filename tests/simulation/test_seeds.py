@@ -5,7 +5,10 @@ import pytest
 from tests.simulation.schedule import as_test, made_from, play, quiet
 
 # First seed and number of seeds of each test; each range of seeds has faults of its own (`features`).
-BLOCKS = ((0, 150), (150, 150), (300, 150), (450, 150), (10_000_000, 75), (20_000_000, 75), (30_000_000, 75))
+BLOCKS = (
+    *((first, 150) for first in (0, 150, 300, 450)),
+    *((first, 75) for first in (10_000_000, 20_000_000, 30_000_000, 40_000_000)),
+)
 
 
 @pytest.mark.slow

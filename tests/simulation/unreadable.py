@@ -18,7 +18,7 @@ from cffi import FFI
 from pyqd.diskqueue.files import PAGE_BYTES
 from tests.simulation.deaths import compiled, pointer
 from tests.simulation.model import GRAVEYARD
-from tests.simulation.segments import log_of, numbers_behind_end, numbers_in
+from tests.simulation.segments import is_spare, log_of, numbers_behind_end, numbers_in
 
 if TYPE_CHECKING:
     from pyqd.hot.mapping import Mapping
@@ -70,11 +70,12 @@ class UnreadablePages:
         return [f"{path}:{page}" for path, page in zip(self._path_of, pages, strict=True) if page >= 0]
 
 
-def spoil(disk: "Disk", rng: random.Random) -> list[tuple[str, "Inode", list[int]]]:
+def spoil(disk: "Disk", rng: random.Random, spares_only: bool) -> list[tuple[str, "Inode", list[int]]]:
     """Make some pages of one or two files unreadable. Returns: path, file and pages of each."""
     found = []
+    candidates = [(path, inode) for path, inode in disk.files() if not spares_only or is_spare(path, inode.now())]
     for _ in range(rng.choice((1, 1, 2))):
-        files = [(path, inode, pages) for path, inode in disk.files() if (pages := list(stored_pages(inode)))]
+        files = [(path, inode, pages) for path, inode in candidates if (pages := list(stored_pages(inode)))]
         if not files:
             break
         path, inode, pages = rng.choice(files)

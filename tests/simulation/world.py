@@ -102,6 +102,7 @@ class World:
         self.half_made: set[tuple[str, str]] = set()
         # Seed by which pages become unreadable with the next start; what that excuses, until a start has found it.
         self.spoil_seed: int | None = None
+        self.spoils_spares = False
         self.spoiled: set[str] = set()
         self.wall_latest_ns = 0
         self.excuses = Excuses()
@@ -296,7 +297,7 @@ class World:
         """Make pages unreadable, as planned: the page cache is dropped while no process runs."""
         if self.spoil_seed is None:
             return
-        for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed)):
+        for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed), self.spoils_spares):
             self.excuses.add(path, inode, pages)
             self.was_damaged = True
         self.letters_unreadable |= self.excuses.letters()
@@ -306,6 +307,7 @@ class World:
         self.set_clocks()
         self.forgotten |= self.excuses.ledgers
         self.spoil_seed = None
+        self.spoils_spares = False
 
     def bury(self, in_start: bool = False) -> None:
         """Let nothing of a dead process live on; take the power away if that is what it died of."""
