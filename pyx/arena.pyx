@@ -15,6 +15,9 @@ Extents are unmapped as a clock with two hands does it. When more than half of t
 mapped first is *guarded*: it loses its access rights. An access gives them back, and the extent counts as the newest.
 When the budget is used up, the extent that has been guarded for the longest time is unmapped.
 
+A start opens every file, and most stay idle. Between `begin_load` and `end_load` no extent is guarded. When half of the
+budget is mapped, the oldest extents are unmapped, and neighbours in the arena by one system call.
+
 A page that cannot be written back is reported by the next sync of its file, unless the kernel has forgotten the file
 before. A mapping keeps a file in the kernel's memory. Nothing can be stored to a guarded extent; so all that one holds
 is on stable storage after a complete sync that began later (`begin_sync`, `end_sync`). An extent that must go before is
@@ -47,8 +50,11 @@ Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel
 
 from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
 from libc.stdint cimport int64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
+
+from pyqd.hot.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
+from pyqd.hot.slottable cimport give_slots, holder_of, prepare_slots, set_holder, take_slots
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -132,12 +138,8 @@ cdef extern from *:
 cdef enum:
     PAGE_BYTES = 4096
     SLOT_BYTES = 64 << 10
-    # A larger file is mapped outside the arena.
-    ORDER_MAX = 17
-    TABLE_SLOTS = 16384
-    TABLE_COUNT = 4096
     KEPT_MAX = 256
-    # Extents that are unmapped at once when the kernel refuses a mapping.
+    # Extents that are unmapped at once when the kernel refuses a mapping, or at most by one call during a start.
     EVICTED_AT_ONCE = 64
     GUARDED_AT_ONCE = 16
     # One instruction may need two extents, in each of some threads: these are never guarded.
@@ -146,28 +148,19 @@ cdef enum:
     # Lost pages at a time; a process that meets more ends.
     LOST_MAX = 65536
 
-cdef uint64_t TABLE_BYTES = <uint64_t> TABLE_SLOTS * SLOT_BYTES
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
-
-# Free ranges of 2**order slots, as their first slots.
-cdef struct FreeRanges:
-    uint64_t* slots
-    uint64_t count
-    uint64_t capacity
 
 cdef int lock_word = 0
 cdef bint tried = False
 cdef char* arena = NULL
-cdef uint64_t arena_slots = 0
-cdef uint64_t used_slots = 0             # given out so far, from the first on
-cdef Extent*** tables = NULL             # by slot // TABLE_SLOTS, then by slot % TABLE_SLOTS
-cdef FreeRanges[ORDER_MAX + 1] free_ranges
+cdef SlotTable slot_table                # of extents
 cdef ExtentList present
 cdef ExtentList guarded
 cdef uint64_t extents = 0
 cdef uint64_t mapped = 0
 cdef uint64_t pinned = 0                 # of the mapped ones
 cdef uint64_t budget = 16384
+cdef bint is_loading = False
 cdef uint64_t remapped = 0               # extents mapped again since the start
 cdef uint64_t guard_counter = 0
 cdef uint64_t synced_guard = 0           # extents guarded up to there hold nothing that is not on stable storage
@@ -185,7 +178,7 @@ cdef int64_t refused_left = 0
 cdef const char** lost = NULL            # addresses of the lost pages
 cdef uint64_t lost_count = 0
 
-memset(free_ranges, 0, sizeof(free_ranges))
+memset(&slot_table, 0, sizeof(slot_table))
 memset(&present, 0, sizeof(present))
 memset(&guarded, 0, sizeof(guarded))
 
@@ -201,16 +194,10 @@ cdef void unlock() noexcept nogil:
 
 cdef Extent* extent_at(const char* address) noexcept nogil:
     """Return the extent that an address lies in; NULL for none."""
-    cdef uint64_t slot
-    cdef Extent** table
     cdef Extent* extent
     if arena == NULL or address < arena:
         return NULL
-    slot = <uint64_t> (address - arena) // SLOT_BYTES
-    if slot >= arena_slots or tables[slot // TABLE_SLOTS] == NULL:
-        return NULL
-    table = tables[slot // TABLE_SLOTS]
-    extent = table[slot % TABLE_SLOTS]
+    extent = <Extent*> holder_of(&slot_table, <uint64_t> (address - arena) // SLOT_BYTES)
     if extent == NULL or <uint64_t> (address - extent.base) >= whole_pages(extent.size_bytes):
         return NULL
     return extent
@@ -222,20 +209,19 @@ cdef uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
 
 cdef bint reserve_arena() noexcept nogil:
     """Reserve the arena, once. Returns: whether there is one; not under a limit of the address space (RLIMIT_AS)."""
-    global tried, arena, arena_slots, tables, lost, spare_fd
-    cdef uint64_t size_bytes = TABLE_COUNT * TABLE_BYTES
+    global tried, arena, lost, spare_fd
+    cdef uint64_t size_bytes = <uint64_t> SLOTS_MAX * SLOT_BYTES
     cdef void* at
     if tried:
         return arena != NULL
     tried = True
-    tables = <Extent***> calloc(TABLE_COUNT, sizeof(Extent**))
     lost = <const char**> calloc(LOST_MAX, sizeof(char*))
-    if tables == NULL or lost == NULL:
+    if lost == NULL or not prepare_slots(&slot_table):
         return False
     while size_bytes >= ARENA_BYTES_MIN:
         at = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if <uintptr_t> at != ~<uintptr_t> 0:
-            arena_slots = size_bytes // SLOT_BYTES
+            slot_table.slots = size_bytes // SLOT_BYTES
             arena = <char*> at
             spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
             return True
@@ -455,6 +441,8 @@ cdef void open_spare() noexcept nogil:
 cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept nogil:
     """Map an absent extent within the budget. Returns: False with errno set if the kernel refuses."""
     cdef int failed
+    while is_loading and mapped >= budget // 2 and evict_loaded():
+        pass
     while mapped >= budget and evict_oldest():
         pass
     for _ in range(2):
@@ -488,14 +476,17 @@ cdef bint is_refused() noexcept nogil:
 
 cdef bint unmap(Extent* extent) noexcept nogil:
     """Give an extent's range back to the arena; what was mapped there is not any more. Returns: whether it could be."""
-    return <uintptr_t> mmap(
-        extent.base, whole_pages(extent.size_bytes), PROT_NONE,
-        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == <uintptr_t> extent.base
+    return unmap_range(extent.base, whole_pages(extent.size_bytes))
+
+
+cdef bint unmap_range(char* start, uint64_t length_bytes) noexcept nogil:
+    cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+    return <uintptr_t> mmap(start, length_bytes, PROT_NONE, flags, -1, 0) == <uintptr_t> start
 
 
 cdef void guard_oldest() noexcept nogil:
     """Guard the oldest extents while more than half of the budget can be accessed; a few at a time."""
-    if present.count - pinned > budget // 2:
+    if present.count - pinned > budget // 2 and not is_loading:
         guard(min(present.count - pinned - budget // 2, <uint64_t> GUARDED_AT_ONCE))
 
 
@@ -534,6 +525,41 @@ cdef bint evict_oldest() noexcept nogil:
     return True
 
 
+cdef bint evict_loaded() noexcept nogil:
+    """Unmap the oldest extents that can be accessed, as many as lie side by side. Returns: False if there are none."""
+    global mapped, guard_counter
+    cdef uint64_t left = min(max(budget // EVICTED_AT_ONCE, <uint64_t> 1), <uint64_t> EVICTED_AT_ONCE)
+    cdef Extent* first = present.first
+    cdef Extent* last = first
+    cdef Extent* following
+    if present.count <= pinned + recent_min:
+        return False
+    if first.pin_count > 0:
+        remove(&present, first)
+        append(&present, first)
+        return True
+    left = min(left, present.count - pinned - recent_min)
+    while True:
+        # As if it were guarded now: a sync that began before may have missed what it holds.
+        guard_counter += 1
+        last.guarded_at = guard_counter
+        keep_known(last)
+        left -= 1
+        following = last.following
+        if left == 0 or following == NULL or following.pin_count > 0 or (
+                following.base != last.base + (<uint64_t> SLOT_BYTES << last.order)):
+            break
+        last = following
+    if not unmap_range(first.base, <uint64_t> (last.base - first.base) + whole_pages(last.size_bytes)):
+        return False
+    while last.state == EXTENT_PRESENT:
+        first = present.first
+        remove(&present, first)
+        first.state = EXTENT_ABSENT
+        mapped -= 1
+    return True
+
+
 cdef void keep_known(Extent* extent) noexcept nogil:
     """Keep the kernel from forgetting a file that may have failed to be written back, until the next complete sync."""
     global kept_count
@@ -552,86 +578,45 @@ cdef uint8_t order_for(uint64_t size_bytes) noexcept nogil:
     return order
 
 
-cdef int64_t take_slots(uint8_t order) noexcept nogil:
-    """Take 2**order slots, under the lock. Returns: the first one; -1 when the arena is full."""
-    global used_slots
-    cdef FreeRanges* ranges = &free_ranges[order]
-    cdef uint64_t slot, at
-    cdef uint64_t count = <uint64_t> 1 << order
-    if ranges.count > 0:
-        ranges.count -= 1
-        return <int64_t> ranges.slots[ranges.count]
-    if arena_slots - used_slots < count:
-        return -1
-    slot = used_slots
-    at = slot
-    while at < slot + count:
-        if tables[at // TABLE_SLOTS] == NULL:
-            tables[at // TABLE_SLOTS] = <Extent**> calloc(TABLE_SLOTS, sizeof(Extent*))
-            if tables[at // TABLE_SLOTS] == NULL:
-                return -1
-        at += TABLE_SLOTS
-    at = slot + count - 1
-    if tables[at // TABLE_SLOTS] == NULL:
-        tables[at // TABLE_SLOTS] = <Extent**> calloc(TABLE_SLOTS, sizeof(Extent*))
-        if tables[at // TABLE_SLOTS] == NULL:
-            return -1
-    used_slots += count
-    return <int64_t> slot
-
-
-cdef void give_slots(uint64_t slot, uint8_t order) noexcept nogil:
-    """Make slots free again, under the lock; without memory for the note they stay unused."""
-    cdef FreeRanges* ranges = &free_ranges[order]
-    cdef uint64_t capacity
-    cdef void* grown
-    if ranges.count == ranges.capacity:
-        capacity = max(<uint64_t> 64, 2 * ranges.capacity)
-        grown = realloc(ranges.slots, capacity * sizeof(uint64_t))
-        if grown == NULL:
-            return
-        ranges.slots = <uint64_t*> grown
-        ranges.capacity = capacity
-    ranges.slots[ranges.count] = slot
-    ranges.count += 1
-
-
-cdef void set_table(uint64_t slot, uint8_t order, Extent* extent) noexcept nogil:
-    cdef uint64_t at
-    for at in range(slot, slot + (<uint64_t> 1 << order)):
-        tables[at // TABLE_SLOTS][at % TABLE_SLOTS] = extent
-
-
 cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil:
     """Map a file, shared, whole, to be read and written. path: by which it is mapped again.
 
     Returns: its extent; NULL with errno EEXIST where it has to be mapped outside the arena, or another error.
     """
+    cdef stat_of found
+    if fstat(fd, &found) != 0:
+        return NULL
+    return extent_of(fd, size_bytes, path, found.st_dev, found.st_ino)
+
+
+cdef Extent* extent_of(
+    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode,
+) noexcept nogil:
+    """Do as `extent_new` for a file of which the caller knows device and inode."""
     global extents, mapped
     cdef Extent* extent
-    cdef stat_of found
     cdef int64_t slot
     cdef int failed = EEXIST
+    # A larger file is mapped outside the arena.
     if size_bytes > <uint64_t> SLOT_BYTES << ORDER_MAX or not reserve_arena():
         (&errno)[0] = EEXIST
         return NULL
-    install_handler()
-    if fstat(fd, &found) != 0:
-        return NULL
+    if not is_loading:
+        install_handler()
     extent = <Extent*> calloc(1, sizeof(Extent))
     if extent == NULL:
         (&errno)[0] = ENOMEM
         return NULL
     extent.path = strdup(path)
     extent.size_bytes = size_bytes
-    extent.device, extent.inode = found.st_dev, found.st_ino
+    extent.device, extent.inode = device, inode
     extent.order = order_for(size_bytes)
     lock()
-    slot = take_slots(extent.order) if extent.path != NULL else -1
+    slot = take_slots(&slot_table, extent.order) if extent.path != NULL else -1
     if slot >= 0:
         extent.base = arena + <uint64_t> slot * SLOT_BYTES
         if map_at(extent.base, size_bytes, MAP_SHARED, fd):
-            set_table(<uint64_t> slot, extent.order, extent)
+            set_holder(&slot_table, <uint64_t> slot, extent.order, extent)
             extent.state = EXTENT_PRESENT
             append(&present, extent)
             mapped += 1
@@ -640,7 +625,7 @@ cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept 
             failed = 0
         else:
             failed = errno
-            give_slots(<uint64_t> slot, extent.order)
+            give_slots(&slot_table, <uint64_t> slot, extent.order)
     unlock()
     if failed != 0:
         free(extent.path)
@@ -664,9 +649,9 @@ cdef void extent_free(Extent* extent) noexcept nogil:
     extents -= 1
     if extent.lost_pages != 0:
         forget_lost(extent)
-    set_table(slot, extent.order, NULL)
+    set_holder(&slot_table, slot, extent.order, NULL)
     if unmapped:
-        give_slots(slot, extent.order)
+        give_slots(&slot_table, slot, extent.order)
     unlock()
     free(extent.path)
     free(extent)
@@ -726,6 +711,20 @@ def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
     while mapped > budget and evict_oldest():
         pass
     unlock()
+
+
+def begin_load():
+    """Expect many files to be opened of which most stay idle, until `end_load`."""
+    global is_loading
+    if reserve_arena():
+        install_handler()
+        is_loading = True
+
+
+def end_load():
+    """Undo `begin_load`: from here on files are opened as they are used."""
+    global is_loading
+    is_loading = False
 
 
 cdef int state_at(const char* address) noexcept nogil:

@@ -75,17 +75,17 @@ cdef class Ledger:
     files: the operating system. path: the file, made if missing; None for anonymous memory. stand_ins: given by a
     start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
     A damaged file is set aside and a fresh one made: `rebuilt`.
-    expected: a missing file was lost, and the fresh one is `rebuilt` too.
+    expected: a missing file was lost, and the fresh one is `rebuilt` too. exists: the file is there; None: look.
     outran: it spoke of records behind the log's end, which the log has lost.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
-    def __init__(self, files, path=None, stand_ins=None, bint expected=False):
+    def __init__(self, files, path=None, stand_ins=None, bint expected=False, exists=None):
         cdef Mapping mapping
         aside = None
         self.files = files
         self.path = path
-        if path is not None and files.exists(path):
+        if path is not None and (files.exists(path) if exists is None else exists):
             try:
                 mapping = files.open_mapped(path)
                 mapping.require_readable()
@@ -194,20 +194,29 @@ cdef class Ledger:
             header.floor = min(header.floor, end)
             store_barrier()
             header.cursor = end
-        header.start = min(header.start, end)
+        # A store dirties the page even if it changes nothing: 15 us of a start with many idle channels.
+        if header.start > end:
+            header.start = end
         # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
-        header.parked_below = min(header.parked_below, end)
+        if header.parked_below > end:
+            header.parked_below = end
         if header.floor < oldest:
-            ring_clear_range(
-                self.words, self.capacity_bits, header.floor, min(oldest, header.floor + self.capacity_bits))
+            self.clear_bits(header.floor, min(oldest, header.floor + self.capacity_bits))
             header.cursor = max(header.cursor, oldest)
             store_barrier()
             header.floor = oldest
         if end - header.floor < self.capacity_bits:
-            ring_clear_range(self.words, self.capacity_bits, end, header.floor + self.capacity_bits)
-        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+            self.clear_bits(end, header.floor + self.capacity_bits)
+        if self.ones != 0:
+            self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
         self.absorb()
+        return 0
+
+    cdef int clear_bits(self, uint64_t start, uint64_t end) except -1:
+        """Clear the bits of `[start, end)`, in a ring that has some; `ones` is the caller's to count again."""
+        if self.ones != 0:
+            ring_clear_range(self.words, self.capacity_bits, start, end)
         return 0
 
     def distrust(self):
@@ -240,7 +249,7 @@ cdef class Ledger:
     cdef int count_ahead(self) except -1:
         cdef uint64_t limit = self.header.floor + self.capacity_bits
         self.ahead = 0
-        if self.header.cursor < limit:
+        if self.ones != 0 and self.header.cursor < limit:
             self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
         return 0
 

@@ -101,10 +101,10 @@ cdef class Log:
     directory: holds the segments, made if missing. segment_bytes_max: size at which segments stop doubling; one record
     or batch that is larger gets a segment of its own size. power_failed: segments are not believed beyond what they say
     was synced, but read. found: the log was there before, so it opens on a full disk too; by default, if its directory
-    is there. Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
+    is there. exists: whether it is, if known. Raises: CorruptionError, StorageError. Source: docs/storage.md, "Log".
     """
 
-    def __init__(self, files, directory, uint64_t segment_bytes_max, epoch=0, bint power_failed=False, found=None):
+    def __init__(self, files, directory, segment_bytes_max, epoch=0, bint power_failed=False, found=None, exists=None):
         self.files = files
         self.damage = DamageReport(files, directory)
         self.power_failed = power_failed
@@ -118,7 +118,7 @@ cdef class Log:
         self.epoch = epoch
         # File names are not given twice: a job of a removed log must not hit a file of this one.
         self.file_counter = <uint64_t> wall_ns()
-        exists = directory is not None and files.exists(directory)
+        exists = (directory is not None and files.exists(directory)) if exists is None else exists
         found = exists if found is None else found
         if exists:
             self.take_up(FoundSegments(files, directory, self.damage, power_failed))

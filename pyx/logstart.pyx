@@ -142,7 +142,8 @@ cdef class FoundSegments:
                 previous.set_checked((previous.tail + RECORD_ALIGN_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
             else:
                 previous.leave()
-            previous.header().sealed_bytes = 0
+            if previous.header().sealed_bytes != 0:
+                previous.header().sealed_bytes = 0
             # All records of it have been read just now.
             previous.mapping.stop_read_ahead()
             previous.unverified = False

@@ -22,6 +22,7 @@ from pyqd.hot.arena cimport (
     extent_free,
     extent_move,
     extent_new,
+    extent_of,
     extent_pin,
     extent_remove,
     extent_unpin,
@@ -47,6 +48,23 @@ cdef extern from "<stdlib.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_of "stat":
+        uint64_t st_dev
+        uint64_t st_ino
+        long st_size
+    int fstat(int fd, stat_of* found)
+
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char* path, int flags)
+    int fallocate(int fd, int mode, long offset, long length)
+    enum:
+        O_RDWR
+        O_CLOEXEC
+
+cdef extern from "Python.h":
+    bytes PyUnicode_EncodeFSDefault(str text)
 
 cdef extern from *:
     """
@@ -75,16 +93,11 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
     """Map an open file, shared, whole, to be read and written. Returns: the Mapping. Raises: StorageError."""
     global unmanaged
     cdef Mapping mapping
-    cdef bytes encoded = os.fsencode(path)
+    cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
     cdef Extent* extent = extent_new(fd, size_bytes, encoded)
     cdef void* at
     if extent != NULL:
-        mapping = Mapping.__new__(Mapping)
-        mapping.extent = extent
-        mapping.base = extent.base
-        mapping.size_bytes = size_bytes
-        mapping.path = path
-        return mapping
+        return over_extent(extent, path)
     if errno == EEXIST:
         at = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
         if <uintptr_t> at != ~<uintptr_t> 0:
@@ -94,6 +107,35 @@ def map_file(int fd, uint64_t size_bytes, str path not None):
             return mapping
     failed = errno
     raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+
+
+cdef Mapping over_extent(Extent* extent, str path):
+    cdef Mapping mapping = Mapping.__new__(Mapping)
+    mapping.extent = extent
+    mapping.base = extent.base
+    mapping.size_bytes = extent.size_bytes
+    mapping.path = path
+    return mapping
+
+
+def map_existing(str path not None):
+    """Open and map a file that an earlier run left, with all its blocks reserved.
+
+    A start opens files by the ten thousand, and Python code around each system call takes as long as the call itself.
+    Returns: the Mapping; None if any call fails, so that the caller does the same step by step and finds the reason.
+    """
+    cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
+    cdef const char* name = encoded
+    cdef Extent* extent = NULL
+    cdef stat_of found
+    cdef int fd
+    with nogil:
+        fd = open(name, O_RDWR | O_CLOEXEC)
+        if fd >= 0:
+            if fstat(fd, &found) == 0 and found.st_size > 0 and fallocate(fd, 0, 0, found.st_size) == 0:
+                extent = extent_of(fd, <uint64_t> found.st_size, name, found.st_dev, found.st_ino)
+            close(fd)
+    return None if extent == NULL else over_extent(extent, path)
 
 
 def heap_page():

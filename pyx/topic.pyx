@@ -93,7 +93,10 @@ cdef class TopicCore(Feed):
         if power_failed:
             # The state may be older than the log.
             self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
-        self.state.held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
+        held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
+        # A store dirties the page even if it changes nothing, in each of many idle topics.
+        if self.state.held_from != held_from:
+            self.state.held_from = held_from
         for start, behind in log.holes:
             if start <= self.state.held_from < behind:
                 # Nothing is held there, and the segment before goes as soon as all that it has is finished.
@@ -346,7 +349,8 @@ cdef class TopicCore(Feed):
     cdef int show(self) except -1:
         """Let the channels read up to the log's end, and give them a turn."""
         self.end = self.log.end
-        self.state.held_from = self.end
+        if self.state.held_from != self.end:
+            self.state.held_from = self.end
         self.scheduler.request_wake(self)
         return 0
 

@@ -18,6 +18,7 @@ from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.standins import StandIns
 from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
+from pyqd.hot import arena
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
@@ -154,17 +155,27 @@ class Broker:
             self.empty_discarded()
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
-            for entry in sorted(self.files.list_directory(topics)):
-                name = topic_of_dir(entry)
-                if name is None or not self.files.is_directory(os.path.join(topics, entry)):
-                    logger.warning("skipping %s in %s: not a topic", entry, topics)
-                    continue
-                topic = Topic(self, name, os.path.join(topics, entry), found=True)
-                self.topic_of[name] = topic
-                topic.load_channels()
+            self.load_topics(topics)
             self.note_loaded()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
+
+    def load_topics(self, directory: str) -> None:
+        """Open every topic that an earlier run left. Raises: StorageError, CorruptionError."""
+        arena.begin_load()
+        try:
+            for entry in sorted(self.files.list_directory(directory)):
+                name = topic_of_dir(entry)
+                path = f"{directory}/{entry}"
+                found = None if name is None else self.files.entries_of(path)
+                if name is None or found is None:
+                    logger.warning("skipping %s in %s: not a topic", entry, directory)
+                    continue
+                topic = Topic(self, name, path, found=found)
+                self.topic_of[name] = topic
+                topic.load_channels(found)
+        finally:
+            arena.end_load()
 
     def empty_discarded(self) -> None:
         """Remove what deletions of an earlier run have left, and keep the directory: a deletion needs no space then."""
@@ -232,9 +243,20 @@ class Broker:
             self.files.write_in_place(path, content)
         self.files.sync_directory(self.root)
 
-    def new_log(self, directory: str | None, found: bool = False) -> Log:
-        """Open or make a log whose segments are prepared and removed in the background. found: it was there before."""
-        log = Log(self.files, directory, self.options.max_bytes_per_file, self.epoch, self.power_failed, found or None)
+    def new_log(self, directory: str | None, found: bool = False, exists: bool | None = None) -> Log:
+        """Open or make a log whose segments are prepared and removed in the background.
+
+        found: the log was there before. exists: its directory is there, if the caller knows.
+        """
+        log = Log(
+            self.files,
+            directory,
+            self.options.max_bytes_per_file,
+            self.epoch,
+            self.power_failed,
+            found or None,
+            exists,
+        )
         log.on_spare_wanted = self.prepare_spare
         log.on_pages_wanted = self.prepare_pages
         log.on_dropped = self.drop_segment

@@ -48,7 +48,7 @@ class Channel(LimitedChannel):
 
     Its directory holds the ledger, the parked log with a ledger of its own once something was parked, and after a clean
     stop the deliveries so far of what was unfinished. An ephemeral channel has no directory.
-    found: an earlier run left it; `load_found` is to follow.
+    found: the names of the files that an earlier run left, and `load_found` is to follow; None: the channel is new.
     Raises: StorageError, CorruptionError. Source: docs/storage.md, "Channel".
     """
 
@@ -56,17 +56,16 @@ class Channel(LimitedChannel):
     topic: "Topic"
     directory: str | None
 
-    def __init__(self, topic: "Topic", name: str, *, found: bool = False) -> None:
+    def __init__(self, topic: "Topic", name: str, *, found: set[str] | None = None) -> None:
         self.name = name
         self.topic = topic
         self.files = topic.files
         self.directory = None
         ephemeral = is_ephemeral_str(name)
         if topic.directory is not None and not ephemeral:
-            self.directory = os.path.join(topic.directory, channel_dir(name))
-        # Looked for once: a start with many idle channels is held up by each question to the file system.
-        there = set(self.files.list_directory(self.directory)) if found and self.directory is not None else set()
-        ledger = self.watch(self.open_ledger(found, there))
+            self.directory = f"{topic.directory}/{channel_dir(name)}"
+        there = set() if found is None or self.directory is None else found
+        ledger = self.watch(self.open_ledger(found))
         fresh = not ledger.started
         if fresh and ledger.knows_nothing:
             position = topic.log.locate(topic.log.first.first_ordinal)
@@ -106,7 +105,7 @@ class Channel(LimitedChannel):
             put_in_force(self, self.limits)
         # Of an earlier run's files, until they are taken up.
         self.found_files = there
-        if not found:
+        if found is None:
             if not fresh:
                 self.load()
             self.note_all_names()
@@ -147,22 +146,23 @@ class Channel(LimitedChannel):
                 # The cursor steps over a hole that it meets; what lies below keeps its segments until the next start.
                 logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing or cancelled", ledger.path)
 
-    def open_ledger(self, found: bool, there: set[str]) -> Ledger:
+    def open_ledger(self, found: set[str] | None) -> Ledger:
         """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
 
-        found: the channel was there at the start, with the files whose names are `there`. Without its ledger all that
+        found: the names of the files that the start has found; None: the channel is new. Without its ledger all that
         the log keeps is unfinished.
         """
         if self.directory is None:
             return Ledger(self.files, None)
         path = self.path_of(LEDGER_FILE)
-        if not found:
+        if found is None:
             self.make_directory(self.directory)
-        missing = found and LEDGER_FILE not in there
+        missing = found is not None and LEDGER_FILE not in found
+        stand_ins = None if found is None else self.topic.broker.stand_ins
         try:
-            ledger = Ledger(self.files, path, self.topic.broker.stand_ins if found else None, missing)
+            ledger = Ledger(self.files, path, stand_ins, missing, not missing)
         except StorageError:
-            if not found:
+            if found is None:
                 self.topic.broker.remove_half_made(self.directory)
             raise
         if missing:
@@ -212,7 +212,7 @@ class Channel(LimitedChannel):
     def path_of(self, file: str) -> str:
         """Return the path of one of the channel's files."""
         assert self.directory is not None, "an ephemeral channel has no files"
-        return os.path.join(self.directory, file)
+        return f"{self.directory}/{file}"
 
     def load(self) -> None:
         """Take up where an earlier run left off."""

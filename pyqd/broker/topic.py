@@ -5,7 +5,7 @@ Its traffic is the compiled half's.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ class Topic(TopicCore):
 
     Its directory holds its state, its log, and a directory for each channel. What is there is what exists: there is no
     list of topics and channels beside it that could say otherwise. An ephemeral topic has no directory.
+    found: the names in the directory that an earlier run left; None: the topic is new.
     Raises: StorageError, CorruptionError. Source: docs/storage.md, "Topic".
     """
 
@@ -51,13 +52,15 @@ class Topic(TopicCore):
     broker: "Broker"
     directory: str | None
 
-    def __init__(self, broker: "Broker", name: str, directory: str | None, *, found: bool = False) -> None:
+    def __init__(
+        self, broker: "Broker", name: str, directory: str | None, *, found: Sequence[str] | None = None
+    ) -> None:
         self.broker = broker
         self.name = name
         self.files = broker.files
         self.directory = directory
         self.names = Names()
-        if directory is not None and not (found and broker.names_durable):
+        if directory is not None and (found is None or not broker.names_durable):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
         # Channels and changes of names when all of their files were held.
@@ -66,8 +69,8 @@ class Topic(TopicCore):
         self.durable_mark: Mark | None = None
         self.channel_of: dict[str, Channel] = {}
         self.buriers: set[Channel] = set()
-        mapping = self.open_state(None if directory is None else os.path.join(directory, STATE_FILE), found)
-        log = self.open_log(None if directory is None else os.path.join(directory, LOG_DIRECTORY), found)
+        mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
+        log = self.open_log(None if directory is None else f"{directory}/{LOG_DIRECTORY}", found)
         super().__init__(
             log,
             broker.scheduler,
@@ -81,19 +84,21 @@ class Topic(TopicCore):
         self.space = Space(self)
         self.space.watch(log)
 
-    def open_log(self, directory: str | None, found: bool) -> Log:
-        """Open the topic's log, or make it. found: the topic was there at the start."""
-        if directory is not None and found and not self.files.exists(directory):
+    def open_log(self, directory: str | None, found: Sequence[str] | None) -> Log:
+        """Open the topic's log, or make it. found: the names that the start has found; None: the topic is new."""
+        if directory is not None and found is not None:
+            if LOG_DIRECTORY in found:
+                return self.broker.new_log(directory, True, True)
             self.broker.stand_ins.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
-        return self.broker.new_log(directory, found)
+        return self.broker.new_log(directory, found is not None)
 
-    def open_state(self, path: str | None, found: bool) -> Mapping:
+    def open_state(self, path: str | None, found: Sequence[str] | None) -> Mapping:
         """Map the topic's state, a fresh one where there is none that can be used.
 
-        found: the topic was there at the start, which a full disk must not end.
+        found: the names that the start has found, which a full disk must not end; None: the topic is new.
         """
         aside = None
-        if path is not None and self.files.exists(path):
+        if path is not None and (self.files.exists(path) if found is None else STATE_FILE in found):
             try:
                 mapping = self.files.open_mapped(path)
                 mapping.require_readable()
@@ -111,24 +116,26 @@ class Topic(TopicCore):
             made = None if path is None or aside is None else reused(self.files, aside, path, TOPIC_STATE_SIZE)
             if made is not None:
                 return made
-            if path is None or not found:
+            if path is None or found is None:
                 raise
             return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))
 
-    def load_channels(self) -> None:
-        """Open the channels that an earlier run left."""
+    def load_channels(self, entries: Sequence[str]) -> None:
+        """Open the channels that an earlier run left. entries: the names in the topic's directory."""
         assert self.directory is not None, "an ephemeral topic leaves nothing"
-        for entry in sorted(self.files.list_directory(self.directory)):
+        for entry in sorted(entries):
+            if entry in KNOWN_ENTRIES:
+                continue
             name = channel_of_dir(entry)
-            if name is None and channel_of_dir(entry.removesuffix(MAKING)) is not None:
-                self.files.remove_tree(os.path.join(self.directory, entry))
-            elif name is None:
-                if entry not in KNOWN_ENTRIES and not entry.startswith(STATE_FILE + BAD):
-                    logger.warning("skipping %s in %s: not a channel", entry, self.directory)
-            elif not self.files.is_directory(os.path.join(self.directory, entry)):
+            if name is None:
+                self.pass_over(entry)
+                continue
+            # A start with many idle channels is held up by each question to the file system: no other is asked.
+            found = self.files.entries_of(f"{self.directory}/{entry}")
+            if found is None:
                 logger.warning("skipping %s in %s: not a directory", entry, self.directory)
             else:
-                self.channel_of[name] = Channel(self, name, found=True)
+                self.channel_of[name] = Channel(self, name, found=set(found))
         if self.broker.power_failed:
             self.hand_over_held()
         for channel in self.channel_of.values():
@@ -139,6 +146,14 @@ class Topic(TopicCore):
                 self.resume_ids_after(channel.parked.highest_guid)
         self.recover()
         self.note_found_durable()
+
+    def pass_over(self, entry: str) -> None:
+        """Remove what a kill left of a channel that was being made, and warn of any other entry that is unknown."""
+        assert self.directory is not None
+        if channel_of_dir(entry.removesuffix(MAKING)) is not None:
+            self.files.remove_tree(os.path.join(self.directory, entry))
+        elif not entry.startswith(STATE_FILE + BAD):
+            logger.warning("skipping %s in %s: not a channel", entry, self.directory)
 
     def note_found_durable(self) -> None:
         """Note if all that the start has found is on stable storage. Here, while its files are mapped."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from cffi import FFI
 
-from pyqd.hot.mapping import Mapping, map_file
+from pyqd.hot.mapping import Mapping, map_existing, map_file
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096
@@ -97,6 +97,18 @@ def _reserve_missing(fd: int, path: str) -> int:
         if found.st_blocks * STAT_BLOCK_BYTES < found.st_size:
             raise
     return found.st_size
+
+
+def _map_step_by_step(path: str) -> Mapping:
+    """Map an existing file by calls of which each says why it fails. Raises: as `Files.open_mapped`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise storage_error("open", path, error) from error
+    try:
+        return map_file(fd, _reserve_missing(fd, path), path)
+    finally:
+        os.close(fd)
 
 
 def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
@@ -229,17 +241,9 @@ class Files:
 
         Raises: CorruptionError for an empty one, DiskFull where it has holes and there is no room for them.
         """
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise storage_error("open", path, error) from error
-        try:
-            size_bytes = _reserve_missing(fd, path)
-            mapping = map_file(fd, size_bytes, path)
-            mapping.failed_syncs = int(self.distrusted)
-            return mapping
-        finally:
-            os.close(fd)
+        mapping = map_existing(path) or _map_step_by_step(path)
+        mapping.failed_syncs = int(self.distrusted)
+        return mapping
 
     def open_for_writing(self, path: str) -> int:
         """Return a descriptor of an existing file, for writing to it; the caller's to close."""
@@ -324,6 +328,15 @@ class Files:
             return os.listdir(path)
         except OSError as error:
             raise storage_error("list", path, error) from error
+
+    def entries_of(self, path: str) -> list[str] | None:
+        """Return the names in a directory; None if the path names none."""
+        try:
+            return self.list_directory(path)
+        except StorageError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise
 
     def free_bytes(self, path: str) -> int:
         """Return what is free, for this user, of the file system that a path lies in. Source: statvfs(3)."""

@@ -81,5 +81,6 @@ cdef class Ledger:
     cdef Mapping new_file(self, uint64_t capacity_bits)
     cdef int replace_file(self, Mapping mapping) except -1
     cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
+    cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
     cdef int grow(self, uint64_t ordinal) except -1
     cdef int adopt(self, Mapping mapping) except -1

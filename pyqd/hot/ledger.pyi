@@ -11,7 +11,12 @@ def begin_small(capacity_bits: int) -> int: ...
 @final
 class Ledger:
     def __init__(
-        self, files: Any, path: str | None = None, stand_ins: StandIns | None = None, expected: bool = False
+        self,
+        files: Any,
+        path: str | None = None,
+        stand_ins: StandIns | None = None,
+        expected: bool = False,
+        exists: bool | None = None,
     ) -> None: ...
     @property
     def files(self) -> Any: ...

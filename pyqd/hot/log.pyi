@@ -32,6 +32,7 @@ class Log:
         epoch: int = 0,
         power_failed: bool = False,
         found: bool | None = None,
+        exists: bool | None = None,
     ) -> None: ...
     @property
     def files(self) -> Any: ...

@@ -6,9 +6,12 @@ the bytes forms in type alone. On disk every topic and channel directory carries
 name.
 """
 
+import functools
 import re
 
 NAME_SIZE_MAX = 64
+# Most topics have channels of the same few names, and a start asks for each.
+NAMES_KNOWN_MAX = 256
 EPHEMERAL_SUFFIX = "#ephemeral"
 
 _NAME = re.compile(rb"[.a-zA-Z0-9_-]+(#ephemeral)?")
@@ -39,6 +42,7 @@ def topic_dir(name: str) -> str:
     return _dir_of(name, _TOPIC_DIR_SUFFIX)
 
 
+@functools.lru_cache(NAMES_KNOWN_MAX)
 def channel_dir(name: str) -> str:
     """Return the directory name of a channel. Raises: ValueError if the name is not valid."""
     return _dir_of(name, _CHANNEL_DIR_SUFFIX)
@@ -49,6 +53,7 @@ def topic_of_dir(entry: str) -> str | None:
     return _name_of(entry, _TOPIC_DIR_SUFFIX)
 
 
+@functools.lru_cache(NAMES_KNOWN_MAX)
 def channel_of_dir(entry: str) -> str | None:
     """Return the channel a directory entry stands for, None if it is not a channel's."""
     return _name_of(entry, _CHANNEL_DIR_SUFFIX)

@@ -16,7 +16,18 @@ LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "
 HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
     "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
-    "diskqueue": ("arena", "draft", "ledger", "log", "logreader", "logstart", "mapping", "segment", "staging"),
+    "diskqueue": (
+        "arena",
+        "draft",
+        "ledger",
+        "log",
+        "logreader",
+        "logstart",
+        "mapping",
+        "segment",
+        "slottable",
+        "staging",
+    ),
     "broker": (
         "amend",
         "channel",

@@ -80,6 +80,33 @@ def test_a_process_has_no_more_mappings_for_more_idle_files(tmp_path: Path) -> N
     assert len(Path("/proc/self/maps").read_text().splitlines()) <= before + 2 * MAPPED_MAX
 
 
+def test_a_load_leaves_half_of_the_budget_mapped_and_every_file_as_it_was(tmp_path: Path) -> None:
+    before = arena.mapped_count()
+    mappings = made(tmp_path)
+    files = Files()
+    contents = [bytes(mapping.view()) for mapping in mappings]
+    mappings.clear()
+    gc.collect()
+    arena.begin_load()
+    try:
+        mappings = [files.open_mapped(str(tmp_path / str(number))) for number in range(FILE_COUNT)]
+        assert before < arena.mapped_count() <= MAPPED_MAX // 2 + 1
+        assert [bytes(mapping.view()) for mapping in mappings] == contents
+        mappings[7].view()[1] = 77
+        pinned = mappings[8]
+        assert pinned.pin()
+        mappings += [files.open_mapped(str(tmp_path / str(number))) for number in range(FILE_COUNT)]
+        assert is_mapped(pinned)
+        assert not is_mapped(mappings[7])
+        pinned.unpin()
+    finally:
+        arena.end_load()
+    assert mappings[7].view()[1] == (tmp_path / "7").read_bytes()[1] == 77
+    for _ in range(2):
+        assert [mapping.view()[FILE_BYTES - 1] for mapping in mappings[:FILE_COUNT]] == list(range(FILE_COUNT))
+    assert arena.mapped_count() <= MAPPED_MAX
+
+
 def test_threads_may_use_files_that_others_have_unmapped(tmp_path: Path) -> None:
     mappings = made(tmp_path)
     files = Files()
