@@ -118,9 +118,30 @@ cdef class IoLoop(Publisher):
                 self.receive_and_run()
                 if self.is_at_rest():
                     return
+                if self.unsynced and not (self.gone or self.eof or self.refused or self.slow_call is not None):
+                    return self.wait_at_rest()
                 self.is_served = True
             except BaseException as error:
                 self.pass_error = error
+        self.io_greenlet.switch()
+
+    cdef object wait_at_rest(self):
+        """Have `on_durable` called when what was published is on stable storage, and read nothing until then."""
+        topics, self.unsynced = self.unsynced, []
+        self.read_watcher.stop()
+        self.tell_durable(topics, self.on_durable)
+
+    def on_durable(self, error):
+        """Let the answers leave, or refuse the publishes, and go on; on the loop itself where that is all."""
+        try:
+            self.end_withholding(error)
+            if self.is_at_rest():
+                self.read_watcher.start(self.on_readable)
+                self.held_since_ns = mono_ns()
+                return
+            self.is_served = True
+        except BaseException as failed:
+            self.pass_error = failed
         self.io_greenlet.switch()
 
     cdef bint is_at_rest(self) noexcept:
@@ -198,10 +219,20 @@ cdef class IoLoop(Publisher):
         if not self.unsynced:
             return 0
         topics, self.unsynced = self.unsynced, []
+        failed = None
         self.read_watcher.stop()
         try:
             self.wait_durable(topics)
         except StorageError as error:
+            failed = error
+        return self.end_withholding(failed)
+
+    cdef int end_withholding(self, error) except -1:
+        """Send what was held back; if there is an error, drop it and tell the client. Raises: what is no StorageError.
+        """
+        if error is not None:
+            if not isinstance(error, StorageError):
+                raise error
             self.drop_withheld()
             self.refuse(ClientError("E_PUB_FAILED", f"PUB failed {error}"))
         self.withholding = False
@@ -618,6 +649,10 @@ cdef class IoLoop(Publisher):
 
     def command(self, name, params, body):
         raise NotImplementedError("the connection executes what is not hot")
+
+    def tell_durable(self, list topics, told):
+        """Have told(error) called when the topics are on stable storage, or cannot be. Switches: no."""
+        raise NotImplementedError("the connection knows who syncs")
 
     def wait_durable(self, topics):
         raise NotImplementedError("the connection knows who syncs")

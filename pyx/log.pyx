@@ -131,7 +131,7 @@ cdef class Log:
             self.begin_first(found, exists)
         elif self.epoch > self.active.header().first_seq >> ORDINAL_BITS:
             self.begin_epoch()
-        self.synced_end = self.first.first_ordinal
+        self.synced_end = self.flushed_end = self.first.first_ordinal
         self.mark = 0  # the first append looks, when whoever made the log has said what to call
 
     cdef int take_up(self, FoundSegments found) except -1:
@@ -530,8 +530,7 @@ cdef class Log:
         self.on_spare_wanted = self.on_pages_wanted = self.on_growing = self.on_segment_wanted = None
         self.on_retired = self.on_dropped = self.directory = None
         self.closed = False
-        self.spares = []
-        self.indexes = {}
+        self.spares, self.indexes = [], {}
         first, self.first, self.active = self.first, segment, segment
         # Whoever holds one of them keeps no other in use, and freeing a long chain does not recurse.
         while first is not None:
@@ -699,7 +698,7 @@ cdef class Log:
     def dirty_ranges(self):
         """Return [(Segment, start, length)] of bytes since the last `mark_synced`, and the ordinal that covers them."""
         cdef list ranges = []
-        cdef Segment segment = self.segment_of(self.synced_end)
+        cdef Segment segment = self.segment_of(self.flushed_end)
         cdef uint64_t start
         while segment is not None:
             start = max(segment.header().synced_bytes, <uint64_t> SEGMENT_HEADER_BYTES) & ~(PAGE_BYTES - 1)
@@ -715,6 +714,7 @@ cdef class Log:
             # A segment that was recycled meanwhile begins at the end of then or later: its bytes are others now.
             if segment.number != 0 and (segment.first_ordinal < end or start + length <= SEGMENT_HEADER_BYTES):
                 segment.header().synced_bytes = max(segment.header().synced_bytes, <uint64_t> (start + length))
+        self.flushed_end = max(self.flushed_end, end)
         self.synced_end = max(self.synced_end, end)
 
     def unsynced_deferred_end(self):

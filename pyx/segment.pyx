@@ -97,6 +97,7 @@ cdef class Segment:
         self.first_ordinal = first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
         self.count = 0
         self.tail = SEGMENT_HEADER_BYTES
+        self.journaled_bytes = 0
         self.next = None
         return self.set_checked(self.checked_bytes)
 

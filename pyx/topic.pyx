@@ -27,6 +27,7 @@ from pyqd.hot.channel cimport ChannelCore
 from pyqd.hot.clock cimport wall_ns
 from pyqd.hot.guid cimport id_stepped
 from pyqd.hot.cursor cimport OPEN_WORK, PARK_WORK
+from pyqd.hot.journal cimport CommitBuffer
 from pyqd.hot.log cimport Log, Position
 from pyqd.hot.mapping cimport store_barrier
 from pyqd.hot.parked cimport Parked
@@ -42,6 +43,7 @@ cdef enum:
     DROP_WORK = 125000                   # of a turn: taking leave of some channels
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
+JOURNALED_SIZE = sizeof(JournaledState)
 
 assert sizeof(TopicState) <= TOPIC_STATE_BYTES
 
@@ -57,13 +59,20 @@ def check_state(Mapping mapping not None):
             path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
 
 
+def created_of(Mapping mapping not None):
+    """Return when the topic of a state was made, Unix ns; 0 if the state is a new one."""
+    return (<TopicState*> mapping.base).created_ns
+
+
 cdef class TopicCore(Feed):
     """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
 
     def __init__(
         self, Log log not None, Scheduler scheduler not None, Mapping mapping not None, *,
-        uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed,
+        uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed, int64_t created_ns=0,
+        bytes journaled=None,
     ):
+        """Take up a state, or begin a fresh one, made at created_ns; 0: now. journaled: what the journal kept of it."""
         Feed.__init__(self, log, scheduler)
         self.mapping = mapping
         self.state = <TopicState*> mapping.base
@@ -75,9 +84,11 @@ cdef class TopicCore(Feed):
             # Nothing, but where the file was lost: then all that is kept may be deferred.
             self.state.deferred_below = log.end
             self.state.message_count = log.end
-            self.state.created_ns = wall_ns()
+            self.state.created_ns = created_ns or wall_ns()
             store_barrier()
             self.state.magic = MAGIC
+        if journaled is not None:
+            self.restore(journaled)
         self.guids = GuidFactory(node_id)
         self.guids.resume_after(self.state.last_guid)
         self.resume_ids_after(log.highest_guid(power_failed or fresh))
@@ -105,6 +116,26 @@ cdef class TopicCore(Feed):
         self.held_known = self.end == log.end or self.state.deferred_below <= self.end
         if self.end == log.end:
             self.note_held()
+
+    cdef int restore(self, bytes journaled) except -1:
+        """Take what the journal kept where the state is older, as its page was not synced with the records."""
+        cdef const JournaledState* kept = <const JournaledState*> PyBytes_AS_STRING(journaled)
+        assert len(journaled) == sizeof(JournaledState)
+        self.state.deferred_below = max(self.state.deferred_below, kept.deferred_below)
+        self.state.last_guid = max(self.state.last_guid, kept.last_guid)
+        self.state.message_count = max(self.state.message_count, kept.message_count)
+        self.state.message_bytes = max(self.state.message_bytes, kept.message_bytes)
+        return 0
+
+    def journal_into(self, CommitBuffer commit not None, bytes name not None):
+        """Add what the log has got since the last commit. Returns: False if that is too much for the journal."""
+        cdef JournaledState kept
+        kept.created_ns = self.state.created_ns
+        kept.deferred_below = self.state.deferred_below
+        kept.last_guid = self.state.last_guid
+        kept.message_count = self.state.message_count
+        kept.message_bytes = self.state.message_bytes
+        return commit.add(self.log, name, &kept, sizeof(JournaledState))
 
     cdef uint64_t depth_here(self) noexcept:
         """Count the messages that no channel has been given."""

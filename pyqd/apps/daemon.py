@@ -29,6 +29,7 @@ from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
+from pyqd.protocol.direct import DirectWriter
 from pyqd.protocol.greenlets import end_stacks
 from pyqd.protocol.listener import Address, ListeningAddresses
 from pyqd.protocol.server import TcpServer
@@ -85,8 +86,11 @@ class Daemon:
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
-        self.commit = GroupCommit(self.broker, self.commit_background.run, self.hub.loop.run_callback)
-        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit.wait)
+        self.direct = DirectWriter(self.hub)
+        self.commit = GroupCommit(
+            self.broker, self.commit_background.run, self.hub.loop.run_callback, self.direct.write
+        )
+        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit)
         self.identity.producers = self.tcp.producers
         self.metrics = Metrics(self.broker)
         self.live = LiveOptions(self.broker)
@@ -219,6 +223,7 @@ class Daemon:
         # Before another daemon may have the directory.
         self.background.stop()
         self.commit_background.stop()
+        self.direct.stop()
         self.lock.release()
         logger.info("NSQ: bye")
 

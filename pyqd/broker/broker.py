@@ -16,9 +16,12 @@ from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
+from pyqd.diskqueue.journal import Journal
+from pyqd.diskqueue.redo import Redo
 from pyqd.diskqueue.standins import StandIns
 from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
 from pyqd.hot import arena
+from pyqd.hot.clock import wall
 from pyqd.hot.log import Log
 from pyqd.hot.schedule import Scheduler
 from pyqd.hot.segment import Segment
@@ -29,9 +32,12 @@ from pyqd.primitives.options import Options
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"
+JOURNAL_DIRECTORY = "journal"
 NODE_FILE = "node.json"
 PROBE_FILE = "probe"
 NODE_FORMAT = 1
+# While there may be a journal, whose content an earlier version would lose.
+NODE_FORMAT_WITH_JOURNAL = 2
 EPOCH_MAX = 1 << 16
 PAGES_FIRST_BYTES = 256 << 10
 PAGES_AT_ONCE_BYTES = 64 << 10
@@ -55,16 +61,22 @@ def run_now(job: Job, done: Callable[[Any, BaseException | None], None]) -> None
         done(result, None)
 
 
+def later_format(path: str, found: object) -> StartupError:
+    """Return why a data directory cannot be read."""
+    return StartupError(
+        f"{path} was written by a later pyqd - format {found}; this pyqd reads {NODE_FORMAT_WITH_JOURNAL}"
+    )
+
+
 def read_node(files: Files, path: str) -> dict[str, Any] | None:
     """Read the node file; None for a damaged one, which is set aside. Raises: StartupError for a later format."""
     try:
         node = json.loads(files.read(path))
         found = node["format"]
-        if isinstance(found, int) and found > NODE_FORMAT:
-            raise StartupError(f"{path} was written by a later pyqd - format {found}; this pyqd reads {NODE_FORMAT}")
-        if (found, type(node["epoch"]), type(node["boot"]), type(node["clean"])) == (NODE_FORMAT, int, str, bool) and (
-            0 <= node["epoch"] < EPOCH_MAX
-        ):
+        if isinstance(found, int) and found > NODE_FORMAT_WITH_JOURNAL:
+            raise later_format(path, found)
+        types = [type(node[key]) for key in ("format", "epoch", "boot", "clean")]
+        if types == [int, int, str, bool] and found > 0 and 0 <= node["epoch"] < EPOCH_MAX:
             return dict(node)
         reason = "it contradicts itself"
     except (ValueError, KeyError, TypeError) as error:
@@ -118,6 +130,8 @@ class Broker:
         self.syncs = Syncs(self.files, self.root)
         self.stand_ins = StandIns(self.files)
         self.room = Room(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
+        self.journal = Journal(self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background)
+        self.redo: Redo | None = None
         self.epoch = 0
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
         self.parks_durably = False
@@ -155,7 +169,9 @@ class Broker:
             self.empty_discarded()
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
+            self.load_journal()
             self.load_topics(topics)
+            self.redo = None
             self.note_loaded()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
@@ -184,6 +200,29 @@ class Broker:
             for entry in self.files.list_directory(discarded):
                 path = os.path.join(discarded, entry)
                 (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
+
+    def load_journal(self) -> None:
+        """Read what an earlier run has left in the journal; a clean stop has left nothing that counts."""
+        if self.names_durable:
+            self.files.remove_tree(self.journal.directory)
+            return
+        self.redo = Redo(self.files, self.journal.directory)
+        self.journal.take_up(self.redo.former, self.redo.latest_created_ns)
+
+    def put_back(self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
+        """After a power failure, put back what the journal has of a topic. Returns: of its state. Raises: StorageError.
+
+        created_ns: when the topic was made, 0 where its state is blank, or was damaged (state_lost).
+        """
+        self.journal.latest_created_ns = max(self.journal.latest_created_ns, created_ns)
+        if self.redo is None or not self.power_failed:
+            return None
+        return self.redo.apply(topic_name, log_directory, created_ns, state_lost)
+
+    def next_created_ns(self) -> int:
+        """Return the time at which a new topic is made: no two have the same one, wherever the clock goes."""
+        self.journal.latest_created_ns = max(wall(), self.journal.latest_created_ns + 1)
+        return self.journal.latest_created_ns
 
     def note_loaded(self) -> None:
         """Write down what the next start must know of this one, before anything is served. Raises: StorageError."""
@@ -229,9 +268,15 @@ class Broker:
         self.node = node
         self.write_node(boot=node["boot"] if self.power_failed else boot, clean=False)
 
+    def journals(self) -> bool:
+        """Say whether an OK waits until its message is on stable storage, as the journal makes cheap."""
+        return self.options.sync_every == 1
+
     def write_node(self, **changed: Any) -> None:
         """Write down what is known of the data directory, durably. Raises: StorageError."""
         self.node.update(changed)
+        has_journal = not self.node["clean"] and (self.journals() or self.files.exists(self.journal.directory))
+        self.node["format"] = NODE_FORMAT_WITH_JOURNAL if has_journal else NODE_FORMAT
         path = os.path.join(self.root, NODE_FILE)
         content = json.dumps(self.node).encode()
         try:
@@ -565,6 +610,7 @@ class Broker:
             # A deletion is not to be undone by a power failure: the job that makes it durable may not have run.
             self.files.sync_directory(os.path.join(self.root, TOPICS_DIRECTORY))
             self.files.remove_tree(os.path.join(self.root, SYNC_FAILED))
+            self.journal.close()
             self.write_node(clean=True)
         except StorageError as error:
             logger.error(

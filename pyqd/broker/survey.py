@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
+from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, NODE_FORMAT_WITH_JOURNAL, TOPICS_DIRECTORY, later_format
 from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
@@ -180,6 +180,6 @@ def read_node(files: Files, root: str) -> dict[str, Any]:
         found = node["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise StartupError(f"failed to read {path} - not a node file") from error
-    if found != NODE_FORMAT:
-        raise StartupError(f"{path} has format {found}; this pyqd reads {NODE_FORMAT}")
+    if found not in (NODE_FORMAT, NODE_FORMAT_WITH_JOURNAL):
+        raise later_format(path, found)
     return node

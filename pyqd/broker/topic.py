@@ -19,8 +19,8 @@ from pyqd.hot.ledger import Ledger
 from pyqd.hot.log import Log
 from pyqd.hot.logreader import LogReader
 from pyqd.hot.mapping import Mapping
-from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state
-from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached
+from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Topic(TopicCore):
         self.files = broker.files
         self.directory = directory
         self.names = Names()
+        # It was there, and is damaged.
+        self.state_lost = False
         if directory is not None and (found is None or not broker.names_durable):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
@@ -70,7 +72,11 @@ class Topic(TopicCore):
         self.channel_of: dict[str, Channel] = {}
         self.buriers: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
-        log = self.open_log(None if directory is None else f"{directory}/{LOG_DIRECTORY}", found)
+        log_directory = None if directory is None else f"{directory}/{LOG_DIRECTORY}"
+        journaled = None
+        if found is not None and log_directory is not None:
+            journaled = broker.put_back(name, log_directory, created_of(mapping), self.state_lost)
+        log = self.open_log(log_directory, found)
         super().__init__(
             log,
             broker.scheduler,
@@ -79,6 +85,8 @@ class Topic(TopicCore):
             memory_count_max=broker.options.mem_queue_size,
             ephemeral=is_ephemeral_str(name),
             power_failed=broker.power_failed,
+            created_ns=broker.next_created_ns(),
+            journaled=journaled,
         )
         self.reader = LogReader(log)
         self.space = Space(self)
@@ -106,6 +114,7 @@ class Topic(TopicCore):
             except LaterFormatError:
                 raise
             except CorruptionError as error:
+                self.state_lost = not self.is_blank(path)
                 aside = set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
                 self.names.changed(os.path.dirname(path))
             else:
@@ -119,6 +128,13 @@ class Topic(TopicCore):
             if path is None or found is None:
                 raise
             return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))
+
+    def is_blank(self, path: str) -> bool:
+        """Say whether a state was never written: the power failed before the topic was on stable storage."""
+        try:
+            return not any(self.files.read_range(path, 0, TOPIC_STATE_SIZE))
+        except StorageError:
+            return False
 
     def load_channels(self, entries: Sequence[str]) -> None:
         """Open the channels that an earlier run left. entries: the names in the topic's directory."""

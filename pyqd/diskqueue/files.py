@@ -9,6 +9,7 @@ Sources: mmap(2), madvise(2), msync(2), syncfs(2), fallocate(2).
 
 import contextlib
 import errno
+import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, stor
 PAGE_BYTES = 4096
 STAT_BLOCK_BYTES = 512
 MAKING = ".making"
+ZEROS_AT_ONCE_BYTES = 1 << 20
 RESERVING = "reserving"
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_PRIVATE = 0x02
@@ -143,6 +145,55 @@ def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         view = mapping.view()
         for offset in range(start_bytes, start_bytes + length_bytes, PAGE_BYTES):
             _ = view[offset]
+
+
+def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
+    """Write all of a file once, synced, so that no later write changes anything but content."""
+    try:
+        # Anonymous memory, as writes past the page cache want whole pages.
+        with mmap.mmap(-1, ZEROS_AT_ONCE_BYTES) as memory, memoryview(memory) as zeros:
+            for offset in range(0, size_bytes, ZEROS_AT_ONCE_BYTES):
+                with zeros[: size_bytes - offset] as part:
+                    os.pwrite(fd, part, offset)
+        os.fsync(fd)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+
+
+class JournalFile:
+    """A file of fixed size whose writes are on stable storage when they return.
+
+    fd: owned. direct: it is open with O_DIRECT.
+    """
+
+    def __init__(self, fd: int, path: str, direct: bool) -> None:
+        self._fd = fd
+        self._direct = direct
+        self.path = path
+
+    @property
+    def direct_fd(self) -> int:
+        """The file's number, for writes past the page cache; -1: it is not open for these."""
+        return self._fd if self._direct else -1
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Write whole blocks at a multiple of a block; blocks, with the interpreter's lock released.
+
+        content: begins at a multiple of a block in memory. Raises: StorageError (any part of it may be there).
+        """
+        done = 0
+        try:
+            while done < len(content):
+                # The flush with each call, and not for the file: it stands in a trace then.
+                done += os.pwritev(self._fd, [content[done:]], offset + done, os.RWF_DSYNC)
+        except OSError as error:
+            raise storage_error("write", self.path, error) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Files:
@@ -417,6 +468,44 @@ class Files:
             _write_whole(fd, memoryview(content.ljust(PAGE_BYTES)), path)
         finally:
             os.close(fd)
+
+    def new_journal_file(self, path: str, size_bytes: int) -> JournalFile:
+        """Make a file of that size, all of it written, whose writes are on stable storage when they return.
+
+        They go past the page cache where the file system can (O_DIRECT). On failure no file is left.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        direct = True
+        try:
+            try:
+                fd = os.open(path, flags | os.O_DIRECT, 0o600)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                direct = False
+                fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise storage_error("create", path, error) from error
+        try:
+            _reserve(fd, size_bytes, path)
+            _fill_with_zeros(fd, size_bytes, path)
+        except StorageError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        return JournalFile(fd, path, direct)
+
+    def overwrite(self, path: str, start_bytes: int, content: bytes) -> None:
+        """Write bytes into a file that has them; they are in the page cache then."""
+        view = memoryview(content)
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                while view:
+                    written = os.pwrite(file.fileno(), view, start_bytes)
+                    view, start_bytes = view[written:], start_bytes + written
+        except OSError as error:
+            raise storage_error("write", path, error) from error
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, replacing what had it."""

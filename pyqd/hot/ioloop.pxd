@@ -25,6 +25,8 @@ cdef class IoLoop(Publisher):
     cdef readonly uint64_t command_count
 
     cdef bint is_at_rest(self) noexcept
+    cdef object wait_at_rest(self)
+    cdef int end_withholding(self, error) except -1
     cdef int serve_once(self) except -1
     cdef int wait_readable(self) except -1
     cdef bint receive_and_run(self) except -1

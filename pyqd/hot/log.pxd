@@ -54,7 +54,8 @@ cdef class Log:
     cdef bint set_aside_staged           # it is written by way of `staging`
     cdef uint64_t staged_bytes           # of the active segment, written and not stored
     cdef readonly bint populates         # most of what is appended is stored, so pages are to be there before
-    cdef readonly uint64_t synced_end    # records below are on stable storage
+    cdef readonly uint64_t synced_end    # records below are on stable storage, here or in the journal
+    cdef readonly uint64_t flushed_end   # records below are on stable storage here
 
     cdef int reserve(self, uint64_t span_bytes) except -1
     cdef char* append(

@@ -34,6 +34,8 @@ cdef class Segment:
     cdef readonly bint unverified        # its checksums have not been looked at since it was mapped
     cdef readonly uint64_t highest_guid  # of the records that `walk` or `mend` has verified
     cdef readonly bint worn              # a page behind the tail cannot be read: no record is appended any more
+    cdef readonly uint64_t journaled_bytes  # at least so much is in the journal, or on stable storage here
+    cdef uint64_t file_number            # its file is called so; 0: not looked up yet
     cdef readonly bint cut               # records behind the tail are known to be missing
 
     cdef inline SegmentHeader* header(self) noexcept:

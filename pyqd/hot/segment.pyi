@@ -3,6 +3,7 @@ from typing import final
 from pyqd.hot.mapping import Mapping
 
 def check_less_at_once(size_bytes: int) -> int: ...
+
 @final
 class Segment:
     prepared: int
@@ -17,6 +18,8 @@ class Segment:
     def limit_bytes(self) -> int: ...
     @property
     def checked_bytes(self) -> int: ...
+    @property
+    def journaled_bytes(self) -> int: ...
     @property
     def tail(self) -> int: ...
     @property

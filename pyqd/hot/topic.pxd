@@ -25,6 +25,14 @@ cdef struct TopicState:
     int64_t created_ns                   # wall clock; 0: made before this was noted
     uint64_t given_below                 # 1 + the end of what channels with durable names were given; 0: not noted
 
+# What the journal keeps of a state beside the records of a log, so that its page need not be synced for them.
+cdef struct JournaledState:
+    int64_t created_ns                   # tells a topic from an earlier one of its name
+    uint64_t deferred_below
+    uint64_t last_guid
+    uint64_t message_count
+    uint64_t message_bytes
+
 # Messages that are accepted all together or not at all: each a big-endian int32 size and a body, checked before.
 cdef struct MessageBatch:
     const char* at                       # of the next message to add
@@ -68,6 +76,7 @@ cdef class TopicCore(Feed):
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
     cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
+    cdef int restore(self, bytes journaled) except -1
     cdef uint64_t depth_here(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1

@@ -5,13 +5,16 @@ from pyqd.hot.bodies import Frames
 from pyqd.hot.channel import ChannelCore
 from pyqd.hot.feed import Feed
 from pyqd.hot.guid import GuidFactory
+from pyqd.hot.journal import CommitBuffer
 from pyqd.hot.log import Log
 from pyqd.hot.mapping import Mapping
 from pyqd.hot.schedule import Scheduler
 
 TOPIC_STATE_SIZE: int
+JOURNALED_SIZE: int
 
 def check_state(mapping: Mapping) -> None: ...
+def created_of(mapping: Mapping) -> int: ...
 
 class TopicCore(Feed):
     exiting: bool
@@ -30,7 +33,10 @@ class TopicCore(Feed):
         memory_count_max: int,
         ephemeral: bool,
         power_failed: bool,
+        created_ns: int = 0,
+        journaled: bytes | None = None,
     ) -> None: ...
+    def journal_into(self, commit: CommitBuffer, name: bytes) -> bool: ...
     @property
     def busy(self) -> bool: ...
     @property

@@ -4,7 +4,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -32,12 +32,21 @@ _frame_head = struct.Struct(">ii")
 logger = logging.getLogger(__name__)
 
 
+class Durability(Protocol):
+    """Who knows when topics are on stable storage."""
+
+    def wait(self, topics: list[Topic]) -> None:
+        """Return when they are. Raises: StorageError. Switches: yes."""
+
+    def tell(self, topics: list[Topic], told: Callable[[BaseException | None], None]) -> None:
+        """Call told(error) when they are, or cannot be. Switches: no."""
+
+
 class TcpServer:
     """Accepts clients on the hub of the calling thread.
 
     tls: where clients that ask for TLS get it. auth: who says what clients may do. on_bug: called with an
-    AssertionError from a connection; the daemon ends then. wait_durable: waits until the topics are on stable storage;
-    called with --sync-every=1, before an OK leaves.
+    AssertionError from a connection; the daemon ends then. durability: asked with --sync-every=1, before an OK leaves.
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class TcpServer:
         tls: TlsServer,
         auth: AuthServers,
         on_bug: Callable[[BaseException], None],
-        wait_durable: Callable[[list[Topic]], None],
+        durability: Durability,
     ) -> None:
         self.broker = broker
         self.options = options
@@ -56,7 +65,7 @@ class TcpServer:
         self.tls = tls
         self.auth = auth
         self.on_bug = on_bug
-        self.wait_durable = wait_durable
+        self.durability = durability
         self.limits = Limits(
             max_msg_bytes=options.max_msg_size,
             max_body_bytes=options.max_body_size,

@@ -4,10 +4,12 @@ A publish comes, its record is in the log's mapping at once; then its connection
 round, at the end of the loop's pass, so that everyone of the same pass is in it. While a round's sync runs in a thread,
 those who come gather for the next one. So the cost is per sync and not per message, and grows with nobody's number.
 
-What a round writes: the logs of its topics, and the parked logs of their channels, which lets the messages deferred
-meanwhile be finished in the topics' logs. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
-Names that changed since a completed sync are written as well, with the ledgers that are new: a topic whose state says
-that its messages were handed out must not come back without the channels that have them.
+What a round writes: to the journal what the logs of its topics have got since the round before, all with one flush.
+
+Where the journal cannot take it, or names of a topic changed since a completed sync, the files of the topic are synced:
+its log, and the parked logs of its channels, which lets the messages deferred meanwhile be finished in the topic's log;
+the names, with the ledgers that are new, as a topic whose state says that its messages were handed out must not come
+back without the channels that have them. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
 
 Invariant: whoever waits is woken, and the next round begins, whatever goes wrong in this one.
 
@@ -15,6 +17,7 @@ Source: docs/reliability.md; the idea is as old as group commit in databases (De
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,24 +25,51 @@ from gevent.event import AsyncResult
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
+from pyqd.diskqueue.journal import Place
+from pyqd.diskqueue.syncs import Syncs
 from pyqd.primitives.errors import StorageError
 from pyqd.services.syncer import Job, no_bug_handler, not_timed
+
+Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 
 
+def in_thread_always(_place: Place, _done: Done, in_thread: Callable[[], None]) -> None:
+    """Leave each commit to a thread."""
+    in_thread()
+
+
 class Round:
-    """Those who wait for one sync."""
+    """Those who wait for one sync: greenlets for its outcome, and connections to be told on the loop."""
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
         self.outcome: AsyncResult[BaseException | None] = AsyncResult()
+        self.told: list[Callable[[BaseException | None], None]] = []
+
+
+class Work:
+    """What one round writes. place: in the journal; None: nothing goes there. job: what is synced by itself, if any."""
+
+    def __init__(self, place: Place | None, job: Job | None) -> None:
+        self.place = place
+        self.job = job
+        self.started_s = time.perf_counter()
+
+    def run(self, syncs: Syncs) -> None:
+        """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        if self.job is not None:
+            self.job.run(syncs)
+        if self.place is not None:
+            self.place.file.write(self.place.offset, self.place.content)
 
 
 class GroupCommit:
     """Makes topics durable for whoever waits, one sync at a time.
 
-    in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
+    in_background: runs (job, done), the job in a thread and done(result, error) on the loop. write: starts to write a
+    commit and calls done likewise, or has it written in a thread. soon: calls a function at
     the end of the loop's pass. on_timed: is told how many seconds each sync took. on_bug: is called with what went
     wrong where that is no StorageError.
     """
@@ -47,14 +77,16 @@ class GroupCommit:
     def __init__(
         self,
         broker: Broker,
-        in_background: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None],
+        in_background: Callable[[Callable[[], Any], Done], None],
         soon: Callable[[Callable[[], None]], object],
+        write: Callable[[Place, Done, Callable[[], None]], None] = in_thread_always,
     ) -> None:
         self._broker = broker
         self.on_timed: Callable[[float], None] = not_timed
         self.on_bug: Callable[[BaseException], None] = no_bug_handler
         self._in_background = in_background
         self._soon = soon
+        self._write = write
         self._gathering: Round | None = None
         self._running = False
         self._failure: str | None = None
@@ -64,35 +96,56 @@ class GroupCommit:
 
         Raises: StorageError; and what else ended the round, which is a bug.
         """
-        if self._gathering is None:
-            self._gathering = Round()
+        error = self._join(topics).outcome.get()
+        if error is not None:
+            raise error
+
+    def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
+        """Call told(error) when `wait` would return, or raise that error. Switches: no. told: raises nothing."""
+        self._join(topics).told.append(told)
+
+    def _join(self, topics: Iterable[Topic]) -> Round:
+        """Return the round that is gathering, with the topics in it."""
+        joined = self._gathering
+        if joined is None:
+            joined = self._gathering = Round()
             if not self._running:
                 self._running = True
                 self._soon(self._start)
-        self._gathering.topics.update(dict.fromkeys(topics))
-        error = self._gathering.outcome.get()
-        if error is not None:
-            raise error
+        for topic in topics:
+            joined.topics[topic] = None
+        return joined
 
     def _start(self) -> None:
         gathered = self._gathering
         assert gathered is not None, "a round without anyone in it"
         self._gathering = None
         try:
-            job = self._job(list(gathered.topics))
+            work = self._work(list(gathered.topics))
 
             def done(_result: Any, error: BaseException | None) -> None:
-                self._finish(gathered, error or self._note(job))
+                if error is not None and work.place is not None:
+                    self._broker.journal.note_failed()
+                self._finish(gathered, error or self._note(work))
 
-            self._in_background(lambda: job.run(self._broker.syncs), done)
+            def in_thread() -> None:
+                self._in_background(lambda: work.run(self._broker.syncs), done)
+
+            if work.job is not None or work.place is None:
+                in_thread()
+            else:
+                self._write(work.place, done, in_thread)
         except Exception as error:
             self._finish(gathered, error)
 
-    def _note(self, job: Job) -> Exception | None:
-        """Note that a job is done. Returns: what went wrong in that."""
+    def _note(self, work: Work) -> Exception | None:
+        """Note that all is on stable storage. Returns: what went wrong in that."""
         try:
-            job.note(whole=False)
-            self.on_timed(job.took_s)
+            if work.place is not None:
+                self._broker.journal.note_written()
+            if work.job is not None:
+                work.job.note(whole=False)
+            self.on_timed(time.perf_counter() - work.started_s)
             # What the syncer failed at is not good yet for what is written here.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
@@ -105,6 +158,8 @@ class GroupCommit:
         if finished.outcome.ready():
             return
         finished.outcome.set(error)
+        for told in finished.told:
+            told(error)
         if self._gathering is None:
             self._running = False
         else:
@@ -117,12 +172,28 @@ class GroupCommit:
             logger.critical("a group commit went wrong", exc_info=error)
             self.on_bug(error)
 
+    def _work(self, topics: list[Topic]) -> Work:
+        """Gather what is new of the topics: into the journal, or what of them is dirty where that does not do."""
+        journal = self._broker.journal
+        commit = journal.begin()
+        synced: list[Topic] = []
+        for topic in topics:
+            if topic.exiting or topic.directory is None:
+                continue
+            # A start puts nothing back into a directory that has no durable name.
+            if commit is None or topic.names or not topic.journal_into(commit, topic.name.encode()):
+                synced.append(topic)
+        place = None
+        if commit is not None and commit.entry_count:
+            place = journal.place()
+            if place is None:
+                synced = [topic for topic in topics if not topic.exiting and topic.directory is not None]
+        return Work(place, self._job(synced) if synced else None)
+
     def _job(self, topics: list[Topic]) -> Job:
         """Gather what is dirty of the topics."""
         job = Job()
         for topic in topics:
-            if topic.exiting or topic.directory is None:
-                continue
             job.add_topic(topic)
             for channel in topic.parking:
                 job.add_parked(channel, with_ledgers=False)

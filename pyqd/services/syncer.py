@@ -258,6 +258,9 @@ class Syncer:
             if topic.durable_mark is not None:
                 self._synced[topic.name] = topic.durable_mark
         self._appended_count = self._broker.accepted_count()
+        if self._broker.journals():
+            self._broker.journal.on_sync_wanted = self._wanted.set
+            self._broker.journal.start()
         self._greenlet = spawn_service("syncer", self._run, self.on_bug)
 
     def stop(self) -> None:
@@ -267,7 +270,12 @@ class Syncer:
             self._greenlet = None
 
     def note(self) -> None:
-        """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics)."""
+        """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics).
+
+        With --sync-every=1 they are on stable storage already.
+        """
+        if self._broker.journals():
+            return
         if self._broker.accepted_count() - self._appended_count >= self._broker.options.sync_every:
             self._wanted.set()
 
@@ -285,9 +293,11 @@ class Syncer:
         """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
         self._appended_count = self._broker.accepted_count()
         begun = arena.begin_sync()
+        kept = self._broker.journal.cut()
         done = self._do_all(self._jobs(pause=give_way), self._in_thread)
         if done:
             arena.end_sync(begun)
+            self._broker.journal.release(kept)
         return done
 
     def sync_all(self) -> bool:

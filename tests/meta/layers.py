@@ -17,8 +17,10 @@ HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
     "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
     "diskqueue": (
+        "aio",
         "arena",
         "draft",
+        "journal",
         "ledger",
         "log",
         "logreader",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, _pinned
+from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, JournalFile, _pinned
 from pyqd.hot.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
@@ -559,6 +559,35 @@ class SimulatedFiles(Files):
         self._call("write", path, SYNC)
         inode.write_back(0, inode.size_bytes)
 
+    def new_journal_file(self, path: str, size_bytes: int) -> "SimulatedJournalFile":
+        self._call("create", path, OPEN)
+        directory, name = self._parent("create", path)
+        inode = Inode(size_bytes)
+        self._take("reserve", path, inode.pages)
+        self.disk.change((directory, name, inode))
+        try:
+            self._call("reserve", path, SPACE)
+            self._call("write", path, SYNC)
+        except StorageError:
+            if not self.dead:
+                self.disk.change((directory, name, None))
+            raise
+        return SimulatedJournalFile(self, inode, path)
+
+    def overwrite(self, path: str, start_bytes: int, content: bytes) -> None:
+        self._call("write", path, OPEN, BROKEN)
+        inode = self._file("write", path)
+        end = start_bytes + len(content)
+        for at in {start_bytes // PAGE_BYTES * PAGE_BYTES, (end - 1) // PAGE_BYTES * PAGE_BYTES}:
+            # What of a page is not written is read before.
+            if not start_bytes <= at <= at + PAGE_BYTES <= end:
+                self._require_readable(inode, path, at, at + PAGE_BYTES)
+        # A death may come when a part of it is there.
+        part = (self.calls * 2654435761 >> 7) % (len(content) + 1)
+        os.pwrite(inode.fd, content[:part], start_bytes)
+        self._call("write", path)
+        os.pwrite(inode.fd, content[part:], start_bytes + part)
+
     def rename(self, source: str, target: str) -> None:
         self._call("rename", source, NAMES)
         node = self._find(source)
@@ -585,3 +614,36 @@ class SimulatedFiles(Files):
             for name in list(node.entries):
                 self.remove_tree(f"{path}/{name}")
         self.remove(path)
+
+
+class SimulatedJournalFile(JournalFile):
+    """A file whose writes are on stable storage when they return. After an error or a death a part of the blocks is."""
+
+    def __init__(self, files: SimulatedFiles, inode: Inode, path: str) -> None:
+        self._files = files
+        self._inode = inode
+        self.path = path
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Write whole blocks, the first ones of them before the call that may fail."""
+        assert offset % PAGE_BYTES == 0 == len(content) % PAGE_BYTES, "O_DIRECT wants whole blocks"
+        assert offset + len(content) <= self._inode.size_bytes
+        if self._files.dead:
+            raise self._files._refuse("write", self.path, errno.EIO)
+        pages = len(content) // PAGE_BYTES
+        part = (self._files.calls * 2654435761 >> 7) % (pages + 1) * PAGE_BYTES
+        self._put(offset, bytes(content[:part]))
+        self._files._call("write", self.path, SYNC)
+        self._put(offset + part, bytes(content[part:]))
+
+    @property
+    def direct_fd(self) -> int:
+        """None: a job writes."""
+        return -1
+
+    def _put(self, offset: int, content: bytes) -> None:
+        os.pwrite(self._inode.fd, content, offset)
+        self._inode.durable[offset : offset + len(content)] = content
+
+    def close(self) -> None:
+        """Nothing."""

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.diskqueue.journal import FILES_MAX
 from pyqd.diskqueue.layout import record_span
 from pyqd.hot import arena
 from pyqd.hot.guid import to_hex
@@ -681,6 +682,9 @@ class Operations(World):
         # One that was half overwritten in place, on a full disk, is kept aside.
         node_files = re.compile(rf"{ROOT}/node\.json(\.bad(\.\d+)?)?")
         left = [path for path in self.disk.paths() if not node_files.fullmatch(path)]
+        journal = [path for path in left if path.startswith(f"{ROOT}/journal/")]
+        expect(len(journal) <= FILES_MAX, "the journal has too many files:", journal)
+        left = [path for path in left if path not in journal]
         expect(not left, "files are left:", left)
 
 

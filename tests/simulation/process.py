@@ -31,6 +31,8 @@ from tests.simulation.mirror import ROOT
 from tests.support.storage import SEGMENT_BYTES_MIN
 
 SYNC_NEVER = 1 << 30
+# Of each file of the journal: short schedules use several.
+JOURNAL_BYTES = 32 << 10
 
 
 class Job:
@@ -140,10 +142,11 @@ class Process:
         self.hub = Hub()
         Outcome.hub = self.hub
         self.broker = Broker(options, files, in_background=self.submit)
+        self.broker.journal.file_bytes = JOURNAL_BYTES
         self.broker.scheduler.on_error = on_error
         self.commit = GroupCommit(self.broker, self.submit, self.hub.loop.run_callback)
         without: Any = SimpleNamespace(enabled=False)
-        self.server = TcpServer(self.broker, options, self.hub, without, without, on_error, self.commit.wait)
+        self.server = TcpServer(self.broker, options, self.hub, without, without, on_error, self.commit)
         self.syncer = Syncer(self.broker, self.in_thread)
         self.housekeeper = Housekeeper(self.broker)
         self.syncer.on_bug = self.commit.on_bug = on_error

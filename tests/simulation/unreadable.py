@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cffi import FFI
 
 from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.diskqueue.redo import commits_in, entries_of
 from tests.simulation.deaths import compiled, pointer
 from tests.simulation.model import GRAVEYARD
 from tests.simulation.segments import is_spare, log_of, numbers_behind_end, numbers_in
@@ -75,7 +76,12 @@ def spoil(disk: "Disk", rng: random.Random, spares_only: bool) -> list[tuple[str
     found = []
     candidates = [(path, inode) for path, inode in disk.files() if not spares_only or is_spare(path, inode.now())]
     for _ in range(rng.choice((1, 1, 2))):
-        files = [(path, inode, pages) for path, inode in candidates if (pages := list(stored_pages(inode)))]
+        # What only the journal has would be lost, as with any log on a single disk.
+        files = [
+            (path, inode, pages)
+            for path, inode in candidates
+            if "/journal/" not in path and (pages := list(stored_pages(inode)))
+        ]
         if not files:
             break
         path, inode, pages = rng.choice(files)
@@ -112,7 +118,7 @@ class Excuses:
     topics: set[str] = dataclasses.field(default_factory=set)
     node: bool = False
 
-    def add(self, path: str, inode: "Inode", pages: list[int]) -> None:
+    def add(self, disk: "Disk", path: str, inode: "Inode", pages: list[int]) -> None:
         """Note what the unreadable pages of a file excuse."""
         if path.endswith("/node.json"):
             self.node = True
@@ -123,7 +129,7 @@ class Excuses:
         self.topics.add(topic)
         log = log_of(path)
         if log is not None:
-            content = inode.now()
+            content = with_journal(disk, path, inode.now())
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
             if not channel:
                 self.hidden.setdefault(topic, set()).update(numbers_behind_end(content, pages))
@@ -139,6 +145,19 @@ class Excuses:
     def letters(self) -> set[int]:
         """Return the numbers of the dead letters that may be missing in the topic of dead letters."""
         return {number for (topic, _), lost in self.lost.items() if topic == GRAVEYARD for number in lost}
+
+
+def with_journal(disk: "Disk", path: str, content: bytes) -> bytes:
+    """Return what is in a segment's file once the start has put back what the journal has of it."""
+    topic = path.partition("/topics/")[2].partition(".topic/")[0]
+    number = path.rpartition("/")[2].removesuffix(".seg")
+    changed = bytearray(content)
+    for journal, inode in sorted(disk.files()):
+        for commit in commits_in(inode.now(), journal) if "/journal/" in journal else ():
+            for name, entry in entries_of(commit, journal):
+                if (name, str(entry.file_number)) == (topic, number):
+                    changed[entry.start : entry.start + entry.length] = inode.now(entry.at, entry.at + entry.length)
+    return bytes(changed)
 
 
 @contextlib.contextmanager

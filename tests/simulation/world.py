@@ -298,7 +298,7 @@ class World:
         if self.spoil_seed is None:
             return
         for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed), self.spoils_spares):
-            self.excuses.add(path, inode, pages)
+            self.excuses.add(self.disk, path, inode, pages)
             self.was_damaged = True
         self.letters_unreadable |= self.excuses.letters()
         self.spoiled |= self.excuses.topics

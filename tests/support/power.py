@@ -13,13 +13,33 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.files import PAGE_BYTES, Files, JournalFile
 from pyqd.hot.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 Names = dict[str, int]
 # A file's inode and the offset of a page, or a directory's inode and a name in it.
 Change = tuple[int, int | str]
+
+
+class PowerJournalFile(JournalFile):
+    """A file of the journal on such a disk, written by a thread."""
+
+    def __init__(self, files: "PowerFiles", file: JournalFile, number: int) -> None:
+        self._files = files
+        self._file = file
+        self._number = number
+        self.path = file.path
+
+    @property
+    def direct_fd(self) -> int:
+        return -1
+
+    def write(self, offset: int, content: memoryview) -> None:
+        self._files.write_through(self._number, offset, content, self.path)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class PowerFiles(Files):
@@ -91,6 +111,17 @@ class PowerFiles(Files):
             mapping = super().open_mapped(path)
             self._mapped[mapping.address] = self._know(path)
         return mapping
+
+    def new_journal_file(self, path: str, size_bytes: int) -> JournalFile:
+        with self._lock:
+            return PowerJournalFile(self, super().new_journal_file(path, size_bytes), self._know(path))
+
+    def write_through(self, number: int, offset: int, content: memoryview, path: str) -> None:
+        """Write to a file, and to stable storage."""
+        self._begin_sync(path)
+        with self._lock, open(f"/proc/self/fd/{self._descriptors[number]}", "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), content, offset)
+            self._durable[number][offset : offset + len(content)] = content
 
     def read(self, path: str) -> bytes:
         return self.boot.encode() if path == BOOT_ID else super().read(path)

@@ -223,10 +223,10 @@ def test_a_node_file_that_is_none_is_set_aside_and_made_anew(tmp_path, content):
 
 
 def test_a_node_file_of_a_later_format_is_refused_and_not_touched(tmp_path):
-    (tmp_path / "node.json").write_text('{"format": 2}')
+    (tmp_path / "node.json").write_text('{"format": 3}')
     with pytest.raises(StartupError, match=r"node\.json was written by a later pyqd"):
         broker_on(tmp_path)
-    assert (tmp_path / "node.json").read_text() == '{"format": 2}'
+    assert (tmp_path / "node.json").read_text() == '{"format": 3}'
 
 
 def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp_path):

@@ -1,0 +1,208 @@
+"""After a power failure: what the journal holds is put back into the logs, before they are opened.
+
+A file of the journal is read from its start up to the first commit that is not whole, or is of another use of the file.
+The last commit of all tells from which generation on they count. The entries of a topic are applied in order: bytes go
+to where they lay in the segment's file.
+
+    the file is missing     made anew, if the entry holds the segment's beginning: its name was not on stable storage.
+                            Else it was removed, as all in it was finished
+    another segment is in   a later one: passed over, as the file was used anew. An earlier one, or none: the segment's
+                            beginning takes its place; an entry without that is passed over
+    the same one is in      the bytes behind its header are written
+
+It may be done twice, as after a kill in the middle: bytes that are there already are written once more. The page cache
+has them then; the journal stays until the first sync is complete.
+
+Source: docs/storage.md, "Journal".
+"""
+
+import errno
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.layout import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
+from pyqd.hot import crc32c
+from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.hot.logstart import SUFFIX
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+
+READ_AT_ONCE_BYTES = 1 << 20
+
+_HEADER = struct.Struct("<QIIQQQQq")
+_ENTRY = struct.Struct("<IHH7Q")
+# A topic's state begins with what tells it from earlier ones of its name.
+_IDENTITY = struct.Struct("<q")
+
+logger = logging.getLogger(__name__)
+
+
+class Commit(NamedTuple):
+    """One commit: what its header says, and its entries."""
+
+    generation: int
+    oldest: int
+    latest_created_ns: int
+    start: int
+    entries: bytes
+
+
+class Entry(NamedTuple):
+    """One entry, with the file of the journal and the place in it where the bytes of the segment lie."""
+
+    state: bytes
+    file_number: int
+    segment_number: int
+    first_seq: int
+    first_number: int
+    file_bytes: int
+    start: int
+    length: int
+    path: str
+    at: int
+
+    @property
+    def identity(self) -> int:
+        """What tells the topic from another one of its name."""
+        return int(_IDENTITY.unpack_from(self.state)[0])
+
+
+def read_readable(files: Files, path: str) -> bytes:
+    """Return the content of a file up to where it cannot be read. Raises: StorageError for anything but EIO."""
+    parts: list[bytes] = []
+    at = 0
+    while True:
+        try:
+            part = files.read_range(path, at, READ_AT_ONCE_BYTES)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            logger.error("%s: what follows offset %d is not read; acknowledged messages may be missing", error, at)
+            break
+        if not part:
+            break
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def commits_in(content: bytes, path: str) -> Iterator[Commit]:
+    """Yield the commits of one use of a file. Raises: LaterFormatError."""
+    at, generation = 0, 0
+    while at + HEADER_SIZE <= len(content):
+        magic, version, checksum, found, oldest, offset, size, created = _HEADER.unpack_from(content, at)
+        if magic != FORMAT_MAGIC or offset != at or not HEADER_SIZE <= size <= len(content) - at:
+            return
+        if version > FORMAT_VERSION:
+            raise LaterFormatError(path, at + 8, f"journal format version {version}; this pyqd reads {FORMAT_VERSION}")
+        if generation not in (0, found) or checksum != crc32c.value(
+            memoryview(content)[at + CHECKED_FROM : at + size], version
+        ):
+            return
+        generation = found
+        yield Commit(found, oldest, created, at + HEADER_SIZE, content[at + HEADER_SIZE : at + size])
+        at += -(-size // BLOCK_SIZE) * BLOCK_SIZE
+
+
+def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries of a commit, each with its topic's name. path: the file of the journal."""
+    at = 0
+    while at < len(commit.entries):
+        size, name_bytes, state_bytes, *numbers = _ENTRY.unpack_from(commit.entries, at)
+        name_at = at + ENTRY_SIZE
+        state_at = name_at + -(-name_bytes // 8) * 8
+        data_at = state_at + -(-state_bytes // 8) * 8
+        name = commit.entries[name_at : name_at + name_bytes].decode()
+        state = commit.entries[state_at : state_at + state_bytes]
+        # mypy counts the numbers as one: there are seven.
+        yield name, Entry(state, *numbers, path, commit.start + data_at)  # type: ignore[call-arg]
+        at += size
+
+
+class Redo:
+    """What a journal holds of an earlier run. directory: of the journal. Raises: StorageError, LaterFormatError."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self.files = files
+        # Generation and path of the files that count, in order.
+        self.former: list[tuple[int, str]] = []
+        self.latest_created_ns = 0
+        self._entries_of: dict[str, list[Entry]] = {}
+        self._read(directory)
+
+    def _read(self, directory: str) -> None:
+        """Find the files, and what is in them."""
+        found: list[tuple[int, str, list[Commit]]] = []
+        for name in self.files.list_directory(directory) if self.files.exists(directory) else []:
+            path = os.path.join(directory, name)
+            if not name.isdigit():
+                logger.warning("skipping %s in %s: not a file of the journal", name, directory)
+                continue
+            commits = list(commits_in(read_readable(self.files, path), path))
+            found.append((commits[0].generation if commits else 0, path, commits))
+        found.sort()
+        oldest = found[-1][2][-1].oldest if found and found[-1][2] else 0
+        for generation, path, commits in found:
+            if generation == 0 or generation < oldest:
+                self.files.remove(path)
+                continue
+            self.former.append((generation, path))
+            for commit in commits:
+                self.latest_created_ns = max(self.latest_created_ns, commit.latest_created_ns)
+                for name, entry in entries_of(commit, path):
+                    self._entries_of.setdefault(name, []).append(entry)
+
+    def apply(self, name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
+        """Put back what a topic's log had. created_ns: of its state; 0 if there is none. state_lost: it was damaged.
+
+        Returns: what the journal kept of the state; None for nothing. Raises: StorageError.
+        """
+        entries = self._entries_of.pop(name, [])
+        identity = created_ns
+        if state_lost and entries:
+            # The last topic of that name that has published. Without a state that was ever written, nothing of the
+            # topic had to be durable, and what the journal has is of one before.
+            identity = entries[-1].identity
+        entries = [entry for entry in entries if entry.identity == identity]
+        if not entries:
+            return None
+        self.files.make_directory(log_directory)
+        first_number = entries[-1].first_number
+        for entry in entries:
+            if entry.segment_number >= first_number:
+                self._put_back(entry, os.path.join(log_directory, f"{entry.file_number}{SUFFIX}"))
+        return entries[-1].state
+
+    def _put_back(self, entry: Entry, path: str) -> None:
+        """Write the bytes of one entry, if the file is to have them."""
+        there = self.files.exists(path)
+        header = self._header_of(path) if there else None
+        mine = (entry.segment_number, entry.first_seq)
+        theirs = (0, 0) if header is None else (header.number, header.first_seq)
+        if theirs > mine or (theirs < mine and entry.start != 0):
+            return
+        if not there:
+            self.files.new_mapped(path, entry.file_bytes, False)
+        skipped = SEGMENT_HEADER_BYTES if theirs == mine and entry.start == 0 else 0
+        content = self.files.read_range(entry.path, entry.at + skipped, entry.length - skipped)
+        try:
+            self.files.overwrite(path, entry.start + skipped, content)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            # As with any page that cannot be read: the log finds the damage.
+            logger.error("%s: %d bytes of acknowledged messages are not put back", error, len(content))
+
+    def _header_of(self, path: str) -> SegmentHeader | None:
+        """Return the header of the segment in a file; None if there is none that can be believed."""
+        try:
+            return parse_segment_header(self.files.read_range(path, 0, SEGMENT_HEADER_BYTES), path)
+        except CorruptionError:
+            return None
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
