@@ -15,12 +15,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FLUSHES = ("fsync", "fdatasync", "msync", "syncfs", "pwritev2", "sync_file_range", "io_uring_enter")
+FLUSHES = ("fsync", "fdatasync", "msync", "syncfs", "pwritev2", "io_submit", "sync_file_range", "io_uring_enter")
 RECEIVES = ("recvfrom", "recvmsg", "read", "readv")
 SENDS = ("sendto", "sendmsg", "write", "writev")
-PROVING = (*FLUSHES, *RECEIVES, *SENDS, "munmap")
+ENDED = "io_getevents"
+PROVING = (*FLUSHES, *RECEIVES, *SENDS, "munmap", ENDED)
 # These flush nothing by themselves, or tell nothing of it: they are counted and prove nothing.
 NO_PROOF = ("sync_file_range", "io_uring_enter")
+# These flush only with a flag.
+WITH_FLAG = ("pwritev2", "io_submit")
+RESULT = re.compile(r"\bres=(-?\d+)")
 WRITTEN_THROUGH = re.compile(r"RWF_D?SYNC")
 BEGUN = re.compile(r"^(\d+) +([\d.]+) (\w+)\((.*)$")
 RESUMED = re.compile(r"^(\d+) +([\d.]+) <\.\.\. (\w+) resumed>(.*)$")
@@ -133,7 +137,7 @@ def unescaped(text: str) -> bytes:
 
 
 def is_flush(event: Event) -> bool:
-    return event.call in FLUSHES and (event.call != "pwritev2" or bool(WRITTEN_THROUGH.search(event.arguments)))
+    return event.call in FLUSHES and (event.call not in WITH_FLAG or bool(WRITTEN_THROUGH.search(event.arguments)))
 
 
 def range_of(event: Event) -> tuple[int, int] | None:
@@ -165,6 +169,8 @@ class Proof:
     covered: int = 0
     begun: dict[str, int] = field(default_factory=dict)
     covered_at_send: dict[str, int] = field(default_factory=dict)
+    # Lines on which the writes began that io_submit(2) has started and whose ends have not been seen.
+    submitted: list[int] = field(default_factory=list)
     last_failure: str = ""
     # Address and bytes of what msync(2) has flushed and is still mapped.
     ranges: set[tuple[int, int]] = field(default_factory=set)
@@ -173,7 +179,9 @@ class Proof:
     def read(self, lines: Iterable[str]) -> Verdict:
         """Return what the trace proves. Raises: TraceError."""
         for event in events(lines):
-            if is_flush(event) or event.call == "pwritev2":
+            if event.call == ENDED:
+                self.end_submitted(event)
+            elif is_flush(event) or event.call in WITH_FLAG:
                 self.flush(event)
             elif event.call == "munmap" and event.returned == 0:
                 self.unmap(event)
@@ -187,11 +195,25 @@ class Proof:
             self.begun[event.thread] = event.line
         elif event.call in NO_PROOF or not is_flush(event):
             return
+        elif event.call == "io_submit":
+            self.submitted += [self.begun[event.thread]] * max(event.returned, 0)
         elif event.returned < 0:
             self.last_failure = f"; {event.call} on line {event.line} failed"
         elif self.is_new(event):
             self.covered = max(self.covered, self.begun[event.thread])
             self.last_failure = ""
+
+    def end_submitted(self, event: Event) -> None:
+        """Note the writes that have ended. Which of several they were is not shown: the one that began first counts."""
+        for result in RESULT.findall(event.arguments) if event.returned else ():
+            if not self.submitted:
+                raise TraceError(f"line {event.line}: the trace does not show where this write began")
+            began = self.submitted.pop(0)
+            if int(result) < 0:
+                self.last_failure = f"; the write whose end is on line {event.line} failed"
+            else:
+                self.covered = max(self.covered, began)
+                self.last_failure = ""
 
     def is_new(self, event: Event) -> bool:
         """Return whether a flush is not an msync(2) of a range that was flushed before."""

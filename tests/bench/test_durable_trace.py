@@ -31,6 +31,9 @@ PUBLISH = receive(REQUEST_BYTES)
 FLUSH = "2 11.0 msync(0x7f0000000000, 4096, MS_SYNC) = 0"
 FLUSH_BEGINS = "2 11.0 msync(0x7f0000000000, 4096, MS_SYNC <unfinished ...>"
 FLUSH_RETURNS = "2 11.2 <... msync resumed>) = 0"
+SUBMIT = '1 11.0 io_submit(0x7f0000000000, 1, [{aio_rw_flags=RWF_DSYNC|RWF_NOWAIT, aio_buf=""}]) = 1'
+ENDED = "1 11.2 io_getevents(0x7f0000000000, 0, 1, [{data=0, obj=0x7f, res=4096, res2=0}], NULL) = 1"
+NOT_ENDED = "1 11.2 io_getevents(0x7f0000000000, 0, 1, [], NULL) = 0"
 FAILED = "2 11.0 msync(0x7f0000000000, 4096, MS_SYNC) = -1 EIO (Input/output error)"
 
 
@@ -48,6 +51,7 @@ def judged(*lines: str, answer: bytes = Nsq.answer) -> Verdict:
         pytest.param([HELLO, PUBLISH, FLUSH, send(OK[:3]), send(OK[3:])], id="sent in pieces"),
         pytest.param([HELLO, PUBLISH, "1 11.0 fdatasync(7) = 0", send()], id="fdatasync"),
         pytest.param([HELLO, PUBLISH, "1 11.0 pwritev2(7, [], 1, 0, RWF_DSYNC) = 10", send()], id="written through"),
+        pytest.param([HELLO, PUBLISH, SUBMIT, NOT_ENDED, ENDED, send()], id="submitted"),
         pytest.param(
             [HELLO, PUBLISH, FLUSH, "1 1.0 --- SIGTERM {} ---", send(), "1 12.0 +++ exited with 0 +++"], id="end"
         ),
@@ -71,6 +75,14 @@ def test_an_ok_after_a_flush_is_proven(lines: list[str]) -> None:
         pytest.param([HELLO, send()], "had not been received whole", id="never asked"),
         pytest.param([HELLO, PUBLISH, "1 11.0 pwritev2(7, [], 1, 0, 0) = 10", send()], "no flush", id="only written"),
         pytest.param([HELLO, PUBLISH, "1 11.0 sync_file_range(7, 0, 0, 2) = 0", send()], "no flush", id="not flushed"),
+        pytest.param([HELLO, PUBLISH, SUBMIT, NOT_ENDED, send()], "no flush", id="submitted and not ended"),
+        pytest.param([HELLO, SUBMIT, PUBLISH, ENDED, send()], "no flush", id="submitted before the receive"),
+        pytest.param(
+            [HELLO, PUBLISH, SUBMIT.replace("RWF_DSYNC|", ""), send()], "no flush", id="submitted without a flush"
+        ),
+        pytest.param(
+            [HELLO, PUBLISH, SUBMIT, ENDED.replace("=4096", "=-5"), send()], "on line 4 failed", id="failed at its end"
+        ),
     ],
 )
 def test_an_early_ok_is_reported(lines: list[str], text: str) -> None:
