@@ -1,0 +1,550 @@
+"""Tests of pyqd.hot.journal and pyqd.diskqueue.journal."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyqd.diskqueue import journal as journal_module
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.journal import FILES_MAX, Journal
+from pyqd.diskqueue.redo import Redo, commits_in, entries_of
+from pyqd.hot.journal import BLOCK_SIZE, CommitBuffer
+from pyqd.primitives.errors import DiskFull, StorageError
+from tests.support.storage import body_of, broker_on
+
+FILE_BYTES = 4 * BLOCK_SIZE
+
+
+@pytest.fixture
+def broker(tmp_path):
+    broker = broker_on(tmp_path, sync_every=1)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def topic(broker):
+    return broker.topic("t")
+
+
+def publish(topic, size_bytes=100, count=1):
+    for number in range(count):
+        topic.publish_body(body_of(number, size_bytes), 1)
+
+
+def finished(buffer, generation=1, offset=0):
+    """Return the commits in a buffer, as a start reads them from a file that begins with it."""
+    content = bytes(buffer.finish(generation, 1, offset, 7))
+    return list(commits_in(content, "file"))
+
+
+def entries(buffer):
+    (commit,) = finished(buffer)
+    return list(entries_of(commit, "file"))
+
+
+def gathered(buffer, *topics):
+    buffer.begin()
+    for topic in topics:
+        assert topic.journal_into(buffer, topic.name.encode())
+    return buffer
+
+
+# One commit.
+
+
+def test_an_entry_has_the_bytes_of_the_segment_as_they_lie_there(topic):
+    publish(topic, 100, 3)
+    (found,) = finished(gathered(CommitBuffer(), topic))
+    ((name, entry),) = entries_of(found, "file")
+    segment = topic.log.active
+    content = Path(segment.mapping.path).read_bytes()
+    assert name == "t"
+    assert (entry.segment_number, entry.first_number, entry.first_seq) == (1, 1, 0)
+    assert f"{entry.file_number}.seg" == os.path.basename(segment.mapping.path)
+    assert entry.file_bytes == segment.file_bytes
+    assert (entry.start, entry.length) == (0, segment.tail)
+    at = entry.at - found.start
+    assert found.entries[at : at + entry.length] == content[: segment.tail]
+
+
+def test_a_commit_has_only_what_no_commit_before_has(topic):
+    buffer = CommitBuffer()
+    publish(topic)
+    gathered(buffer, topic).note_durable()
+    before = topic.log.active.tail
+    assert topic.log.synced_end == 1
+    publish(topic)
+    ((_, entry),) = entries(gathered(buffer, topic))
+    assert (entry.start, entry.length) == (before, topic.log.active.tail - before)
+
+
+def test_what_was_not_written_is_in_the_next_commit_too(topic):
+    buffer = CommitBuffer()
+    publish(topic)
+    gathered(buffer, topic)
+    publish(topic)
+    ((_, entry),) = entries(gathered(buffer, topic))
+    assert (entry.start, entry.length) == (0, topic.log.active.tail)
+
+
+def test_what_was_synced_otherwise_is_in_no_commit(topic):
+    publish(topic)
+    ranges, end = topic.log.dirty_ranges()
+    topic.log.mark_synced(ranges, end)
+    assert gathered(CommitBuffer(), topic).entry_count == 0
+
+
+def test_each_segment_has_an_entry_of_its_own(topic):
+    publish(topic, 20_000, 6)
+    found = [entry for _, entry in entries(gathered(CommitBuffer(), topic))]
+    assert [entry.segment_number for entry in found] == [1, 2]
+    assert [entry.start for entry in found] == [0, 0]
+
+
+def test_all_topics_share_a_commit(broker):
+    topics = [broker.topic(name) for name in ("a", "eleven_long", "x" * 64)]
+    for topic in topics:
+        publish(topic)
+    found = dict(entries(gathered(CommitBuffer(), *topics)))
+    assert list(found) == [topic.name for topic in topics]
+    assert {entry.identity for entry in found.values()} == {topic.created_ns for topic in topics}
+
+
+@pytest.mark.parametrize("size_bytes", [1, 7, 8, 3700, 3800, 3900, 4000, 5000])
+def test_a_commit_is_written_in_whole_blocks_with_zeros_behind_the_entries(topic, size_bytes):
+    publish(topic, 5000)
+    buffer = gathered(CommitBuffer(), topic)
+    # The memory has had a longer commit before.
+    buffer.finish(1, 1, 0, 0)
+    buffer.note_durable()
+    topic.publish_body(b"x" * size_bytes, 1)
+    gathered(buffer, topic)
+    content = bytes(buffer.finish(1, 1, 0, 0))
+    assert len(content) == buffer.whole_bytes
+    assert len(content) % BLOCK_SIZE == 0
+    assert 0 <= len(content) - buffer.used < BLOCK_SIZE
+    assert not any(content[buffer.used :])
+
+
+def test_the_memory_grows_with_a_commit_and_keeps_what_it_has(broker):
+    small, large = broker.topic("small"), broker.topic("large")
+    publish(small)
+    publish(large, 50_000, 20)
+    buffer = gathered(CommitBuffer(), small, large)
+    found = entries(buffer)
+    assert next(name for name, _ in found) == "small"
+    assert sum(entry.length for name, entry in found if name == "large") > 1_000_000
+
+
+def test_a_log_with_too_much_is_refused_and_leaves_the_commit_as_it_was(broker):
+    small, large = broker.topic("small"), broker.topic("large")
+    publish(small)
+    publish(large, 60_000, 80)
+    buffer = gathered(CommitBuffer(), small)
+    used = buffer.used
+    assert not large.journal_into(buffer, b"large")
+    assert (buffer.used, buffer.entry_count) == (used, 1)
+    assert [name for name, _ in entries(buffer)] == ["small"]
+    buffer.note_durable()
+    assert (small.log.synced_end, large.log.synced_end) == (1, 0)
+
+
+def test_a_segment_that_was_recycled_while_its_commit_was_written_is_not_marked(topic):
+    buffer = CommitBuffer()
+    publish(topic, 20_000, 4)
+    segment = topic.log.first
+    gathered(buffer, topic)
+    topic.log.trim_below(topic.log.active.first_ordinal)
+    assert segment.number == 0
+    buffer.note_durable()
+    assert segment.journaled_bytes == 0
+    assert topic.log.active.journaled_bytes == topic.log.active.tail
+
+
+def test_an_ephemeral_topic_adds_nothing(broker):
+    topic = broker.topic("t#ephemeral")
+    publish(topic)
+    assert gathered(CommitBuffer(), topic).entry_count == 0
+
+
+def test_a_commit_with_a_changed_byte_is_none(topic):
+    publish(topic)
+    content = bytes(gathered(CommitBuffer(), topic).finish(1, 1, 0, 0))
+    for at in (0, 12, 16, 24, 32, 40, 48, 64, 200):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        assert list(commits_in(bytes(changed), "file")) == [], at
+
+
+# The files.
+
+
+class Jobs:
+    """Blocking jobs, run when they are told to. failing: what the next file's making raises."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, job, done):
+        self.waiting.append((job, done))
+
+    def run(self):
+        while self.waiting:
+            job, done = self.waiting.pop(0)
+            done(job(), None)
+
+
+class JournalFiles(Files):
+    """Files that may refuse to make or write files of a journal, and know which are open."""
+
+    def __init__(self):
+        self.full = False
+        self.failing = False
+        self.opened = {}
+
+    def new_journal_file(self, path, size_bytes):
+        if self.full:
+            raise DiskFull("reserve", path, 28, "No space left on device")
+        file = super().new_journal_file(path, size_bytes)
+        self.opened[path] = file
+        return file
+
+
+@pytest.fixture
+def files():
+    return JournalFiles()
+
+
+@pytest.fixture
+def jobs():
+    return Jobs()
+
+
+@pytest.fixture
+def journal(tmp_path, files, jobs):
+    journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES)
+    journal.start()
+    jobs.run()
+    yield journal
+    jobs.run()
+    journal.close()
+
+
+def begun(journal, topic, size_bytes=100):
+    """Publish, and return the place of the commit that has it; None if the journal has none."""
+    publish(topic, size_bytes)
+    buffer = journal.begin()
+    if buffer is None:
+        return None
+    assert topic.journal_into(buffer, topic.name.encode())
+    return journal.place()
+
+
+def write(journal, topic, size_bytes=100):
+    """Publish, and have it in the journal. Returns: its place."""
+    place = begun(journal, topic, size_bytes)
+    assert place is not None
+    place.file.write(place.offset, place.content)
+    journal.note_written()
+    return place
+
+
+def names(journal):
+    return sorted(int(name) for name in os.listdir(journal.directory))
+
+
+def redo_of(journal):
+    return Redo(Files(), journal.directory)
+
+
+def generations(journal):
+    return [generation for generation, _ in redo_of(journal).former]
+
+
+def fd_is_open(file):
+    return file._fd >= 0
+
+
+def test_no_commit_is_taken_before_there_is_a_file(tmp_path, files, jobs, topic):
+    journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES)
+    assert journal.begin() is None
+    journal.start()
+    assert journal.begin() is None
+    jobs.run()
+    assert write(journal, topic).offset == 0
+    jobs.run()
+    journal.close()
+
+
+def test_commits_lie_behind_one_another_in_a_file_with_one_generation(journal, topic):
+    places = [write(journal, topic) for _ in range(3)]
+    assert [place.offset for place in places] == [0, BLOCK_SIZE, 2 * BLOCK_SIZE]
+    assert generations(journal) == [1]
+    content = Path(places[0].file.path).read_bytes()
+    assert len(content) == FILE_BYTES
+    assert [commit.generation for commit in commits_in(content, "file")] == [1, 1, 1]
+
+
+def test_a_commit_for_which_a_file_has_no_room_goes_to_another_with_the_next_generation(journal, jobs, topic):
+    for _ in range(4):
+        write(journal, topic)
+    jobs.run()
+    place = write(journal, topic)
+    assert place.offset == 0
+    assert generations(journal) == [1, 2]
+
+
+def test_a_commit_larger_than_a_file_has_no_place(journal, topic):
+    assert begun(journal, topic, FILE_BYTES) is None
+    # It was synced otherwise; the journal goes on.
+    ranges, end = topic.log.dirty_ranges()
+    topic.log.mark_synced(ranges, end)
+    assert write(journal, topic).offset == 0
+
+
+def test_a_sync_is_wanted_when_the_last_file_is_begun_and_no_commit_is_taken_when_it_is_full(
+    journal, files, jobs, topic
+):
+    wanted = []
+    journal.on_sync_wanted = lambda: wanted.append(True)
+    files.full = True
+    for _ in range(4):
+        write(journal, topic)
+        jobs.run()
+    # The first commit begins the only file.
+    assert wanted == [True]
+    assert begun(journal, topic) is None
+    assert len(wanted) == 2
+    files.full = False
+    jobs.run()
+    assert write(journal, topic).offset == 0
+
+
+def test_a_disk_without_room_leaves_a_warning_and_no_file(tmp_path, files, jobs, caplog):
+    files.full = True
+    journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES)
+    journal.start()
+    jobs.run()
+    assert journal.begin() is None
+    assert "no file for the journal; each log is synced by itself - failed to reserve" in caplog.text
+    assert names(journal) == []
+    journal.close()
+
+
+def test_no_more_files_are_made_than_the_most(journal, jobs, topic):
+    for _ in range(FILES_MAX):
+        for _ in range(4):
+            write(journal, topic)
+        jobs.run()
+    assert begun(journal, topic) is None
+    jobs.run()
+    assert len(names(journal)) == FILES_MAX
+    assert generations(journal) == list(range(1, FILES_MAX + 1))
+
+
+def test_a_sync_gives_up_what_was_written_before_it_began_and_nothing_later(journal, jobs, topic):
+    write(journal, topic)
+    jobs.run()
+    kept = journal.cut()
+    write(journal, topic)
+    assert generations(journal) == [1, 2]
+    jobs.run()
+    journal.release(kept)
+    jobs.run()
+    # The file of the first generation has its content yet; a commit says that it does not count.
+    write(journal, topic)
+    assert generations(journal) == [2]
+
+
+def test_a_sync_that_failed_gives_up_nothing(journal, jobs, topic):
+    write(journal, topic)
+    jobs.run()
+    journal.cut()
+    write(journal, topic)
+    jobs.run()
+    kept = journal.cut()
+    write(journal, topic)
+    assert generations(journal) == [1, 2, 3]
+    journal.release(kept)
+    write(journal, topic)
+    assert generations(journal) == [3]
+
+
+def test_a_cut_of_a_file_without_commits_begins_no_other(journal, jobs, topic):
+    write(journal, topic)
+    jobs.run()
+    kept = journal.cut()
+    assert journal.cut() == kept
+    assert write(journal, topic).offset == 0
+
+
+def test_a_cut_without_a_free_file_keeps_the_one_in_use(journal, files, jobs, topic):
+    files.full = True
+    write(journal, topic)
+    jobs.run()
+    kept = journal.cut()
+    assert write(journal, topic).offset == BLOCK_SIZE
+    jobs.run()
+    journal.release(kept)
+    assert write(journal, topic).offset == 2 * BLOCK_SIZE
+    assert generations(journal) == [1]
+
+
+def test_files_are_used_again_and_no_more_are_kept_than_are_needed(journal, jobs, topic):
+    for _ in range(6):
+        for _ in range(4):
+            write(journal, topic)
+        jobs.run()
+    assert len(names(journal)) == 7
+    for _ in range(5):
+        kept = journal.cut()
+        jobs.run()
+        journal.release(kept)
+        jobs.run()
+        write(journal, topic)
+    assert len(names(journal)) <= journal_module.FILES_KEPT
+    assert len(generations(journal)) == 1
+
+
+def test_what_an_earlier_use_of_a_file_has_left_is_not_read(journal, jobs, topic):
+    for _ in range(3):
+        write(journal, topic)
+    jobs.run()
+    used = place = write(journal, topic)
+    for _ in range(10):
+        kept = journal.cut()
+        jobs.run()
+        journal.release(kept)
+        place = write(journal, topic)
+        if place.file is used.file:
+            break
+    assert place.file is used.file
+    content = Path(place.file.path).read_bytes()
+    assert len(list(commits_in(content, "file"))) == 1
+    # The commit behind it is whole, and of an earlier generation.
+    assert content[BLOCK_SIZE : BLOCK_SIZE + 8] == content[:8]
+
+
+def test_a_failed_write_refuses_commits_until_everything_was_synced_otherwise(journal, jobs, topic):
+    write(journal, topic)
+    jobs.run()
+    wanted = []
+    journal.on_sync_wanted = lambda: wanted.append(True)
+    assert begun(journal, topic) is not None
+    journal.note_failed()
+    assert wanted == [True]
+    assert journal.begin() is None
+    # A sync that began before the failure covers nothing of what failed.
+    kept = journal.cut()
+    assert journal.begin() is None
+    journal.release(kept)
+    jobs.run()
+    assert write(journal, topic).offset == 0
+
+
+def test_a_sync_that_began_before_a_write_failed_does_not_end_the_refusal(journal, jobs, topic):
+    write(journal, topic)
+    jobs.run()
+    kept = journal.cut()
+    assert begun(journal, topic) is not None
+    journal.note_failed()
+    journal.release(kept)
+    jobs.run()
+    assert journal.begin() is None
+    journal.release(journal.cut())
+    jobs.run()
+    assert write(journal, topic).offset == 0
+
+
+def test_a_commit_that_failed_marks_nothing_as_durable(journal, topic):
+    assert begun(journal, topic) is not None
+    journal.note_failed()
+    assert (topic.log.synced_end, topic.log.active.journaled_bytes) == (0, 0)
+
+
+def test_a_file_whose_write_is_under_way_is_neither_closed_nor_removed_by_a_release(journal, jobs, topic):
+    for _ in range(3):
+        for _ in range(4):
+            write(journal, topic)
+        jobs.run()
+    place = begun(journal, topic)
+    jobs.run()
+    assert place is not None
+    kept = journal.cut()
+    jobs.run()
+    journal.release(kept)
+    assert fd_is_open(place.file)
+    assert Path(place.file.path).exists()
+    place.file.write(place.offset, place.content)
+    journal.note_written()
+
+
+def test_a_stop_removes_all_files_and_closes_all_but_the_one_that_is_written_to(journal, files, jobs, topic):
+    for _ in range(3):
+        for _ in range(4):
+            write(journal, topic)
+        jobs.run()
+    place = begun(journal, topic)
+    assert place is not None
+    jobs.run()
+    journal.close()
+    assert not os.path.exists(journal.directory)
+    assert [file for file in files.opened.values() if fd_is_open(file)] == [place.file]
+    assert journal.begin() is None
+    # The write that is under way ends whenever it likes.
+    place.file.write(place.offset, place.content)
+    journal.note_written()
+    place.file.close()
+
+
+def test_a_file_that_was_being_made_during_a_stop_is_not_used(tmp_path, files, jobs):
+    journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES)
+    journal.start()
+    (job, done), *_ = jobs.waiting
+    jobs.waiting.clear()
+    made = job()
+    journal.close()
+    done(made, None)
+    assert journal.begin() is None
+    assert not os.path.exists(journal.directory)
+
+
+def test_what_a_killed_process_left_stays_until_the_first_sync_and_counts_meanwhile(
+    tmp_path, journal, files, jobs, topic
+):
+    write(journal, topic)
+    jobs.run()
+    left = redo_of(journal)
+    successor = Journal(files, journal.directory, jobs.submit, FILE_BYTES)
+    successor.take_up(left.former, left.latest_created_ns)
+    assert successor.latest_created_ns == 0 == left.latest_created_ns
+    successor.start()
+    jobs.run()
+    place = write(successor, topic)
+    assert place.file.path not in [path for _, path in left.former]
+    assert generations(successor) == [1, 2]
+    jobs.run()
+    kept = successor.cut()
+    jobs.run()
+    successor.release(kept)
+    assert not any(os.path.exists(path) for _, path in left.former)
+    write(successor, topic)
+    assert len(generations(successor)) == 1
+    successor.close()
+
+
+def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files, jobs, topic, monkeypatch, caplog):
+    write(journal, topic)
+    left = redo_of(journal).former
+    jobs.run()
+    journal.take_up(left, 0)
+
+    def refuse(path):
+        raise StorageError("remove", path, 5, "Input/output error")
+
+    monkeypatch.setattr(files, "remove", refuse)
+    journal.release(journal.cut())
+    assert "failed to remove" in caplog.text
+    monkeypatch.undo()
