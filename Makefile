@@ -12,6 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILER := $(VENV)/.compiler
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 BUILT := build/release.built
@@ -25,8 +26,8 @@ BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
 NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename $(notdir $(source))).*.so),,absent)))
 COUNT := $(words $(NOT_BUILT))
-# A module takes Cython and the C compiler some 1.6 s of a core.
-ALL_SECONDS = $(shell expr $(COUNT) '*' 16 / $$(nproc) / 10)
+# A module takes Cython and the C compiler some 1.2 s of a core.
+ALL_SECONDS = $(shell expr $(COUNT) '*' 12 / $$(nproc) / 10)
 TO_COMPILE = $(if $(filter $(words $(PYX)),$(COUNT)),$(COUNT) modules ($(ALL_SECONDS) s),what has changed)
 BUILD_LOG := build/compile.log
 
@@ -41,19 +42,23 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(TOOLS) ## the environment: .venv with everything that is needed to build, test and measure
 
-build: $(BUILT) $(BENCH_BUILT) ## environment and release build, in place; quick when nothing has changed
+build: $(READY) $(BUILT) $(BENCH_BUILT) ## environment and release build, in place; quick when nothing has changed
 
-# Neither what only tests need nor the load generator: a first start takes less than a minute.
-run: $(BUILT) ## start the daemon on NSQ's ports, with its data in ./data
+# Neither what only tests need nor the load generator. Packages are installed while the extensions are compiled.
+run: ## start the daemon on NSQ's ports, with its data in ./data
+	@$(MAKE) --no-print-directory --jobs=2 ready
 	@mkdir -p $(DATA)
 	@exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
+
+ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build, without the load generator
+	@:
 
 test: build $(TOOLS) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
@@ -101,8 +106,9 @@ types: build $(TOOLS) ## mypy, strict
 cov: build $(TOOLS) ## coverage of the Python half: htmlcov/index.html
 	$(BIN)/python -m pytest -q --cov --cov-report=term --cov-report=html $(ARGS)
 
-annotate: build ## where the compiled code still talks to Python: Cython's annotated HTML
-	@ls build/cython/release/pyx/*.html
+annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's annotated HTML
+	@PYQD_ANNOTATE=1 $(BIN)/python setup.py -q build_ext --inplace
+	@ls build/cython/annotated/pyx/*.html
 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/wheels.py $(ARGS)
@@ -120,7 +126,11 @@ clean: ## remove builds and caches; .venv and data stay
 	rm -f pyqd/hot/*.so bench/*.so
 	find pyqd spark tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(READY): pyproject.toml scripts/setup.sh
+$(COMPILER): pyproject.toml scripts/setup.sh
+	@scripts/setup.sh --to-compile
+	@touch $@
+
+$(READY): $(COMPILER)
 	@scripts/setup.sh
 	@touch $@
 
@@ -128,7 +138,7 @@ $(TOOLS): $(READY)
 	@scripts/setup.sh --for-tests
 	@touch $@
 
-$(BUILT): $(READY) $(SOURCES) $(NOT_BUILT)
+$(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)
 	@echo 'build: compiling $(TO_COMPILE)'
 	@mkdir -p $(@D)
 	@$(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }

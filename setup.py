@@ -1,16 +1,17 @@
 """Build the compiled half of pyqd: every pyx/NAME.pyx becomes the extension module pyqd.hot.NAME.
 
-Everything that is not about extensions stands in pyproject.toml. The environment decides five things:
+Everything that is not about extensions stands in pyproject.toml. The environment decides six things:
 
 PYQD_DEBUG=1        debug build: the C macro PYQD_DEBUG is 1, indexes and None are checked, -O1
 PYQD_WERROR=1       a warning of Cython or of the C compiler ends the build
 PYQD_BUILD_BENCH=1  also build bench/NAME.pyx as bench.NAME, in place; never for a wheel
+PYQD_ANNOTATE=1     write Cython's annotated HTML to build/cython/annotated, and build nothing
 PYQD_CFLAGS=...     options for the C compiler after all others, such as -O0 where time matters more than speed
 PYQD_SKIP_EXT=1     no extension at all: `make` installs the dependencies this way and compiles in a step of its own
 
-Generated C and Cython's annotated HTML go to build/cython/release or build/cython/debug. What decides how an extension
-is compiled (this file, the mode, the versions, the flags) is written to a stamp beside them; when the stamp differs,
-everything is built again, because the times of change which Cython and setuptools compare say nothing about flags.
+Generated C goes to build/cython/release or build/cython/debug. What decides how an extension is compiled (this file,
+the mode, the versions, the flags) is written to a stamp beside it; when the stamp differs, everything is built again,
+because the times of change which Cython and setuptools compare say nothing about flags.
 """
 
 import hashlib
@@ -33,9 +34,10 @@ def env_flag(name):
 
 
 DEBUG = env_flag("PYQD_DEBUG")
+ANNOTATE = env_flag("PYQD_ANNOTATE")
 WERROR = env_flag("PYQD_WERROR")
 MODE = "debug" if DEBUG else "release"
-CYTHON_DIR = Path("build") / "cython" / MODE
+CYTHON_DIR = Path("build") / "cython" / ("annotated" if ANNOTATE else MODE)
 
 # wraparound and cdivision change what correct code means, so they are the same in both builds. With wraparound off a
 # negative index is a mistake, and boundscheck then reports it.
@@ -46,6 +48,10 @@ DIRECTIVES = {
     "nonecheck": DEBUG,
     "wraparound": False,
     "cdivision": True,
+    # Functions and methods are CPython's own kinds, and no class is pickled. Each module then needs less of Cython's
+    # helpers, which take the C compiler longer than most modules themselves.
+    "binding": False,
+    "auto_pickle": False,
     # The C compiler sees further: Cython's own check is wrong about a `while True` that is left by break.
     "warn.maybe_uninitialized": False,
     "warn.multiple_declarators": True,
@@ -161,6 +167,9 @@ class BuildExt(build_ext):
     def run(self):
         if not self.extensions:
             return
+        if ANNOTATE:
+            self.translate()
+            return
         # What is built in place and what goes into a wheel are two sets of files with a stamp each.
         stamp = CYTHON_DIR.parent / ("wheel.stamp" if not self.inplace else "inplace.stamp")
         identity = build_identity()
@@ -187,7 +196,7 @@ class BuildExt(build_ext):
                 compiler_directives=DIRECTIVES,
                 nthreads=os.cpu_count() or 1,
                 force=bool(self.force),
-                annotate=True,
+                annotate=ANNOTATE,
             )
         except CompileError as error:
             # Cython has printed the errors; its traceback would only bury them.

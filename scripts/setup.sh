@@ -4,6 +4,7 @@
 # Needs a Python of at least 3.10 with venv and its headers, a C compiler and make. What is missing is installed with
 # apt-get where that exists and the user is root; elsewhere it is named and the script ends with status 1.
 #
+# With --to-compile it installs no more than compiling takes: the rest can be installed meanwhile.
 # With --for-tests it adds what tests, benchmarks and checks need beside: packages, and the programs that tests call.
 # Spark among them is a download of 500 MB, which the daemon does without.
 #
@@ -132,12 +133,16 @@ pip_install() {
     "$VENV/bin/python" -m pip --disable-pip-version-check install -q "$@"
 }
 
-# The package is installed as editable and without its extensions; those are built in place by a step of their own,
-# which stays incremental. What is needed to build comes first: a build isolated from .venv would fetch it each time.
 # Without --compile, modules are compiled to bytecode when they are first imported, and most never are.
-install_packages() {
-    say "installing the packages that pyqd is built of and needs (10 s, more on a slow network)"
+install_compiler() {
+    say "installing the packages that pyqd is built with (3 s, more on a slow network)"
     pip_install --no-compile 'setuptools>=77' 'Cython>=3.1'
+}
+
+# The package is installed as editable and without its extensions; those are built in place by a step of their own,
+# which stays incremental. A build isolated from .venv would fetch setuptools and Cython each time.
+install_packages() {
+    say "installing the packages that pyqd needs (10 s, more on a slow network)"
     PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e '.[examples]'
 }
 
@@ -148,11 +153,15 @@ install_test_packages() {
 
 for_tests=no
 [[ ${1:-} != --for-tests ]] || for_tests=yes
-install_missing
 if [[ $for_tests == yes ]]; then
+    install_missing
     install_php
     install_test_packages
-else
+elif [[ ${1:-} == --to-compile ]]; then
+    install_missing
     make_venv
+    install_compiler
+else
+    [[ -x $VENV/bin/cython ]] || scripts/setup.sh --to-compile
     install_packages
 fi
