@@ -295,8 +295,8 @@ class Durable:
             *(f"{broker.name}: {broker.version()}, {broker.setting}" for broker in self.brokers if broker.durable),
             f"made {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}, at commit {read_commit()}",
             f"{DISK}: pwrite(2) of a body and fdatasync(2), in a file whose blocks were written before",
-            f"flushes: calls of {', '.join(FLUSHES)} (pwritev2 and io_submit with RWF_DSYNC or RWF_SYNC only) in the time of a load "
-            f"of {TRACED_S} s under strace, apart from the other figures",
+            f"flushes: calls of {', '.join(FLUSHES)} (pwritev2 and io_submit with RWF_DSYNC or RWF_SYNC only) in "
+            f"the time of a load of {TRACED_S} s under strace, apart from the other figures",
             *self.proofs,
             *(f"FAILED {failure}" for failure in self.failures),
         ]

@@ -29,7 +29,7 @@ from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
 from pyqd.protocol.admission import Admission
 from pyqd.protocol.authd import AuthServers
 from pyqd.protocol.background import Background
-from pyqd.protocol.direct import DirectWriter
+from pyqd.protocol.direct import AfterPoll, DirectWriter
 from pyqd.protocol.greenlets import end_stacks
 from pyqd.protocol.listener import Address, ListeningAddresses
 from pyqd.protocol.server import TcpServer
@@ -87,9 +87,8 @@ class Daemon:
         self.broker.scheduler.on_error = self.on_turn_error
         self.turns = Turns(self.hub, self.broker.scheduler)
         self.direct = DirectWriter(self.hub)
-        self.commit = GroupCommit(
-            self.broker, self.commit_background.run, self.hub.loop.run_callback, self.direct.write
-        )
+        soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
+        self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)
         self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit)
         self.identity.producers = self.tcp.producers
         self.metrics = Metrics(self.broker)

@@ -148,6 +148,11 @@ class Journal:
         self._failed = True
         self.on_sync_wanted()
 
+    def give_up(self) -> None:
+        """Write nothing of the commit under way, if there is one: something went wrong before."""
+        if self._busy is not None:
+            self.note_failed()
+
     def cut(self) -> int:
         """Have the commits to come go to another file. Returns: the first generation that a sync from now on leaves."""
         if self._failed or (self._used and self._offset > 0 and not self._next_file()):

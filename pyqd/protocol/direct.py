@@ -23,6 +23,25 @@ def nothing() -> None:
 logger = logging.getLogger(__name__)
 
 
+class AfterPoll:
+    """Calls functions when the loop has looked at its sockets and run what they are watched for."""
+
+    def __init__(self, hub: Any) -> None:
+        self._watcher = hub.loop.idle()
+        self._functions: list[Callable[[], None]] = []
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function then, once."""
+        self._functions.append(function)
+        self._watcher.start(self._run)
+
+    def _run(self) -> None:
+        self._watcher.stop()
+        functions, self._functions = self._functions, []
+        for function in functions:
+            function()
+
+
 class DirectWriter:
     """Writes one commit at a time on the hub's loop."""
 

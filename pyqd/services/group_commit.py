@@ -30,6 +30,11 @@ from pyqd.diskqueue.syncs import Syncs
 from pyqd.primitives.errors import StorageError
 from pyqd.services.syncer import Job, no_bug_handler, not_timed
 
+# What of an average the newest value is.
+NEWEST_SHARE = 0.2
+# So many times what it takes to tell a round's end, those who were told need to publish again and be read.
+GATHERED_WHILE_TOLD = 4.0
+
 Done = Callable[[Any, BaseException | None], None]
 
 logger = logging.getLogger(__name__)
@@ -47,6 +52,7 @@ class Round:
         self.topics: dict[Topic, None] = {}
         self.outcome: AsyncResult[BaseException | None] = AsyncResult()
         self.told: list[Callable[[BaseException | None], None]] = []
+        self.ended = False
 
 
 class Work:
@@ -69,9 +75,9 @@ class GroupCommit:
     """Makes topics durable for whoever waits, one sync at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. write: starts to write a
-    commit and calls done likewise, or has it written in a thread. soon: calls a function at
-    the end of the loop's pass. on_timed: is told how many seconds each sync took. on_bug: is called with what went
-    wrong where that is no StorageError.
+    commit and calls done likewise, or has it written in a thread. soon: calls a function at the end of the loop's pass;
+    after_poll: when the loop has looked at all sockets once more, by default the same. on_timed: is told how many
+    seconds each sync took. on_bug: is called with what went wrong where that is no StorageError.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class GroupCommit:
         in_background: Callable[[Callable[[], Any], Done], None],
         soon: Callable[[Callable[[], None]], object],
         write: Callable[[Place, Done, Callable[[], None]], None] = in_thread_always,
+        after_poll: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._broker = broker
         self.on_timed: Callable[[float], None] = not_timed
@@ -87,6 +94,10 @@ class GroupCommit:
         self._in_background = in_background
         self._soon = soon
         self._write = write
+        self._after_poll = after_poll or soon
+        # How long a flush takes, and to tell those who wait for it; of the last few rounds.
+        self._flush_s = 0.0
+        self._tell_s = 0.0
         self._gathering: Round | None = None
         self._running = False
         self._failure: str | None = None
@@ -136,6 +147,7 @@ class GroupCommit:
             else:
                 self._write(work.place, done, in_thread)
         except Exception as error:
+            self._broker.journal.give_up()
             self._finish(gathered, error)
 
     def _note(self, work: Work) -> Exception | None:
@@ -145,7 +157,9 @@ class GroupCommit:
                 self._broker.journal.note_written()
             if work.job is not None:
                 work.job.note(whole=False)
-            self.on_timed(time.perf_counter() - work.started_s)
+            took_s = time.perf_counter() - work.started_s
+            self._flush_s += (took_s - self._flush_s) * NEWEST_SHARE
+            self.on_timed(took_s)
             # What the syncer failed at is not good yet for what is written here.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
@@ -155,15 +169,19 @@ class GroupCommit:
 
     def _finish(self, finished: Round, error: BaseException | None) -> None:
         """Wake those who wait for a round, and begin the next."""
-        if finished.outcome.ready():
+        if finished.ended:
             return
-        finished.outcome.set(error)
-        for told in finished.told:
-            told(error)
+        finished.ended = True
         if self._gathering is None:
             self._running = False
+            self._tell(finished, error)
+        elif self._flush_s > GATHERED_WHILE_TOLD * self._tell_s:
+            # Most of those who are told now publish again before the disk could have written for the others alone.
+            self._tell(finished, error)
+            self._after_poll(self._start)
         else:
-            self._soon(self._start)
+            self._start()
+            self._tell(finished, error)
         if error is None:
             return
         self._broker.note_failed_sync(error)
@@ -171,6 +189,14 @@ class GroupCommit:
         if not isinstance(error, StorageError):
             logger.critical("a group commit went wrong", exc_info=error)
             self.on_bug(error)
+
+    def _tell(self, finished: Round, error: BaseException | None) -> None:
+        """Wake those who wait for a round."""
+        started_s = time.perf_counter()
+        finished.outcome.set(error)
+        for told in finished.told:
+            told(error)
+        self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 
     def _work(self, topics: list[Topic]) -> Work:
         """Gather what is new of the topics: into the journal, or what of them is dirty where that does not do."""
