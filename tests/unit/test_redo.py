@@ -1,0 +1,434 @@
+"""Tests of pyqd.diskqueue.redo: what a journal holds is put back into segments, and nowhere else."""
+
+import errno
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pyqd.broker.broker import Broker
+from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.redo import Redo
+from pyqd.hot import crc32c
+from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.primitives.errors import LaterFormatError, StorageError
+from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
+
+FILE_BYTES = 16 * BLOCK_SIZE
+SEGMENT_BYTES = 64 << 10
+MADE_NS = 1_000
+HEADER = struct.Struct("<QIIQQQQq8x")
+ENTRY = struct.Struct("<IHH7Q")
+STATE = struct.Struct("<q4Q")
+SEGMENT = struct.Struct("<8sIIQQqQQQ")
+
+
+def segment_header(number, first_seq=0, sealed=(0, 0)):
+    """Return the header of a segment as it lies in its file."""
+    checksum = crc32c.value(struct.pack("<QQq", number, first_seq, 5), 1)
+    header = SEGMENT.pack(b"PYQDSEG\0", 1, checksum, number, first_seq, 5, *sealed, 0)
+    return header.ljust(SEGMENT_HEADER_BYTES, b"\0")
+
+
+class Entry(NamedTuple):
+    """One entry of a commit, with the parts of a state that tests look at."""
+
+    content: bytes
+    start: int = 0
+    number: int = 1
+    file_number: int = 0
+    first_seq: int = 0
+    first_number: int = 1
+    name: str = "t"
+    made_ns: int = MADE_NS
+    message_count: int = 1
+
+    def packed(self):
+        name, state = self.name.encode(), STATE.pack(self.made_ns, 0, 0, self.message_count, 0)
+        parts = [part.ljust(-(-len(part) // 8) * 8, b"\0") for part in (name, state, self.content)]
+        size = ENTRY_SIZE + sum(map(len, parts))
+        numbers = (self.file_number, self.number, self.first_seq, self.first_number, SEGMENT_BYTES)
+        head = ENTRY.pack(size, len(name), len(state), *numbers, self.start, len(self.content))
+        return head + b"".join(parts)
+
+
+def commit(generation, offset, *entries, oldest=1, version=FORMAT_VERSION, latest_ns=MADE_NS):
+    """Return a commit as it lies in a file, in whole blocks."""
+    body = b"".join(entry.packed() for entry in entries)
+    size = HEADER_SIZE + len(body)
+    content = HEADER.pack(FORMAT_MAGIC, version, 0, generation, oldest, offset, size, latest_ns) + body
+    checksum = crc32c.value(content[CHECKED_FROM:], version)
+    content = HEADER.pack(FORMAT_MAGIC, version, checksum, generation, oldest, offset, size, latest_ns) + body
+    return content.ljust(-(-size // BLOCK_SIZE) * BLOCK_SIZE, b"\0")
+
+
+class Place:
+    """A journal, and the log of a topic."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = Files()
+        self.journal = directory / "journal"
+        self.log = directory / "log"
+        self.journal.mkdir()
+        self.log.mkdir()
+
+    def journal_file(self, number, *commits):
+        content = b"".join(commits).ljust(FILE_BYTES, b"\0")
+        (self.journal / str(number)).write_bytes(content)
+        return content
+
+    def segment(self, content, file_number=0):
+        path = self.log / f"{file_number}.seg"
+        path.write_bytes(content.ljust(SEGMENT_BYTES, b"\0"))
+        return path
+
+    def redo(self, files=None):
+        return Redo(files or self.files, str(self.journal))
+
+    def apply(self, made_ns=MADE_NS, state_lost=False, name="t", files=None):
+        return self.redo(files).apply(name, str(self.log), made_ns, state_lost)
+
+    def content(self, file_number=0):
+        return (self.log / f"{file_number}.seg").read_bytes()
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def count_in(state):
+    """Return the message count of what the journal kept of a state."""
+    return STATE.unpack(state)[3]
+
+
+BEGINNING = Entry(segment_header(1) + b"first record, ")
+BEHIND = Entry(b"second record", start=len(BEGINNING.content), message_count=2)
+WHOLE = (BEGINNING.content + BEHIND.content).ljust(SEGMENT_BYTES, b"\0")
+
+
+# The table in the module's docstring.
+
+
+def test_a_missing_file_is_made_again_from_the_beginning_of_its_segment(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    assert count_in(place.apply()) == 2
+    assert place.content() == WHOLE
+
+
+def test_a_missing_file_is_not_made_from_bytes_within_its_segment(place):
+    place.journal_file(1, commit(1, 0, BEHIND))
+    assert place.apply() is not None
+    assert list(place.log.iterdir()) == []
+
+
+def test_a_missing_log_directory_is_made(place):
+    place.log.rmdir()
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    place.apply()
+    assert place.content().startswith(BEGINNING.content)
+
+
+@pytest.mark.parametrize("entry", [BEGINNING, BEHIND])
+def test_a_later_segment_in_the_file_is_left_as_it_is(place, entry):
+    later = segment_header(7, 100) + b"later"
+    place.segment(later)
+    place.journal_file(1, commit(1, 0, entry))
+    place.apply()
+    assert place.content().startswith(later)
+
+
+def test_a_segment_that_was_begun_again_with_a_later_sequence_number_is_left_as_it_is(place):
+    later = segment_header(1, 1 << 48) + b"of the next epoch"
+    place.segment(later)
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    place.apply()
+    assert place.content().startswith(later)
+
+
+@pytest.mark.parametrize(
+    "former",
+    [segment_header(1), segment_header(0), b"", b"nonsense" * 20],
+    ids=["earlier", "spare", "empty", "damaged"],
+)
+def test_the_beginning_of_a_segment_takes_the_place_of_an_earlier_one(place, former):
+    mine = Entry(segment_header(2, 50) + b"mine", number=2, first_seq=50)
+    place.segment(former + b"former")
+    place.journal_file(1, commit(1, 0, mine))
+    place.apply()
+    assert place.content().startswith(mine.content)
+
+
+def test_bytes_within_a_segment_are_not_put_into_an_earlier_one(place):
+    earlier = segment_header(1) + b"earlier"
+    place.segment(earlier)
+    place.journal_file(1, commit(1, 0, Entry(b"mine", start=200, number=2, first_seq=50)))
+    place.apply()
+    assert place.content() == earlier.ljust(SEGMENT_BYTES, b"\0")
+
+
+def test_the_header_of_the_same_segment_stays_and_the_bytes_behind_it_are_written(place):
+    sealed = segment_header(1, 0, (2, 300))
+    place.segment(sealed)
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    place.apply()
+    assert place.content() == sealed + WHOLE[SEGMENT_HEADER_BYTES:]
+
+
+def test_what_the_log_had_drained_by_its_last_entry_is_not_put_back(place):
+    last = Entry(segment_header(2, 50) + b"mine", number=2, file_number=1, first_seq=50, first_number=2)
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, last))
+    place.apply()
+    assert [path.name for path in place.log.iterdir()] == ["1.seg"]
+
+
+def test_doing_it_twice_changes_nothing(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    first = place.apply()
+    content = place.content()
+    assert place.apply() == first
+    assert place.content() == content
+
+
+def test_a_topic_is_asked_for_once(place):
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    redo = place.redo()
+    assert redo.apply("t", str(place.log), MADE_NS, False) is not None
+    assert redo.apply("t", str(place.log), MADE_NS, False) is None
+
+
+# Which commits count.
+
+
+def test_without_a_journal_nothing_is_put_back(place):
+    place.journal.rmdir()
+    assert place.redo().former == []
+    assert place.apply() is None
+
+
+@pytest.mark.parametrize("damaged_at", [BLOCK_SIZE, BLOCK_SIZE + 12, BLOCK_SIZE + HEADER_SIZE, BLOCK_SIZE + 180])
+def test_a_torn_commit_ends_a_file(place, damaged_at):
+    third = BEHIND._replace(start=BEHIND.start + len(BEHIND.content))
+    content = bytearray(
+        place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND), commit(1, 2 * BLOCK_SIZE, third))
+    )
+    content[damaged_at] ^= 0xFF
+    (place.journal / "1").write_bytes(content)
+    assert count_in(place.apply()) == 1
+    assert place.content() == BEGINNING.content.ljust(SEGMENT_BYTES, b"\0")
+
+
+def test_a_commit_that_lies_elsewhere_than_it_says_is_none(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, 7 * BLOCK_SIZE, BEHIND))
+    assert count_in(place.apply()) == 1
+
+
+def test_a_commit_that_is_longer_than_the_file_is_none(place):
+    content = place.journal_file(1, commit(1, 0, BEGINNING))
+    (place.journal / "1").write_bytes(content[:100])
+    assert place.redo().former == []
+
+
+def test_commits_of_an_earlier_use_of_a_file_do_not_count(place):
+    place.journal_file(1, commit(3, 0, BEGINNING, oldest=3), commit(1, BLOCK_SIZE, BEHIND))
+    redo = place.redo()
+    assert [generation for generation, _ in redo.former] == [3]
+    assert count_in(redo.apply("t", str(place.log), MADE_NS, False)) == 1
+
+
+def test_files_are_applied_by_generation_and_not_by_name(place):
+    place.journal_file(9, commit(1, 0, BEGINNING))
+    place.journal_file(2, commit(2, 0, BEHIND))
+    redo = place.redo()
+    assert [(generation, Path(path).name) for generation, path in redo.former] == [(1, "9"), (2, "2")]
+    assert count_in(redo.apply("t", str(place.log), MADE_NS, False)) == 2
+    assert place.content() == WHOLE
+
+
+def test_files_that_the_last_commit_says_do_not_count_are_removed(place):
+    place.journal_file(1, commit(1, 0, BEHIND._replace(content=b"stale"), oldest=1))
+    place.journal_file(2, commit(2, 0, BEGINNING, oldest=1), commit(2, BLOCK_SIZE, BEHIND, oldest=2))
+    place.journal_file(3)
+    redo = place.redo()
+    assert [Path(path).name for _, path in redo.former] == ["2"]
+    assert [path.name for path in place.journal.iterdir()] == ["2"]
+
+
+def test_the_latest_time_at_which_a_topic_was_made_is_known_again(place):
+    place.journal_file(1, commit(1, 0, BEGINNING, latest_ns=9_000), commit(1, BLOCK_SIZE, BEHIND, latest_ns=8_000))
+    assert place.redo().latest_created_ns == 9_000
+
+
+def test_a_commit_of_a_later_format_refuses_the_start(place):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND, version=FORMAT_VERSION + 1))
+    with pytest.raises(LaterFormatError, match=r"journal/1.*journal format version 2; this pyqd reads 1"):
+        place.redo()
+    assert len(list(place.journal.iterdir())) == 1
+
+
+def test_other_files_in_the_directory_are_left_alone_with_a_warning(place, caplog):
+    (place.journal / "notes").write_text("mine")
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    assert len(place.redo().former) == 1
+    assert "skipping notes in " in caplog.text
+    assert (place.journal / "notes").read_text() == "mine"
+
+
+# Disks that fail.
+
+
+class FailingFiles(Files):
+    """A disk of which ranges cannot be read, or files not be written."""
+
+    def __init__(self, path, unreadable_from=None, number=errno.EIO, unwritable=False):
+        self.path = str(path)
+        self.unreadable_from = unreadable_from
+        self.number = number
+        self.unwritable = unwritable
+
+    def read_range(self, path, start, length):
+        if path == self.path and self.unreadable_from is not None and start + length > self.unreadable_from:
+            if start >= self.unreadable_from:
+                raise StorageError("read", path, self.number, "Input/output error")
+            length = self.unreadable_from - start
+        return super().read_range(path, start, length)
+
+    def overwrite(self, path, start_bytes, content):
+        if self.unwritable and path == self.path:
+            raise StorageError("write", path, self.number, "Input/output error")
+        super().overwrite(path, start_bytes, content)
+
+
+def test_a_file_is_read_up_to_where_it_cannot_be_read(place, caplog):
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    assert count_in(place.apply(files=FailingFiles(place.journal / "1", BLOCK_SIZE))) == 1
+    assert f"what follows offset {BLOCK_SIZE} is not read; acknowledged messages may be missing" in caplog.text
+
+
+def test_an_error_of_reading_that_may_pass_refuses_the_start(place):
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    with pytest.raises(StorageError):
+        place.redo(FailingFiles(place.journal / "1", 0, errno.EMFILE))
+
+
+def test_a_segment_whose_header_cannot_be_read_is_begun_again(place):
+    path = place.segment(segment_header(1) + b"unreadable")
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    place.apply(files=FailingFiles(path, 0))
+    assert place.content().startswith(BEGINNING.content)
+
+
+def test_a_segment_that_cannot_be_written_for_an_error_of_the_disk_is_left_to_recovery(place, caplog):
+    path = place.segment(segment_header(1))
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    assert place.apply(files=FailingFiles(path, unwritable=True)) is not None
+    assert "bytes of acknowledged messages are not put back" in caplog.text
+
+
+def test_a_disk_without_room_refuses_the_start(place):
+    path = place.segment(segment_header(1))
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    with pytest.raises(StorageError):
+        place.apply(files=FailingFiles(path, number=errno.ENOSPC, unwritable=True))
+
+
+# Whose entries they are.
+
+
+def test_a_topic_takes_nothing_of_an_earlier_one_of_its_name(place):
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    assert place.apply(made_ns=MADE_NS + 1) is None
+    assert list(place.log.iterdir()) == []
+
+
+def test_a_topic_takes_nothing_of_another_name(place):
+    place.journal_file(1, commit(1, 0, BEGINNING._replace(name="other")))
+    assert place.apply() is None
+
+
+def test_a_topic_made_again_takes_what_came_since(place):
+    later = BEGINNING._replace(content=segment_header(1) + b"of the second", made_ns=MADE_NS + 5)
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, later))
+    assert place.apply(made_ns=MADE_NS + 5) is not None
+    assert place.content().startswith(later.content)
+
+
+def test_a_blank_state_takes_nothing(place):
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    assert place.apply(made_ns=0) is None
+
+
+def test_a_damaged_state_takes_what_the_last_topic_of_the_name_had(place):
+    later = BEGINNING._replace(content=segment_header(1) + b"of the second", made_ns=MADE_NS + 5)
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, later))
+    assert place.apply(made_ns=0, state_lost=True) is not None
+    assert place.content().startswith(later.content)
+
+
+# A broker that finds a journal.
+
+
+def fail_power(path):
+    """Have the next start take what is there for what a power failure has left."""
+    node = path / "node.json"
+    node.write_text(node.read_text().replace('"clean": true', '"clean": false').replace('"boot": "', '"boot": "not '))
+
+
+def journaled(path, bodies):
+    """Leave a topic whose messages are in the journal, and in its log if the page cache survives. Returns: its log."""
+    broker = broker_on(path, sync_every=1)
+    topic = broker.topic("t")
+    broker.journal.file_bytes = FILE_BYTES
+    broker.journal.start()
+    for body in bodies:
+        topic.publish_body(body, 1)
+        buffer = broker.journal.begin()
+        assert topic.journal_into(buffer, b"t")
+        place = broker.journal.place()
+        place.file.write(place.offset, place.content)
+        broker.journal.note_written()
+    return Path(topic.log.active.mapping.path)
+
+
+def bodies_on(path):
+    broker = Broker(options_for(path, sync_every=1), Files())
+    broker.load()
+    topic = broker.topic_of["t"]
+    return topic, [body for _, _, _, _, _, body in topic.log.records()]
+
+
+@pytest.mark.parametrize("lost", ["page", "file"])
+def test_a_start_after_a_power_failure_has_the_messages_and_what_the_state_tells(tmp_path, lost):
+    segment = journaled(tmp_path, [b"one", b"two"])
+    state = tmp_path / "topics" / "t.topic" / "state"
+    if lost == "page":
+        segment.write_bytes(bytes(segment.stat().st_size))
+    else:
+        segment.unlink()
+    content = bytearray(state.read_bytes())
+    # deferred_below, last_guid, message_count and message_bytes, as they were when the topic was made.
+    content[24:56] = bytes(32)
+    state.write_bytes(content)
+    fail_power(tmp_path)
+    topic, bodies = bodies_on(tmp_path)
+    assert bodies == [b"one", b"two"]
+    assert (topic.message_count, topic.message_bytes) == (2, 6)
+
+
+def test_a_start_after_a_kill_puts_nothing_back(tmp_path):
+    segment = journaled(tmp_path, [b"one", b"two"])
+    segment.unlink()
+    topic, bodies = bodies_on(tmp_path)
+    assert bodies == []
+    assert topic.message_count == 2
+    assert list((tmp_path / "journal").iterdir())
+
+
+def test_a_start_after_a_clean_stop_removes_a_journal_unread(tmp_path):
+    journaled(tmp_path, [b"one"])
+    node = tmp_path / "node.json"
+    node.write_text(node.read_text().replace('"clean": false', '"clean": true'))
+    (tmp_path / "journal" / "1").write_bytes(commit(1, 0, BEGINNING, version=99))
+    bodies_on(tmp_path)
+    assert not (tmp_path / "journal").exists()
