@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.diskqueue.layout import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
 from pyqd.hot import crc32c
 from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
@@ -193,8 +193,22 @@ class Redo:
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            # As with any page that cannot be read: the log finds the damage.
-            logger.error("%s: %d bytes of acknowledged messages are not put back", error, len(content))
+            self._put_back_by_page(path, entry.start + skipped, content)
+
+    def _put_back_by_page(self, path: str, start: int, content: bytes) -> None:
+        """Write all but the parts of pages that cannot be read, as one of those fails a write of all pages."""
+        at = 0
+        while at < len(content):
+            length = PAGE_BYTES - (start + at) % PAGE_BYTES
+            part = content[at : at + length]
+            try:
+                self.files.overwrite(path, start + at, part)
+            except StorageError as error:
+                if error.errno != errno.EIO:
+                    raise
+                # As with any page that cannot be read: the log finds the damage.
+                logger.error("%s: %d bytes of acknowledged messages are not put back", error, len(part))
+            at += length
 
     def _header_of(self, path: str) -> SegmentHeader | None:
         """Return the header of the segment in a file; None if there is none that can be believed."""

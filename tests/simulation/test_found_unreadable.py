@@ -268,3 +268,17 @@ def test_a_segment_uses_no_drained_file_with_a_page_that_cannot_be_read(simulate
         ],
         features=[*FEATURES, "spares"],
     )
+
+
+def test_a_page_that_cannot_be_read_keeps_nothing_else_of_a_commit_from_being_put_back(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("pub", 1, 10159),
+            ("http_pub", 1, 3, 0, 0),
+            ("pub", 0, 0),
+            ("jobs",),
+            ("spoil", 1, 0, 43820),
+        ],
+        features=FEATURES,
+    )
