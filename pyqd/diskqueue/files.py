@@ -163,18 +163,17 @@ def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
 class JournalFile:
     """A file of fixed size whose writes are on stable storage when they return.
 
-    fd: owned. direct: it is open with O_DIRECT.
+    fd: owned.
     """
 
-    def __init__(self, fd: int, path: str, direct: bool) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
-        self._direct = direct
         self.path = path
 
     @property
-    def direct_fd(self) -> int:
-        """The file's number, for writes past the page cache; -1: it is not open for these."""
-        return self._fd if self._direct else -1
+    def fileno(self) -> int:
+        """The file's number, for who writes to it otherwise; -1: nobody may."""
+        return self._fd
 
     def write(self, offset: int, content: memoryview) -> None:
         """Write whole blocks at a multiple of a block; blocks, with the interpreter's lock released.
@@ -475,14 +474,12 @@ class Files:
         They go past the page cache where the file system can (O_DIRECT). On failure no file is left.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        direct = True
         try:
             try:
                 fd = os.open(path, flags | os.O_DIRECT, 0o600)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                direct = False
                 fd = os.open(path, flags, 0o600)
         except OSError as error:
             raise storage_error("create", path, error) from error
@@ -494,7 +491,7 @@ class Files:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
-        return JournalFile(fd, path, direct)
+        return JournalFile(fd, path)
 
     def overwrite(self, path: str, start_bytes: int, content: bytes) -> None:
         """Write bytes into a file that has them; they are in the page cache then."""

@@ -1,26 +1,17 @@
-"""Commits of the journal written without a thread, where the system can: see pyx/aio.pyx."""
+"""Commits of the journal on their way to the disk and back: see pyx/writethread.pyx."""
 
-import errno
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from pyqd.diskqueue.journal import Place
-from pyqd.hot.aio import AsyncWriter
+from pyqd.hot.writethread import WriteThread
 from pyqd.primitives.errors import storage_error
 
 READ_EVENT = 1
 NOT_YET = -1
 
 Done = Callable[[Any, BaseException | None], None]
-
-
-def nothing() -> None:
-    """There is no write under way."""
-
-
-logger = logging.getLogger(__name__)
 
 
 class AfterPoll:
@@ -43,46 +34,39 @@ class AfterPoll:
 
 
 class DirectWriter:
-    """Writes one commit at a time on the hub's loop."""
+    """Has commits written by a thread that is there for nothing else, one at a time."""
 
     def __init__(self, hub: Any) -> None:
-        self._writer: AsyncWriter | None = None
+        self._thread = WriteThread()
         self._done: Done | None = None
-        self._in_thread: Callable[[], None] = nothing
         self._path = ""
-        try:
-            self._writer = AsyncWriter()
-        except OSError as error:
-            logger.info("DISKQUEUE: commits of the journal are written by a thread - %s", error.strerror)
-            return
-        self._watcher = hub.loop.io(self._writer.fileno, READ_EVENT)
+        self._stopped = False
+        self._watcher = hub.loop.io(self._thread.fileno, READ_EVENT)
         self._watcher.start(self._on_event)
 
     def write(self, place: Place, done: Done, in_thread: Callable[[], None]) -> None:
-        """Start to write a commit; done(None, error) is called on the loop. in_thread: does the same by a thread."""
-        fd = place.file.direct_fd
-        if self._writer is None or fd < 0 or not self._writer.submit(fd, place.content, place.offset):
+        """Begin to write a commit; done(None, error) is called on the loop. in_thread: does it some other way."""
+        fd = place.file.fileno
+        if fd < 0 or self._stopped:
             in_thread()
             return
-        self._done, self._in_thread, self._path = done, in_thread, place.file.path
+        self._done, self._path = done, place.file.path
+        self._thread.submit(fd, place.content, place.offset)
 
     def stop(self) -> None:
         """Wait for the write under way, and tell nobody of its end."""
-        if self._writer is not None:
-            self._watcher.stop()
-            self._watcher.close()
-            self._writer.close()
-            self._writer = self._done = None
+        if self._stopped:
+            return
+        self._stopped = True
+        self._watcher.stop()
+        self._watcher.close()
+        self._done = None
+        self._thread.close()
 
     def _on_event(self) -> None:
-        assert self._writer is not None
-        failed = self._writer.collect()
+        failed = self._thread.collect()
         if failed == NOT_YET or self._done is None:
             return
         done, self._done = self._done, None
-        if failed == errno.EAGAIN:
-            # Somewhere on its way to the disk it would have had to wait.
-            self._in_thread()
-            return
         error = storage_error("write", self._path, OSError(failed, os.strerror(failed))) if failed else None
         done(None, error)

@@ -17,7 +17,6 @@ HOT_MODULES = {
     "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
     "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
     "diskqueue": (
-        "aio",
         "arena",
         "draft",
         "journal",
@@ -29,6 +28,7 @@ HOT_MODULES = {
         "segment",
         "slottable",
         "staging",
+        "writethread",
     ),
     "broker": (
         "amend",

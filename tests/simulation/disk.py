@@ -637,7 +637,7 @@ class SimulatedJournalFile(JournalFile):
         self._put(offset + part, bytes(content[part:]))
 
     @property
-    def direct_fd(self) -> int:
+    def fileno(self) -> int:
         """None: a job writes."""
         return -1
 

@@ -32,7 +32,7 @@ class PowerJournalFile(JournalFile):
         self.path = file.path
 
     @property
-    def direct_fd(self) -> int:
+    def fileno(self) -> int:
         return -1
 
     def write(self, offset: int, content: memoryview) -> None:

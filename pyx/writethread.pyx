@@ -1,0 +1,159 @@
+"""A thread that writes one commit of the journal at a time, without the interpreter.
+
+A commit is short, and many wait for it. Handing it to a thread of Python's costs the interpreter's lock twice, and on a
+busy core as much time as a good part of the write. This thread takes a request from one eventfd, writes it with
+pwritev2(2) and RWF_DSYNC, and tells the loop by another one.
+
+Rejected: Linux AIO and io_uring, which need no thread here. Their write is completed, and then flushed, by a worker of
+the kernel on whatever core took the disk's interrupt; where another process keeps that core busy, it waits for the end
+of a time slice, 4 ms and more. A write in a call is completed by whoever waits for it. The loop itself must not wait: a
+flush may take seconds.
+
+Sources: eventfd(2), pwritev2(2), pthread_sigmask(3).
+"""
+
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.errno cimport EAGAIN, EINTR, EIO, errno
+from libc.stdlib cimport calloc, free
+
+cdef extern from "pthread.h" nogil:
+    int pthread_create(pthread_t* thread, const void* attributes, void* (*start)(void*) noexcept nogil, void* argument)
+    int pthread_join(pthread_t thread, void** result)
+
+cdef extern from "signal.h" nogil:
+    ctypedef struct sigset_t:
+        pass
+    const int SIG_SETMASK
+    int sigfillset(sigset_t* signals)
+    int pthread_sigmask(int how, const sigset_t* signals, sigset_t* before)
+
+cdef extern from "sys/eventfd.h" nogil:
+    const int EFD_NONBLOCK
+    const int EFD_CLOEXEC
+    int eventfd(unsigned int initial, int flags)
+
+cdef extern from "sys/uio.h" nogil:
+    const int RWF_DSYNC
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    ssize_t pwritev2(int fd, const iovec* pieces, int count, int64_t offset, int flags)
+
+cdef extern from "unistd.h" nogil:
+    ssize_t read(int fd, void* into, size_t count)
+    ssize_t write(int fd, const void* data, size_t count)
+
+
+cdef int write_all(int fd, char* at, uint64_t length, uint64_t offset) noexcept nogil:
+    """Write all to stable storage. Returns: 0, or an errno; then any part of it may be there."""
+    cdef iovec piece
+    cdef ssize_t written
+    while length:
+        piece.iov_base = at
+        piece.iov_len = length
+        written = pwritev2(fd, &piece, 1, <int64_t> offset, RWF_DSYNC)
+        if written < 0:
+            if errno == EINTR:
+                continue
+            return errno
+        if written == 0:
+            return EIO
+        at += written
+        offset += <uint64_t> written
+        length -= <uint64_t> written
+    return 0
+
+
+cdef void wake(int event_fd) noexcept nogil:
+    """Count an eventfd up by one."""
+    cdef uint64_t one = 1
+    while write(event_fd, &one, sizeof(one)) < 0 and errno == EINTR:
+        pass
+
+
+cdef void* run(void* argument) noexcept nogil:
+    """Run in the thread."""
+    cdef Request* request = <Request*> argument
+    cdef uint64_t count
+    while True:
+        # An eventfd orders what was stored before it was counted up.
+        if read(request.asked_fd, &count, sizeof(count)) < 0 and (errno == EINTR or errno == EAGAIN):
+            continue
+        if request.at != NULL:
+            request.failed = write_all(request.fd, request.at, request.length, request.offset)
+            request.at = NULL
+            wake(request.done_fd)
+        if request.stopping:
+            return NULL
+
+
+cdef class WriteThread:
+    """Writes to files, each write on stable storage at its end; one at a time. Raises, as it is made: OSError."""
+
+    def __cinit__(self):
+        self.request = <Request*> calloc(1, sizeof(Request))
+        if self.request == NULL:
+            raise MemoryError
+        self.request.asked_fd = self.request.done_fd = -1
+
+    def __init__(self):
+        cdef sigset_t every, before
+        cdef int failed
+        self.request.asked_fd = eventfd(0, EFD_CLOEXEC)
+        self.request.done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if self.request.asked_fd < 0 or self.request.done_fd < 0:
+            raise OSError(errno, os.strerror(errno))
+        # Signals are for the loop's thread.
+        sigfillset(&every)
+        pthread_sigmask(SIG_SETMASK, &every, &before)
+        failed = pthread_create(&self.thread, NULL, run, self.request)
+        pthread_sigmask(SIG_SETMASK, &before, NULL)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        self.runs = True
+
+    def __dealloc__(self):
+        # A thread that still runs, as in a process that ends, keeps what it uses.
+        if self.request != NULL and not self.runs:
+            free(self.request)
+
+    def close(self):
+        """End the thread when the write under way has ended, and wait for that."""
+        if not self.runs:
+            return
+        self.request.stopping = True
+        wake(self.request.asked_fd)
+        with nogil:
+            pthread_join(self.thread, NULL)
+        self.runs = False
+        self.content = None
+        os.close(self.request.asked_fd)
+        os.close(self.request.done_fd)
+
+    def submit(self, int fd, content not None, uint64_t offset):
+        """Begin to write. content: one byte or more, kept as it is until `collect` returns an outcome."""
+        cdef Py_buffer view
+        assert self.runs and self.content is None, "one write at a time"
+        PyObject_GetBuffer(content, &view, PyBUF_SIMPLE)
+        self.request.fd = fd
+        self.request.at = <char*> view.buf
+        self.request.length = <uint64_t> view.len
+        self.request.offset = offset
+        PyBuffer_Release(&view)
+        self.content = content
+        wake(self.request.asked_fd)
+
+    def collect(self):
+        """Return the errno of the write that has ended, 0 if all of it is on stable storage; -1: it has not ended."""
+        cdef uint64_t count
+        if self.content is None or read(self.request.done_fd, &count, sizeof(count)) < 0:
+            return -1
+        self.content = None
+        return self.request.failed
+
+    @property
+    def fileno(self):
+        """The eventfd that is readable when a write has ended."""
+        return self.request.done_fd
