@@ -113,6 +113,10 @@ cdef class IoLoop(Publisher):
 
     def on_readable(self):
         """Serve what has come, on the loop itself, and wake the greenlet where that is not all."""
+        if self.is_waiting:
+            # What comes before the answers may leave is read behind them.
+            self.read_watcher.stop()
+            return
         if self.magic_seen and self.transport is None and not self.gone:
             try:
                 self.receive_and_run()
@@ -128,15 +132,18 @@ cdef class IoLoop(Publisher):
     cdef object wait_at_rest(self):
         """Have `on_durable` called when what was published is on stable storage, and read nothing until then."""
         topics, self.unsynced = self.unsynced, []
-        self.read_watcher.stop()
+        # The watcher stays: a client that waits for its answer sends nothing, and stopping it would take two calls.
+        self.is_waiting = True
         self.tell_durable(topics, self.on_durable)
 
     def on_durable(self, error):
         """Let the answers leave, or refuse the publishes, and go on; on the loop itself where that is all."""
+        self.is_waiting = False
         try:
             self.end_withholding(error)
             if self.is_at_rest():
-                self.read_watcher.start(self.on_readable)
+                if not self.read_watcher.active:
+                    self.read_watcher.start(self.on_readable)
                 self.held_since_ns = mono_ns()
                 return
             self.is_served = True
@@ -299,7 +306,7 @@ cdef class IoLoop(Publisher):
 
         first_ns: for its first command. rest_ns: for the rest of a command that has begun. 0: as long as it takes.
         """
-        if self.gone or self.read_watcher is None or not self.read_watcher.active:
+        if self.gone or self.is_waiting or self.read_watcher is None or not self.read_watcher.active:
             return None
         if self.command_count < FIRST_COMMAND_COUNT:
             return "no first command in time" if first_ns and now_ns - self.connected_ns > first_ns else None

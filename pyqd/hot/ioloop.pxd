@@ -20,6 +20,7 @@ cdef class IoLoop(Publisher):
     cdef bint magic_seen
     cdef public bint tls_needed          # until then IDENTIFY is the only command
     cdef object read_watcher
+    cdef bint is_waiting                 # for `on_durable`: nothing is read before
     cdef bint is_served                  # the callback has run the pass that the greenlet is woken after
     cdef object pass_error               # what that pass raised; the greenlet ends by it
     cdef readonly uint64_t command_count
