@@ -47,6 +47,8 @@ DIRTY_TOPICS_PER_JOB = 64
 TOPICS_PER_TURN = 256
 # Each msync waits for the disk's cache to be flushed; from here on, one flush for the whole file system is cheaper.
 RANGES_MANY = 128
+# From here on a range is written out before its sync, if publishers wait for the disk.
+LARGE_BYTES = 256 << 10
 # The first page of a ledger: see docs/storage.md.
 LEDGER_HEADER_BYTES = 4096
 # Between two looks at how much has been appended.
@@ -105,6 +107,8 @@ class Job:
         self.parked: list[SyncedParked] = []
         self.topics: list[Topic] = []
         self.took_s = 0.0
+        # Others wait for the disk meanwhile: what is large is written a piece at a time before it is synced.
+        self.gives_way = False
         self._ledgers_gathered: set[Ledger] = set()
 
     def add(self, topic: Topic, mark: Mark) -> None:
@@ -175,6 +179,10 @@ class Job:
     def run(self, syncs: Syncs) -> None:
         """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
         started_s = time.perf_counter()
+        if self.gives_way:
+            for mapping, start_bytes, length_bytes, _ in self.ranges:
+                if length_bytes > LARGE_BYTES:
+                    syncs.files.write_out(mapping, start_bytes, length_bytes)
         many = len(self.ranges) + len(self.states) + len(self.headers) >= RANGES_MANY
         self.write(syncs, self.ranges, self.directories, many)
         for topic, end in self.given:
@@ -310,7 +318,7 @@ class Syncer:
         topic_of = self._broker.topic_of
         for name in self._synced.keys() - topic_of.keys():
             del self._synced[name]
-        job = Job()
+        job = self._new_job()
         for index, topic in enumerate(list(topic_of.values()), 1):
             if topic.directory is not None and topic_of.get(topic.name) is topic:
                 mark = topic.mark()
@@ -318,11 +326,16 @@ class Syncer:
                     job.add(topic, mark)
             if len(job.marks) == DIRTY_TOPICS_PER_JOB:
                 yield job
-                job = Job()
+                job = self._new_job()
             if index % TOPICS_PER_TURN == 0:
                 pause()
         if job.marks:
             yield job
+
+    def _new_job(self) -> Job:
+        job = Job()
+        job.gives_way = self._broker.journals()
+        return job
 
     def _do_all(self, jobs: Iterable[Job], in_thread: InThread) -> bool:
         failed_count = 0

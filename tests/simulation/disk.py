@@ -428,6 +428,9 @@ class SimulatedFiles(Files):
                 raise
             inode.write_back(start_bytes, end)
 
+    def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
+        """Nothing: the kernel may write what is dirty at any time."""
+
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         if mapping.path is None or length_bytes <= 0 or self.dead:
             return
