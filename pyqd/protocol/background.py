@@ -18,6 +18,14 @@ def no_handler(_error: BaseException) -> None:
     """Leave it at the log."""
 
 
+def outcome_of(job: Job) -> tuple[Any, BaseException | None]:
+    """Return a job's result and error. The pool would write an error that it sees to standard error, with traceback."""
+    try:
+        return job(), None
+    except Exception as error:
+        return None, error
+
+
 class Background:
     """A queue before a pool of threads that nobody else uses; a thread is made when the first job needs it.
 
@@ -49,7 +57,7 @@ class Background:
             self.free_threads -= 1
             try:
                 # The pool gives a slot back before it tells a job's end: where a thread is free here, one is there.
-                started = self.pool.spawn(job)
+                started = self.pool.spawn(partial(outcome_of, job))
             except Exception as error:
                 # No thread can be started: one that runs takes the job when it is free.
                 self.free_threads += 1
@@ -65,7 +73,8 @@ class Background:
         """Pass a job's end on, and start the next."""
         self.free_threads += 1
         try:
-            self.tell(done, finished.value, finished.exception)
+            result, error = finished.value or (None, finished.exception)
+            self.tell(done, result, error)
         finally:
             self.start_some()
 

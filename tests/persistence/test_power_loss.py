@@ -22,18 +22,26 @@ HOUR_NS = 3600 * 10**9
 CHANNELS = ("a", "b")
 OPERATIONS = 250
 RING_BITS_MIN = 8 * 4096
+# Of each file of the journal: a run uses several.
+JOURNAL_BYTES = 256 << 10
 FLAGS: dict[str, Any] = {"sync_every": 1, "sync_timeout": 3600 * 10**9, "max_req_timeout": 2 * HOUR_NS}
 
 
 class World:
-    """A broker under load on a disk that forgets, and what its clients were told."""
+    """A broker under load on a disk that forgets, and what its clients were told.
 
-    def __init__(self, root: Path, seed: int, chance: float) -> None:
+    journaled: commits go to a journal.
+    """
+
+    def __init__(self, root: Path, seed: int, chance: float, journaled: bool = False) -> None:
         self.random = random.Random(seed)
         self.files = PowerFiles(root, "before", seed, chance)
         self.broker = Broker(options_for(root, **FLAGS), self.files)
         self.syncer = Syncer(self.broker, run_here)
         self.broker.load()
+        if journaled:
+            self.broker.journal.file_bytes = JOURNAL_BYTES
+            self.broker.journal.start()
         self.commit = GroupCommit(self.broker, self.in_background, gevent.get_hub().loop.run_callback)
         self.count = 0
         self.moved_count = 0
@@ -161,11 +169,12 @@ def unfinished(channel: Any) -> tuple[Counter[bytes], Counter[bytes]]:
     return now, later
 
 
+@pytest.mark.parametrize("journaled", [False, True], ids=["logs", "journal"])
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed: int) -> None:
+def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed: int, journaled: bool) -> None:
     root = tmp_path / "before"
     root.mkdir()
-    world = World(root, seed, chance=(0.0, 0.1, 0.5, 0.9)[seed % 4])
+    world = World(root, seed, chance=(0.0, 0.1, 0.5, 0.9)[seed % 4], journaled=journaled)
     world.run(OPERATIONS)
     world.files.cut(tmp_path / "after")
     acknowledged = set(world.acknowledged)
@@ -188,9 +197,10 @@ def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed:
     files.close()
 
 
+@pytest.mark.parametrize("journaled", [False, True], ids=["logs", "journal"])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_kill_leaves_unsettled_is_there_once(tmp_path: Path, seed: int) -> None:
-    world = World(tmp_path, seed, chance=0.0)
+def test_what_a_kill_leaves_unsettled_is_there_once(tmp_path: Path, seed: int, journaled: bool) -> None:
+    world = World(tmp_path, seed, chance=0.0, journaled=journaled)
     world.run(OPERATIONS)
     files = PowerFiles(tmp_path, "before")
     broker = broker_on(tmp_path, files, **FLAGS)

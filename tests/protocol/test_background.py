@@ -99,6 +99,16 @@ def test_an_end_may_give_the_next_job_and_an_error_is_told(background):
     assert told == ["no such thing", 5]
 
 
+def test_an_error_of_a_job_is_for_its_giver_and_not_for_standard_error(
+    background: Background, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[BaseException | None] = []
+    background.run(lambda: [].pop(), lambda _result, error: told.append(error))
+    until_done(background)
+    assert [type(error) for error in told] == [IndexError]
+    assert capfd.readouterr().err == ""
+
+
 def test_a_stop_waits_for_what_runs_drops_what_waits_and_ends_the_threads(hub):
     background = Background(hub, 2)
     let_go, ended = held(background, 5)

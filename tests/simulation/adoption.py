@@ -198,11 +198,15 @@ class Adoption:
         count = found.message_count
         if self.power or topic.name in self.doubt.topics or (topic.name, "") in self.forgotten:
             expect(0 <= count <= self.world.number_count, f"messages of {topic.name}", count)
+            known = topic.name not in self.doubt.topics and (topic.name, "") not in self.forgotten
+            expect(count >= topic.acknowledged_count or not known, f"{topic.name} has forgotten that it had", count)
         elif self.doubt.batch is not None:
             expect(topic.count <= count, f"messages of {topic.name}", count, topic.count)
         else:
             expect(count == topic.count, f"messages of {topic.name}", count, topic.count)
         topic.count = count
+        # Of a state that was begun again nothing is durable yet.
+        topic.acknowledged_count = 0 if (topic.name, "") in self.forgotten else min(topic.acknowledged_count, count)
 
     def is_strange(self, topic: Topic, known: Channel | None, name: str) -> bool:
         """Return whether a channel may be another one than the one the model knows, if it knows one."""

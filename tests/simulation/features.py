@@ -15,6 +15,8 @@ UNMAPPING = "unmapping"
 UNREADABLE = "unreadable"
 # Pages of drained segments' files, which later segments use again, that cannot be read.
 SPARES = "spares"
+# Commits of the journal that fail, come during a sync, or fill its files; segments and names used again behind them.
+JOURNAL = "journal"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -24,13 +26,29 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (20_000_000, frozenset({WRITES, UNMAPPING})),
     (30_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE})),
     (40_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE, SPARES})),
+    (50_000_000, frozenset({WRITES, UNMAPPING, JOURNAL})),
 )
-KINDS: dict[str, tuple[str, ...]] = {WRITES: (REST, BROKEN, NAMES), UNMAPPING: (), UNREADABLE: (), SPARES: ()}
+KINDS: dict[str, tuple[str, ...]] = {
+    WRITES: (REST, BROKEN, NAMES),
+    UNMAPPING: (),
+    UNREADABLE: (),
+    SPARES: (),
+    JOURNAL: (),
+}
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
     UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     SPARES: {"fill_segment": (2, ()), "empty_first": (1, ()), "spoil_spare": (1, (5, 6, 0))},
+    JOURNAL: {
+        "commit": (6, (0, 0)),
+        "fill_journal": (2, (12,)),
+        "fail_commit": (3, (2,)),
+        "newest_job": (4, ()),
+        "fill_segment": (1, ()),
+        "empty_first": (1, ()),
+        "delete_first": (0.5, ()),
+    },
 }
 # Operations that mean something together, as `schedule.PHRASES` has them.
 PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -60,6 +78,33 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),
         ("fill_segment", "fill_segment", "sync", "empty_first", "sync", "spoil_spare", "fill_segment", "cut"),
         ("fill_segment", "fill_segment", "sync", "fill", "empty_first", "jobs", "spoil_spare", "fill_segment"),
+    ),
+    JOURNAL: (
+        ("commit", "fail_commit", "commit", "commit", "commit", "cut"),
+        ("fill_journal", "fail_commit", "fill_journal", "sync", "commit", "fill_journal", "cut"),
+        ("commit", "begin_sync", "pub", "newest_job", "jobs", "commit", "cut"),
+        ("commit", "begin_sync", "fill_journal", "jobs", "fill_journal", "cut"),
+        ("fill_journal", "fail", "sync", "commit", "cut"),
+        ("fill_journal", "sync", "commit", "cut"),
+        ("fill_journal", "sync", "fill_journal", "empty_first", "sync", "commit", "cut"),
+        (
+            "commit",
+            "fill_segment",
+            "jobs",
+            "fill_segment",
+            "jobs",
+            "empty_first",
+            "jobs",
+            "fill_segment",
+            "jobs",
+            "cut",
+        ),
+        ("fill_journal", "fill_segment", "jobs", "empty_first", "jobs", "fill_segment", "jobs", "commit", "cut"),
+        ("fill_journal", "delete_first", "jobs", "fill_journal", "cut"),
+        ("fill_journal", "delete_first", "fill_journal", "fill_journal", "cut"),
+        ("fill_journal", "cut", "fill_journal", "cut"),
+        ("fill_journal", "kill", "commit", "cut"),
+        ("fill_journal", "die_at_call", "sync", "fill_journal", "cut"),
     ),
 }
 

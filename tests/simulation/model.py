@@ -135,6 +135,8 @@ class Topic:
     emptied_in_doubt: bool = False
     # The last stamp of a message whose OK said that it is on stable storage.
     acknowledged: int = 0
+    # Messages accepted up to then.
+    acknowledged_count: int = 0
     count: int = 0
     missing: int = 0
     # What is held that channels may have been given before a power cut.
@@ -248,8 +250,10 @@ class Model:
             topic.count += 1
             self.give(topic, message, now_ns)
 
-    def acknowledge(self, topic: Topic, messages: list[Message], durably: bool) -> None:
-        """Note an OK."""
+    def acknowledge(self, topic: Topic, messages: list[Message], durably: bool, count: int = 0) -> None:
+        """Note an OK. count: of the topic's messages, with these."""
+        if durably:
+            topic.acknowledged_count = max(topic.acknowledged_count, count)
         for message in messages:
             message.durable = message.durable or durably
             if durably:

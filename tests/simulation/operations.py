@@ -30,6 +30,8 @@ SIZES = (8, 9, 16, 40, 200, 900, 3000, 20_000)
 BATCHES = (1, 2, 3, 7, 20, 90)
 # Of the messages that fill a segment.
 FILLING_SIZE = SIZES.index(900)
+# So many of them are a commit of two blocks of the journal.
+COMMITTED = 5
 DELAYS_MS = (1, 500, 3_000, 70_000)
 ADVANCES_NS = (SECOND_NS // 1000, SECOND_NS, 11 * SECOND_NS, 61 * SECOND_NS)
 JUMPS_NS = (-3_600 * SECOND_NS, -SECOND_NS, -(1 << 21), SECOND_NS, 3_600 * SECOND_NS)
@@ -61,6 +63,9 @@ class Operations(World):
 
     def do_fail_again(self, skipped: int, spread: int, times: int) -> None:
         self.next_fault = Fault(AGAIN, skipped % (1 + spread), times)
+
+    def do_fail_commit(self, skipped: int) -> None:
+        self.next_fault = Fault(SYNC, skipped)
 
     def do_die_at_call(self, number: int, cut: int, seed: int) -> None:
         self.death = ("call", number)
@@ -140,6 +145,11 @@ class Operations(World):
                 return
             self.alive.run_job(0, True)
             self.alive.turn()
+
+    def do_newest_job(self) -> None:
+        """Do the job that came last, before others that wait."""
+        if self.alive.jobs:
+            self.alive.run_job(len(self.alive.jobs) - 1, True)
 
     def do_begin_sync(self) -> None:
         if self.alive.syncing is None:
@@ -379,12 +389,13 @@ class Operations(World):
         self.doubt.batch = (topic_name, messages)
         found = self.alive.broker.topic_of.get(topic_name)
         before = 0 if found is None else found.message_count
+        counts: list[int] = []
 
         def answered(data: bytes | None) -> None:
             expect(data == b"OK", "a publish is answered", data)
             topic = self.model.topics.get(topic_name)
             if topic is not None and messages[0].number in topic.messages:
-                self.model.acknowledge(topic, messages, self.sync_each and not topic.ephemeral)
+                self.model.acknowledge(topic, messages, self.sync_each and not topic.ephemeral, max(counts, default=0))
 
         client.answers.append(answered)
         client.send(command)
@@ -401,6 +412,7 @@ class Operations(World):
         expect(accepted in (0, len(messages)), "accepted", accepted, len(messages))
         if accepted:
             self.model.publish(topic, messages, self.wall_ns)
+            counts.append(found.message_count)
         else:
             expect(self.is_disturbed, "a publish was refused on a sound disk", client.errors)
 
@@ -432,6 +444,22 @@ class Operations(World):
     def do_fill_segment(self) -> None:
         """Publish to the first topic as much as a segment takes."""
         self.publish_batch(0, SEGMENT_BYTES_MIN // record_span(SIZES[FILLING_SIZE]), FILLING_SIZE)
+
+    def do_commit(self, topic: int, size: int) -> None:
+        """Publish a message, and let what waits for a thread be done."""
+        self.do_pub(topic, size)
+        self.do_jobs()
+
+    def do_fill_journal(self, count: int) -> None:
+        """Publish to the first topic so many times, each a commit of its own: some files of the journal fill."""
+        for _ in range(1 + count):
+            if not self.died():
+                self.publish_batch(0, COMMITTED, FILLING_SIZE)
+                self.do_jobs()
+
+    def do_delete_first(self) -> None:
+        """Delete the first topic."""
+        self.do_delete_topic(0)
 
     def do_empty_first(self) -> None:
         """Empty the first topic and its channels: its segments become spares, apart from the last."""
@@ -693,4 +721,4 @@ def with_size(body: bytes) -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-PLANS = ("fail", "fail_again", "fail_write", "die_at_call", "die_at_store")
+PLANS = ("fail", "fail_again", "fail_commit", "fail_write", "die_at_call", "die_at_store")

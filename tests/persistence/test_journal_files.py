@@ -1,0 +1,170 @@
+"""Files of the journal over kills, power failures and stops of the daemon with --sync-every=1."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.nsq import Client
+from tests.support.server import REPOSITORY, Daemon, pyqd, wait_until
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 30
+MAGIC = b"PYQDJRNL"
+# In the header of a segment: so many bytes are on stable storage.
+SYNCED_AT = 56
+SYNC_EACH = "-sync-every=1"
+NO_SYNC = "-sync-timeout=1h"
+OFTEN = "-sync-timeout=200ms"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(pyqd(), tmp_path, (SYNC_EACH, NO_SYNC))
+    daemon.start()
+    try:
+        yield daemon
+        daemon.stop()
+    finally:
+        daemon.kill()
+
+
+def start(daemon: Daemon, *flags: str) -> None:
+    daemon.flags = flags
+    daemon.start()
+
+
+def journal_of(daemon: Daemon) -> Path:
+    return daemon.data_path / "journal"
+
+
+def files_of(daemon: Daemon) -> set[str]:
+    """Return the names of the files that have a commit."""
+    found = set()
+    for path in journal_of(daemon).glob("*"):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                found.add(path.name)
+    return found
+
+
+def node_of(daemon: Daemon) -> dict[str, Any]:
+    return dict(json.loads((daemon.data_path / "node.json").read_text()))
+
+
+def publish_journaled(daemon: Daemon, topic: str = "t") -> list[bytes]:
+    """Publish until a commit has gone to the journal, as it does once there is a file. Returns: the bodies."""
+    bodies: list[bytes] = []
+
+    def is_there() -> bool:
+        with Client(daemon.tcp_address) as client:
+            client.pub(topic, b"%d" % len(bodies))
+        bodies.append(b"%d" % len(bodies))
+        return len(files_of(daemon)) > 0
+
+    wait_until(is_there, "a commit in the journal", WAIT_S)
+    with Client(daemon.tcp_address) as client:
+        client.pub(topic, b"last")
+    return [*bodies, b"last"]
+
+
+def delivered(daemon: Daemon, count: int) -> list[bytes]:
+    with Client(daemon.tcp_address) as client:
+        client.sub("t", "c", rdy_count=1000)
+        messages = client.read_messages(count)
+        for message in messages:
+            client.fin(message)
+        client.expect_alive()
+    return sorted(message.body for message in messages)
+
+
+def fail_power(daemon: Daemon) -> None:
+    """Have what was not synced gone, and the next start on another boot."""
+    node = node_of(daemon)
+    (daemon.data_path / "node.json").write_text(json.dumps({**node, "boot": "another"}))
+    for segment in (daemon.data_path / "topics" / "t.topic" / "log").glob("*.seg"):
+        content = segment.read_bytes()
+        synced = int.from_bytes(content[SYNCED_AT : SYNCED_AT + 8], "little")
+        segment.write_bytes(content[:synced].ljust(len(content), b"\0"))
+
+
+def test_files_of_a_killed_run_stay_until_everything_was_synced_once(daemon: Daemon) -> None:
+    bodies = publish_journaled(daemon)
+    daemon.kill()
+    former = files_of(daemon)
+    assert former
+    start(daemon, SYNC_EACH, NO_SYNC)
+    bodies += publish_journaled(daemon)
+    assert former < files_of(daemon)
+    daemon.kill()
+    start(daemon, SYNC_EACH, OFTEN)
+    wait_until(lambda: not former & files_of(daemon), "a sync is complete", WAIT_S)
+    assert delivered(daemon, len(bodies)) == sorted(bodies)
+
+
+def test_what_the_journal_has_is_there_after_a_power_failure_and_after_a_second_one(daemon: Daemon) -> None:
+    bodies = publish_journaled(daemon)
+    for _ in range(2):
+        daemon.kill()
+        fail_power(daemon)
+        start(daemon, SYNC_EACH, NO_SYNC)
+        bodies += publish_journaled(daemon)
+    daemon.kill()
+    start(daemon, SYNC_EACH, NO_SYNC)
+    assert delivered(daemon, len(bodies)) == sorted(bodies)
+
+
+def test_a_start_without_the_flag_puts_back_what_the_journal_has_and_removes_it(daemon: Daemon) -> None:
+    bodies = publish_journaled(daemon)
+    daemon.kill()
+    fail_power(daemon)
+    start(daemon, OFTEN)
+    assert node_of(daemon)["format"] == 2
+    assert delivered(daemon, len(bodies)) == sorted(bodies)
+    wait_until(lambda: not files_of(daemon), "a sync is complete", WAIT_S)
+    daemon.stop()
+    assert node_of(daemon)["format"] == 1
+
+
+def test_a_clean_stop_leaves_no_journal(daemon: Daemon) -> None:
+    bodies = publish_journaled(daemon)
+    daemon.stop()
+    assert not journal_of(daemon).exists()
+    start(daemon, SYNC_EACH, NO_SYNC)
+    assert delivered(daemon, len(bodies)) == sorted(bodies)
+
+
+def test_the_format_of_the_node_file_tells_of_a_journal_while_there_may_be_one(daemon: Daemon) -> None:
+    assert node_of(daemon)["format"] == 2
+    daemon.kill()
+    assert node_of(daemon)["format"] == 2
+    start(daemon, SYNC_EACH)
+    daemon.stop()
+    assert node_of(daemon)["format"] == 1
+    start(daemon, NO_SYNC)
+    assert node_of(daemon)["format"] == 1
+    daemon.kill()
+    assert node_of(daemon)["format"] == 1
+    start(daemon)
+
+
+def test_a_data_directory_with_a_journal_can_be_inspected(daemon: Daemon) -> None:
+    publish_journaled(daemon)
+    daemon.kill()
+    done = subprocess.run(
+        [sys.executable, "-m", "pyqd.apps.cli", "inspect", str(daemon.data_path)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "t" in done.stdout
+    start(daemon)
