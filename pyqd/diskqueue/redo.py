@@ -204,11 +204,22 @@ class Redo:
             try:
                 self.files.overwrite(path, start + at, part)
             except StorageError as error:
-                if error.errno != errno.EIO:
+                if error.errno != errno.EIO or self._is_readable(path, start + at):
+                    # The next start tries it again, with the same journal.
                     raise
                 # As with any page that cannot be read: the log finds the damage.
                 logger.error("%s: %d bytes of acknowledged messages are not put back", error, len(part))
             at += length
+
+    def _is_readable(self, path: str, at: int) -> bool:
+        """Say whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""
+        try:
+            self.files.read_range(path, at // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        return True
 
     def _header_of(self, path: str) -> SegmentHeader | None:
         """Return the header of the segment in a file; None if there is none that can be believed."""

@@ -673,3 +673,16 @@ def test_limits_found_after_a_kill_within_their_change_are_durable_with_the_next
         ],
         features=["unmapping", "unreadable", "writes"],
     )
+
+
+def test_a_start_that_cannot_put_back_what_the_journal_has_is_refused_and_the_next_one_has_it(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fill_journal", 5),
+            ("cut", 0, 0),
+            ("fail_write", 1, 1, 3),
+            ("begin_sync",),
+        ],
+        features=["journal", "unmapping", "writes"],
+    )

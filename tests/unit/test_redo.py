@@ -319,11 +319,20 @@ def test_a_segment_whose_header_cannot_be_read_is_begun_again(place):
     assert place.content().startswith(BEGINNING.content)
 
 
-def test_a_segment_that_cannot_be_written_for_an_error_of_the_disk_is_left_to_recovery(place, caplog):
+def test_a_segment_with_a_page_that_can_be_neither_read_nor_written_is_left_to_recovery(place, caplog):
+    path = place.segment(segment_header(1))
+    place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
+    assert place.apply(files=FailingFiles(path, 0, unwritable=True)) is not None
+    assert "bytes of acknowledged messages are not put back" in caplog.text
+
+
+def test_a_segment_that_can_be_read_and_not_written_refuses_the_start(place):
     path = place.segment(segment_header(1))
     place.journal_file(1, commit(1, 0, BEGINNING))
-    assert place.apply(files=FailingFiles(path, unwritable=True)) is not None
-    assert "bytes of acknowledged messages are not put back" in caplog.text
+    with pytest.raises(StorageError):
+        place.apply(files=FailingFiles(path, unwritable=True))
+    assert place.apply() is not None
+    assert place.content().startswith(BEGINNING.content)
 
 
 def test_a_disk_without_room_refuses_the_start(place):
