@@ -84,7 +84,7 @@ cdef class IoLoop(Publisher):
         self.scheduler = scheduler
         self.limits = limits
         self.publish_counts = {}
-        self.unsynced = []
+        self.unsynced = {}
         self.connected_ns = mono_ns()
 
     def __dealloc__(self):
@@ -131,7 +131,7 @@ cdef class IoLoop(Publisher):
 
     cdef object wait_at_rest(self):
         """Have `on_durable` called when what was published is on stable storage, and read nothing until then."""
-        topics, self.unsynced = self.unsynced, []
+        topics, self.unsynced = self.unsynced, {}
         # The watcher stays: a client that waits for its answer sends nothing, and stopping it would take two calls.
         self.is_waiting = True
         self.tell_durable(topics, self.on_durable)
@@ -225,7 +225,7 @@ cdef class IoLoop(Publisher):
         """
         if not self.unsynced:
             return 0
-        topics, self.unsynced = self.unsynced, []
+        topics, self.unsynced = self.unsynced, {}
         failed = None
         self.read_watcher.stop()
         try:
@@ -657,7 +657,7 @@ cdef class IoLoop(Publisher):
     def command(self, name, params, body):
         raise NotImplementedError("the connection executes what is not hot")
 
-    def tell_durable(self, list topics, told):
+    def tell_durable(self, dict topics, told):
         """Have told(error) called when the topics are on stable storage, or cannot be. Switches: no."""
         raise NotImplementedError("the connection knows who syncs")
 

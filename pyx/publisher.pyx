@@ -45,6 +45,7 @@ cdef enum:
     NS_PER_MS = 1000000
     INNER_BODIES_MAX = 2                 # the reference knows no bound, whatever the outer size says
     MESSAGE_BYTES_MIN = 5                # of a batch's body: a size and one byte
+    KNOWN_TOPICS_MAX = 128               # a deleted one may be kept in memory by the connection that knows it
     DUE_BYTES = 8                        # before each message of a DMPUB that gives each its own time
 
 
@@ -69,8 +70,7 @@ cdef class Publisher(Pump):
         self.topic_count += count
         if self.limits.sync_each and not topic.ephemeral:
             self.begin_withholding()
-            if topic not in self.unsynced:
-                self.unsynced.append(topic)
+            self.unsynced[topic] = None
         if self.tells_ids:
             self.put_ok_with_ids(last_id, count, is_batch)
         else:
@@ -98,7 +98,13 @@ cdef class Publisher(Pump):
             and memcmp(name.at, self.topic_name, name.size_bytes) == 0 and not self.topic.exiting
         ):
             return self.topic
-        topic = self.find_topic(text_of(name))
+        key = text_of(name)
+        topic = None if self.known_topics is None else self.known_topics.get(key)
+        if topic is None or topic.exiting:
+            topic = self.find_topic(key)
+            if self.known_topics is None or len(self.known_topics) >= KNOWN_TOPICS_MAX:
+                self.known_topics = {}
+            self.known_topics[key] = topic
         if self.open_topic is not None:
             # What they published still counts under the former name.
             self.close_batches()

@@ -20,6 +20,7 @@ cdef class Publisher(Pump):
     cdef char[NAME_BYTES_MAX] topic_name
     cdef uint32_t topic_name_bytes
     cdef uint64_t topic_count            # messages to it that are not in publish_counts yet
+    cdef dict known_topics               # name: TopicCore, of the last ones that were published to; None: none yet
     cdef readonly dict publish_counts    # topic name: messages
     cdef object slow_call                # (name, params, body) of a command for the Python half
     cdef public bint auth_needed         # what is published has to be permitted
@@ -36,7 +37,7 @@ cdef class Publisher(Pump):
     cdef char* queued_block              # holds them between passes; owned
     cdef uint64_t queued_block_bytes
     cdef int64_t* queued_dues            # owned
-    cdef list unsynced                   # topics published to in this pass whose OK waits for a sync
+    cdef dict unsynced                   # topics published to in this pass whose OK waits for a sync
 
     cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1
     cdef int64_t queue_batch(

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -196,11 +196,11 @@ class Connection(IoLoop):
         """Tell the broker's health of a message that could not be stored."""
         self.server.broker.note_failed_write(error)
 
-    def tell_durable(self, topics: list[Topic], told: Callable[[BaseException | None], None]) -> None:
+    def tell_durable(self, topics: dict[Topic, None], told: Callable[[BaseException | None], None]) -> None:
         """Have told(error) called when the topics are on stable storage. Switches: no."""
         self.server.durability.tell(topics, told)
 
-    def wait_durable(self, topics: list[Topic]) -> None:
+    def wait_durable(self, topics: Iterable[Topic]) -> None:
         """Wait until the topics' logs are on stable storage. Raises: StorageError. Switches: yes."""
         self.server.durability.wait(topics)
 

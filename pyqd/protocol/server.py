@@ -3,7 +3,7 @@
 import logging
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from pyqd.broker.broker import Broker
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 class Durability(Protocol):
     """Who knows when topics are on stable storage."""
 
-    def wait(self, topics: list[Topic]) -> None:
+    def wait(self, topics: Iterable[Topic]) -> None:
         """Return when they are. Raises: StorageError. Switches: yes."""
 
-    def tell(self, topics: list[Topic], told: Callable[[BaseException | None], None]) -> None:
+    def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
         """Call told(error) when they are, or cannot be. Switches: no."""
 
 

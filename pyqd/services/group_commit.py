@@ -50,7 +50,8 @@ class Round:
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
-        self.outcome: AsyncResult[BaseException | None] = AsyncResult()
+        # Made for the first greenlet that waits: connections need none.
+        self.outcome: AsyncResult[BaseException | None] | None = None
         self.told: list[Callable[[BaseException | None], None]] = []
         self.ended = False
 
@@ -107,7 +108,10 @@ class GroupCommit:
 
         Raises: StorageError; and what else ended the round, which is a bug.
         """
-        error = self._join(topics).outcome.get()
+        joined = self._join(topics)
+        if joined.outcome is None:
+            joined.outcome = AsyncResult()
+        error = joined.outcome.get()
         if error is not None:
             raise error
 
@@ -193,7 +197,8 @@ class GroupCommit:
     def _tell(self, finished: Round, error: BaseException | None) -> None:
         """Wake those who wait for a round."""
         started_s = time.perf_counter()
-        finished.outcome.set(error)
+        if finished.outcome is not None:
+            finished.outcome.set(error)
         for told in finished.told:
             told(error)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
