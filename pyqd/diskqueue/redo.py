@@ -122,6 +122,27 @@ def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
         at += size
 
 
+class Content(NamedTuple):
+    """What a file of the journal holds, without the bytes of segments. generation: 0 if there is no commit."""
+
+    generation: int
+    oldest: int
+    latest_created_ns: int
+    path: str
+    entries: list[tuple[str, Entry]]
+
+
+def content_of(files: Files, path: str) -> Content:
+    """Read a file of the journal. Memory: that of one file, as there may be many. Raises: StorageError."""
+    generation = oldest = latest_created_ns = 0
+    entries: list[tuple[str, Entry]] = []
+    for commit in commits_in(read_readable(files, path), path):
+        generation, oldest = commit.generation, commit.oldest
+        latest_created_ns = max(latest_created_ns, commit.latest_created_ns)
+        entries += entries_of(commit, path)
+    return Content(generation, oldest, latest_created_ns, path, entries)
+
+
 class Redo:
     """What a journal holds of an earlier run. directory: of the journal. Raises: StorageError, LaterFormatError."""
 
@@ -135,25 +156,23 @@ class Redo:
 
     def _read(self, directory: str) -> None:
         """Find the files, and what is in them."""
-        found: list[tuple[int, str, list[Commit]]] = []
+        found: list[Content] = []
         for name in self.files.list_directory(directory) if self.files.exists(directory) else []:
             path = os.path.join(directory, name)
             if not name.isdigit():
                 logger.warning("skipping %s in %s: not a file of the journal", name, directory)
                 continue
-            commits = list(commits_in(read_readable(self.files, path), path))
-            found.append((commits[0].generation if commits else 0, path, commits))
-        found.sort()
-        oldest = found[-1][2][-1].oldest if found and found[-1][2] else 0
-        for generation, path, commits in found:
-            if generation == 0 or generation < oldest:
-                self.files.remove(path)
+            found.append(content_of(self.files, path))
+        found.sort(key=lambda content: content.generation)
+        oldest = found[-1].oldest if found else 0
+        for content in found:
+            if content.generation == 0 or content.generation < oldest:
+                self.files.remove(content.path)
                 continue
-            self.former.append((generation, path))
-            for commit in commits:
-                self.latest_created_ns = max(self.latest_created_ns, commit.latest_created_ns)
-                for name, entry in entries_of(commit, path):
-                    self._entries_of.setdefault(name, []).append(entry)
+            self.former.append((content.generation, content.path))
+            self.latest_created_ns = max(self.latest_created_ns, content.latest_created_ns)
+            for name, entry in content.entries:
+                self._entries_of.setdefault(name, []).append(entry)
 
     def apply(self, name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
         """Put back what a topic's log had. created_ns: of its state; 0 if there is none. state_lost: it was damaged.

@@ -15,7 +15,7 @@ from tests.support.server import REPOSITORY, Daemon, pyqd, wait_until
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 30
+WAIT_S = 120
 MAGIC = b"PYQDJRNL"
 # In the header of a segment: so many bytes are on stable storage.
 SYNCED_AT = 56

@@ -2,6 +2,7 @@
 
 import errno
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import NamedTuple
 
@@ -273,6 +274,24 @@ def test_other_files_in_the_directory_are_left_alone_with_a_warning(place, caplo
     assert len(place.redo().former) == 1
     assert "skipping notes in " in caplog.text
     assert (place.journal / "notes").read_text() == "mine"
+
+
+def test_a_start_has_the_content_of_one_file_in_memory_at_a_time(place):
+    part = 64 << 10
+    content = b"".join(commit(1, 16 * part * at, Entry(bytes(16 * part - 200), start=200)) for at in range(2))
+    size = len(content)
+    for number in range(1, 9):
+        (place.journal / str(number)).write_bytes(content)
+    tracemalloc.start()
+    try:
+        redo = place.redo()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(redo.former) == 8
+    # The parts as they are read, joined, and one commit.
+    assert peak < 4 * size
+    assert kept < size // 10
 
 
 # Disks that fail.
