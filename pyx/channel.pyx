@@ -65,6 +65,7 @@ cdef class ChannelCore(ChannelCursor):
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
         self.consumers = []
         self.consumer_of = {}
+        self.unsynced = []
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
@@ -158,12 +159,50 @@ cdef class ChannelCore(ChannelCursor):
         consumer.in_flight -= 1
         consumer.finish_count += 1
         self.ledger.header.finish_count += 1
+        if self.on_finished is not None:
+            self.count_until_synced(consumer)
         if self.latency is not None:
             self.latency.note(published_ns)
         if self.held_back:
             self.held_back = False
             self.feed.scheduler.request_wake(self)
         return DONE
+
+    cdef int count_until_synced(self, Consumer consumer) except -1:
+        """With --sync-fin: let a FIN count against its consumer's RDY until a sync has covered it."""
+        consumer.unsynced_count += 1
+        if not consumer.awaits_sync:
+            consumer.awaits_sync = True
+            self.unsynced.append(consumer)
+            if len(self.unsynced) == 1:
+                self.on_finished(self)
+        return 0
+
+    def begin_fin_sync(self):
+        """Return [(consumer, FINs)] that a sync of the channel's ledgers covers if it is gathered now."""
+        cdef Consumer consumer
+        covered = []
+        for consumer in self.unsynced:
+            consumer.awaits_sync = False
+            covered.append((consumer, consumer.unsynced_count))
+        self.unsynced = []
+        return covered
+
+    def end_fin_sync(self, list covered not None):
+        """Note that these FINs are on stable storage, as `begin_fin_sync` returned them."""
+        cdef Consumer consumer
+        cdef int64_t count
+        for consumer, count in covered:
+            consumer.unsynced_count -= count
+        self.feed.scheduler.request_wake(self)
+
+    def fail_fin_sync(self, list covered not None):
+        """Have the next sync cover these FINs: theirs has failed."""
+        cdef Consumer consumer
+        for consumer, _ in covered:
+            if not consumer.awaits_sync:
+                consumer.awaits_sync = True
+                self.unsynced.append(consumer)
 
     cdef int make_finishable(self, uint64_t guid) except -1:
         """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""

@@ -13,6 +13,12 @@ Invariants:
 3. What takes several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
    completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
    would then never be delivered.
+4. With `clears_late` the bits of `[uncleared_from, absorb_to)` lie behind the floor and are still set. The header
+   announces them, and no bit that shares their place is set before they are cleared.
+
+Header and ring are two pages at least, and a power failure may keep one and not the other. If the kernel has written
+the cleared bits and not the floor, the records come again. So with --sync-fin, which promises that a FIN once synced
+stays, the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new file.
 
 The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
 old one by rename(2), once it is on stable storage: else a power failure could leave the name with nothing but zeros
@@ -46,6 +52,7 @@ cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
 # Of a ledger that was made anew, until its channel is recovered.
 cdef uint64_t UNKNOWN = <uint64_t> -1
+cdef uint64_t ALL_CLEARED = <uint64_t> -1
 GROWING = ".growing"
 
 assert sizeof(LedgerHeader) <= LEDGER_HEADER_BYTES
@@ -178,8 +185,10 @@ cdef class Ledger:
         self.capacity_bits = header.capacity_bits
         if header.reset_to != 0:
             self.reset(header.reset_to - 1, header.reset_parked_from)
+        self.uncleared_from = ALL_CLEARED
         if header.absorb_to != 0:
-            header.floor = header.absorb_to
+            header.floor = max(header.floor, header.absorb_to)
+            self.sync_floor()
             self.clear_absorbed()
         self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
@@ -189,6 +198,8 @@ cdef class Ledger:
         """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
         cdef LedgerHeader* header = self.header
         self.change_count += 1
+        # All of them are of records that the log has no more, or that a reset has dropped durably.
+        self.clear_late_bits(header.floor)
         self.outran = self.outran or header.cursor > end or self.finished_end() > end
         if header.floor > end or header.cursor > end:
             header.floor = min(header.floor, end)
@@ -233,21 +244,27 @@ cdef class Ledger:
         self.ones = ring_count(self.words, self.capacity_bits, header.floor, end)
         self.count_ahead()
 
-    def note_synced(self, uint64_t floor, uint64_t reset_count, uint64_t change_count):
-        """Note that header and ring are on stable storage as they were at a floor, resets and changes, or later.
+    def note_synced(self, uint64_t bits_from, uint64_t reset_count, uint64_t change_count):
+        """Note that header and ring are on stable storage as they were at resets and changes, or later.
 
+        bits_from: the first record of which the ring had a bit then.
         May be called in a thread, as the interpreter's lock is held.
         """
         self.synced_change_count = max(self.synced_change_count, change_count)
         if reset_count == self.reset_count:
-            self.header.trusted_below = max(self.header.trusted_below, floor + self.capacity_bits)
+            self.header.trusted_below = max(self.header.trusted_below, bits_from + self.capacity_bits)
+
+    def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
+        """Clear the bits behind a floor that is on stable storage, as of so many resets."""
+        if self.uncleared_from != ALL_CLEARED and reset_count == self.reset_count:
+            self.clear_late_bits(floor)
 
     def has_bits_in_doubt(self):
         """Return True if a power failure would drop bits that are on stable storage. Cost: O(capacity)."""
         return self.ones != 0 and self.finished_end() > self.header.trusted_below
 
     cdef int count_ahead(self) except -1:
-        cdef uint64_t limit = self.header.floor + self.capacity_bits
+        cdef uint64_t limit = self.bits_end()
         self.ahead = 0
         if self.ones != 0 and self.header.cursor < limit:
             self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
@@ -263,7 +280,7 @@ cdef class Ledger:
             if self.ones != 0:
                 self.absorb()
             return 0
-        if ordinal - header.floor >= self.capacity_bits:
+        if not self.reaches(ordinal):
             self.grow(ordinal)
             header = self.header
         assert not ring_test(self.words, self.capacity_bits, ordinal), "finished twice"
@@ -294,7 +311,7 @@ cdef class Ledger:
 
     cdef int reach(self, uint64_t ordinal) except -1:
         """Make the ring reach an ordinal, so that finishing it cannot fail. Raises: StorageError (nothing changed)."""
-        if ordinal > self.header.floor and ordinal - self.header.floor >= self.capacity_bits:
+        if ordinal >= self.header.floor and not self.reaches(ordinal):
             self.grow(ordinal)
         return 0
 
@@ -305,7 +322,7 @@ cdef class Ledger:
         start = max(start, header.floor)
         if start >= end:
             return 0
-        if end - 1 - header.floor >= self.capacity_bits:
+        if not self.reaches(end - 1):
             self.grow(end - 1)
             header = self.header
         self.change_count += 1
@@ -321,11 +338,11 @@ cdef class Ledger:
         cdef uint64_t floor = self.header.floor
         if ordinal < floor:
             return True
-        return ordinal - floor < self.capacity_bits and ring_test(self.words, self.capacity_bits, ordinal)
+        return self.reaches(ordinal) and ring_test(self.words, self.capacity_bits, ordinal)
 
     cdef uint64_t finished_end(self) noexcept:
         """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
-        cdef uint64_t end = self.header.floor + self.capacity_bits
+        cdef uint64_t end = self.bits_end()
         cdef uint64_t start
         if self.ones == 0:
             return self.header.floor
@@ -359,16 +376,20 @@ cdef class Ledger:
         """Move the floor over the finished records that follow it, not past the cursor."""
         cdef LedgerHeader* header = self.header
         cdef uint64_t old = header.floor
-        cdef uint64_t limit = min(header.cursor, old + self.capacity_bits)
+        cdef uint64_t limit = min(header.cursor, self.bits_end())
         cdef uint64_t run = ring_run_of_ones(self.words, self.capacity_bits, old, limit)
         if run != 0:
-            header.absorb_from = old
-            store_barrier()
+            if header.absorb_to == 0:
+                header.absorb_from = old
+                store_barrier()
             header.absorb_to = old + run
             store_barrier()
             header.floor = old + run
-            self.clear_absorbed()
             self.ones -= run
+            if self.clears_late:
+                self.uncleared_from = header.absorb_from
+            else:
+                self.clear_absorbed()
         return 0
 
     cdef int clear_absorbed(self) except -1:
@@ -378,18 +399,49 @@ cdef class Ledger:
         self.header.absorb_to = 0
         return 0
 
+    cdef int clear_late_bits(self, uint64_t end) except -1:
+        """Clear those of the bits behind the floor that are of records below an ordinal, the floor at most."""
+        if self.uncleared_from == ALL_CLEARED or end <= self.uncleared_from:
+            return 0
+        self.change_count += 1
+        if end >= self.header.absorb_to:
+            self.uncleared_from = ALL_CLEARED
+            return self.clear_absorbed()
+        ring_clear_range(self.words, self.capacity_bits, self.uncleared_from, end)
+        store_barrier()
+        self.header.absorb_from = end
+        self.uncleared_from = end
+        return 0
+
+    cdef int sync_floor(self) except -1:
+        """Sync the header, in a start that finds bits behind the floor. A failure is left to the syncs to come."""
+        if self.path is not None:
+            try:
+                self.files.sync(self.mapping, 0, LEDGER_HEADER_BYTES)
+            except StorageError:
+                self.mapping.failed_syncs += 1
+        return 0
+
     cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1:
         """Start over at an ordinal: all before it is finished, nothing from it on is finished or parked.
 
         parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
         a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
         """
-        cdef LedgerHeader* header = self.header
+        cdef LedgerHeader* header
+        if self.clears_late and (self.ones != 0 or self.uncleared_from != ALL_CLEARED):
+            try:
+                return self.reset_in_new_file(ordinal, parked_from)
+            except StorageError:
+                # On a full disk, which this may be to relieve: in place, as without --sync-fin.
+                pass
+        header = self.header
         header.reset_parked_from = parked_from
         store_barrier()
         header.reset_to = ordinal + 1
         store_barrier()
         header.absorb_to = 0
+        self.uncleared_from = ALL_CLEARED
         header.floor = ordinal
         header.cursor = ordinal
         header.start = min(header.start, ordinal)
@@ -407,6 +459,25 @@ cdef class Ledger:
         self.ahead = 0
         return 0
 
+    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1:
+        """Do as `reset` in another file, so that a power failure leaves all of the former ledger or all of this one.
+
+        Blocks. Raises: StorageError (nothing changed).
+        """
+        cdef Mapping mapping = self.new_file(self.capacity_bits)
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        header[0] = self.header[0]
+        header.absorb_to = 0
+        header.floor = ordinal
+        header.cursor = ordinal
+        header.start = min(header.start, ordinal)
+        header.parked_below = ordinal
+        header.parked_from = parked_from
+        header.trusted_below = ordinal + self.capacity_bits
+        self.sync_and_replace(mapping)
+        self.reset_count += 1
+        return 0
+
     cdef int grow(self, uint64_t ordinal) except -1:
         """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
         cdef uint64_t capacity = self.capacity_bits
@@ -419,25 +490,30 @@ cdef class Ledger:
         header = <LedgerHeader*> mapping.base
         header[0] = self.header[0]
         header.capacity_bits = capacity
+        header.absorb_to = 0
         ring_copy(
             self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
-            floor, floor + self.capacity_bits)
+            floor, self.bits_end())
         # So it is, once the file has the name.
         header.trusted_below = floor + capacity
+        return self.sync_and_replace(mapping)
+
+    cdef int sync_and_replace(self, Mapping mapping) except -1:
+        """Let another file, once it is on stable storage, take the name. Raises: StorageError (nothing changed)."""
         if self.path is not None:
             try:
                 self.files.sync(mapping, 0, mapping.size_bytes)
             except StorageError:
                 self.files.remove(self.path + GROWING)
                 raise
-        self.replace_file(mapping)
-        return 0
+        return self.replace_file(mapping)
 
     def check(self):
         """Assert the invariants. Cost: O(capacity)."""
         cdef LedgerHeader* header = self.header
-        cdef uint64_t limit = header.floor + self.capacity_bits
+        cdef uint64_t limit = self.bits_end()
         assert header.floor <= header.cursor
+        assert (header.absorb_to != 0) == (self.uncleared_from != ALL_CLEARED)
         if header.floor < header.cursor:
             assert not self.is_finished(header.floor)
         assert self.ones == ring_count(self.words, self.capacity_bits, header.floor, limit)
@@ -458,6 +534,10 @@ cdef class Ledger:
     @property
     def cursor(self) -> int:
         return self.header.cursor
+
+    @property
+    def bits_from(self) -> int:
+        return self.bits_start()
 
     @property
     def start(self) -> int:
@@ -525,7 +605,7 @@ cdef class Ledger:
     def unfinished(self, uint64_t end):
         """Yield the ordinals of `[floor, end)` that are not finished."""
         cdef uint64_t at = self.header.floor
-        cdef uint64_t limit = self.header.floor + self.capacity_bits
+        cdef uint64_t limit = self.bits_end()
         while at < end:
             if at < limit:
                 at = ring_next_zero(self.words, self.capacity_bits, at, min(end, limit))
@@ -536,7 +616,7 @@ cdef class Ledger:
     def marked(self, uint64_t start, uint64_t end):
         """Return the ordinals of `[start, end)` whose bits are set, in the ring. Cost: O(these, and words between)."""
         cdef uint64_t at = max(start, self.header.floor)
-        cdef uint64_t limit = min(end, self.header.floor + self.capacity_bits)
+        cdef uint64_t limit = min(end, self.bits_end())
         found = []
         while at < limit:
             at = ring_next_one(self.words, self.capacity_bits, at, limit)

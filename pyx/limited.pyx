@@ -210,6 +210,9 @@ cdef class LimitedChannel(ChannelCore):
     cdef int finish_buried(self, const ReadyEntry* entry) except -1:
         self.finish_record(entry.record, entry.source)
         self.ledger.header.dead_letter_count += 1
+        if self.on_finished is not None:
+            # A power failure would make another dead letter of it, when this one may be finished.
+            self.on_finished(self)
         return 0
 
     def settle_burials(self):

@@ -236,7 +236,7 @@ cdef class QueueWalk:
         if self.channel is None or ordinal >= end:
             return ordinal
         ledger = self.channel.ledger
-        limit = min(end, ledger.header.floor + ledger.capacity_bits)
+        limit = min(end, ledger.bits_end())
         return ring_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
     cdef bint passes(self, const Record* record) except -1:

@@ -38,7 +38,7 @@ cdef class Pump(Outbox):
         cdef ChannelCore channel = self.channel
         cdef int64_t now_ns = mono_ns()
         cdef uint64_t turn_start = self.sent_bytes + (self.end - self.start)
-        while quota != 0 and self.in_flight < self.rdy:
+        while quota != 0 and self.in_flight + self.unsynced_count < self.rdy:
             if not channel.take(self, now_ns, &delivery):
                 break
             self.put_delivery(&delivery)

@@ -35,7 +35,7 @@ cdef enum:
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
     """Count the finished ordinals of `[start, end)`."""
     cdef uint64_t floor = ledger.header.floor
-    cdef uint64_t limit = min(end, floor + ledger.capacity_bits)
+    cdef uint64_t limit = min(end, ledger.bits_end())
     cdef uint64_t count = 0
     if start < floor:
         count = min(end, floor) - start

@@ -37,6 +37,7 @@ from pyqd.protocol.shedding import Shedder
 from pyqd.protocol.tls import TlsServer
 from pyqd.protocol.turns import Turns
 from pyqd.services.config_check import check_config, check_data_path
+from pyqd.services.fin_sync import FinSync
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.http import HttpServer
@@ -125,6 +126,7 @@ class Daemon:
         self.syncer = Syncer(self.broker)
         self.syncer.on_bug = self.commit.on_bug = self.on_bug
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
+        self.sync_fins()
         self.metrics.tcp_connections = lambda: len(self.tcp.connections)
         self.metrics.http_connections = self.count_http_connections
         self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
@@ -133,6 +135,16 @@ class Daemon:
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker, self.on_bug)
         self.statsd = StatsdPusher(self.broker, self.identity)
+
+    def sync_fins(self) -> None:
+        """Have FINs made durable if --sync-fin asks for it: before the channels are loaded, behind the syncer."""
+        self.fin_background = Background(self.hub, COMMIT_THREADS)
+        self.fin_background.on_failure = self.on_bug
+        if self.options.sync_fin:
+            fin_sync = FinSync(self.broker, self.fin_background.run, self.hub.loop.run_callback)
+            fin_sync.on_bug = self.on_bug
+            fin_sync.on_timed = self.metrics.sync_duration.observe
+            self.syncer.on_end = fin_sync.retry
 
     def all_http_connections(self) -> list[HttpConnection]:
         """Return the connections over HTTP and HTTPS."""
@@ -222,6 +234,7 @@ class Daemon:
         # Before another daemon may have the directory.
         self.background.stop()
         self.commit_background.stop()
+        self.fin_background.stop()
         self.direct.stop()
         self.lock.release()
         logger.info("NSQ: bye")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyqd.broker.capacity import Capacity
+from pyqd.broker.channel import Channel
 from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
@@ -135,6 +136,8 @@ class Broker:
         self.epoch = 0
         # A syncer sets it: what is parked then counts as parked once it is on stable storage.
         self.parks_durably = False
+        # With --sync-fin: called with a channel some of whose FINs wait for a sync. Set by the service that syncs them.
+        self.on_finished: Callable[[Channel], None] | None = None
         self.power_failed = False
         # The last stop left all names in the data directory on stable storage.
         self.names_durable = False

@@ -98,6 +98,7 @@ class Channel(LimitedChannel):
 
             self.latency = LatencyWindow(options.e2e_processing_latency_window_time_ns, mono())
         self.parks_durably = topic.broker.parks_durably and self.directory is not None
+        self.on_finished = None if self.directory is None else topic.broker.on_finished
         self.limits = decoded(ledger.settings)
         self.why_waiting: str | None = None
         self.kind_of_put_off: int | None = None
@@ -165,6 +166,7 @@ class Channel(LimitedChannel):
             if found is None:
                 self.topic.broker.remove_half_made(self.directory)
             raise
+        ledger.clears_late = self.topic.broker.options.sync_fin
         if missing:
             logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
         if ledger.rebuilt:
@@ -270,6 +272,7 @@ class Channel(LimitedChannel):
         space.watch(log)
         missing = not self.files.exists(self.path_of(PARKED_LEDGER))
         ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), stand_ins))
+        ledger.clears_late = broker.options.sync_fin
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:

@@ -29,6 +29,8 @@ cdef class ChannelCore(ChannelCursor):
     cdef uint64_t rotation               # who is asked first in the next turn
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: what is beyond counts as backend depth
+    cdef public object on_finished       # --sync-fin: called with the channel when FINs wait for a sync; else None
+    cdef list unsynced                   # consumers with FINs that no sync under way covers
     cdef public LatencyBuffer latency    # None unless percentiles are asked for
     cdef readonly bint ephemeral
     cdef readonly uint64_t delivered_count    # since the start, each delivery of a message
@@ -40,6 +42,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef uint64_t available(self) noexcept
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
+    cdef int count_until_synced(self, Consumer consumer) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept
     cdef bint try_finish(self, const ReadyEntry* entry) except -1

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from pyqd.hot.consumer import Consumer
@@ -10,6 +11,10 @@ from pyqd.hot.log import Position
 class ChannelCore(ChannelCursor):
     latency: LatencyBuffer | None
     exiting: bool
+    on_finished: Callable[[Any], object] | None
+    def begin_fin_sync(self) -> list[tuple[Consumer, int]]: ...
+    def end_fin_sync(self, covered: list[tuple[Consumer, int]]) -> None: ...
+    def fail_fin_sync(self, covered: list[tuple[Consumer, int]]) -> None: ...
     cancelled: Ledger | None
     def __init__(
         self,

@@ -11,8 +11,10 @@ cdef enum Locality:
 
 cdef class Consumer(Scheduled):
     cdef readonly uint64_t number        # never used twice in a process; names the owner of what is in flight
-    cdef public int64_t rdy              # ceiling on in_flight
+    cdef public int64_t rdy              # ceiling on in_flight, with unsynced_count
     cdef public int64_t in_flight
+    cdef readonly int64_t unsynced_count # finished, and counted until a sync has covered that; see --sync-fin
+    cdef bint awaits_sync                # it is in its channel's `unsynced`
     cdef public uint64_t message_count   # sent to this client
     cdef public uint64_t finish_count
     cdef public uint64_t requeue_count
@@ -23,7 +25,7 @@ cdef class Consumer(Scheduled):
     cdef uint64_t random_state
 
     cdef inline bint can_take(self) noexcept:
-        return self.in_flight < self.rdy and not self.blocked
+        return self.in_flight + self.unsynced_count < self.rdy and not self.blocked
 
     cdef bint sampled_out(self) noexcept
     # Take and send up to `quota` messages of the channel. Never switches greenlets.

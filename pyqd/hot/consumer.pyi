@@ -7,6 +7,8 @@ from pyqd.hot.schedule import Scheduled
 class Consumer(Scheduled):
     rdy: int
     in_flight: int
+    @property
+    def unsynced_count(self) -> int: ...
     message_count: int
     finish_count: int
     requeue_count: int

@@ -51,6 +51,8 @@ cdef class Ledger:
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring
     cdef readonly uint64_t capacity_bits
+    cdef public bint clears_late         # bits behind the floor are cleared only when a sync has covered the floor
+    cdef uint64_t uncleared_from         # if some are not cleared yet: the first of them; else the highest number
     cdef bint pristine                   # the file is new: no bit was ever set in it, and none can be on the disk
     cdef readonly bint rebuilt           # the file was damaged: it says nothing of what is finished
     cdef readonly bint outran            # `clamp` has dropped what it said of records behind the log's end
@@ -62,7 +64,15 @@ cdef class Ledger:
 
     cdef inline bint reaches(self, uint64_t ordinal) noexcept:
         # Whether finishing a record that is not finished takes no growth.
-        return ordinal - self.header.floor < self.capacity_bits
+        return ordinal - self.bits_start() < self.capacity_bits
+
+    cdef inline uint64_t bits_start(self) noexcept:
+        # The ring has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
+        return min(self.header.floor, self.uncleared_from)
+
+    cdef inline uint64_t bits_end(self) noexcept:
+        # Never below the floor.
+        return max(self.header.floor, self.bits_start() + self.capacity_bits)
 
     cdef int finish(self, uint64_t ordinal) except -1
     cdef bint try_finish(self, uint64_t ordinal) except -1
@@ -76,6 +86,10 @@ cdef class Ledger:
     cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1
     cdef int absorb(self) except -1
     cdef int clear_absorbed(self) except -1
+    cdef int clear_late_bits(self, uint64_t end) except -1
+    cdef int sync_floor(self) except -1
+    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef int sync_and_replace(self, Mapping mapping) except -1
     cdef int count_ahead(self) except -1
     cdef LedgerSettings* newest_settings(self) noexcept
     cdef Mapping new_file(self, uint64_t capacity_bits)

@@ -245,6 +245,9 @@ class Options:
     sync_timeout_ns: int = declare(
         "sync-timeout", DURATION, 2 * SECOND_NS, "longest time between two fsyncs of the disk queue", minimum=1
     )
+    sync_fin: bool = declare(
+        "sync-fin", BOOL, False, "count a finished message against its consumer's RDY until the FIN is on disk"
+    )
     queue_scan_worker_pool_max: int = declare(
         "queue-scan-worker-pool-max", INT, 4, "has no effect; time-outs are exact", without_effect=True
     )

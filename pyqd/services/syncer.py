@@ -64,6 +64,7 @@ class SyncedLedger(NamedTuple):
     """What a job makes durable of a ledger: its state at the gathering."""
 
     ledger: Ledger
+    bits_from: int
     floor: int
     reset_count: int
     change_count: int
@@ -162,7 +163,7 @@ class Job:
         self._ledgers_gathered.add(ledger)
         mapping, length_bytes = ledger.sync_target()
         self.ranges.append(dirty_range(mapping, 0, length_bytes))
-        gathered = SyncedLedger(ledger, ledger.floor, ledger.reset_count, ledger.change_count)
+        gathered = SyncedLedger(ledger, ledger.bits_from, ledger.floor, ledger.reset_count, ledger.change_count)
         self.ledgers.append(gathered)
         if ledger.has_bits_in_doubt():
             self.headers.append((gathered, dirty_range(mapping, 0, LEDGER_HEADER_BYTES)))
@@ -187,9 +188,9 @@ class Job:
         self.write(syncs, self.ranges, self.directories, many)
         for topic, end in self.given:
             topic.note_given(end)
-        for (ledger, floor, reset_count, _), _ in self.headers:
+        for (ledger, bits_from, _, reset_count, _), _ in self.headers:
             # Not the changes: if this fails, the next job is to write all of the ledger.
-            ledger.note_synced(floor, reset_count, 0)
+            ledger.note_synced(bits_from, reset_count, 0)
         behind = self.states + [header for _, header in self.headers]
         if behind:
             self.write(syncs, behind, [], many)
@@ -216,8 +217,9 @@ class Job:
         """
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
-        for ledger, floor, reset_count, change_count in self.ledgers:
-            ledger.note_synced(floor, reset_count, change_count)
+        for ledger, bits_from, floor, reset_count, change_count in self.ledgers:
+            ledger.note_synced(bits_from, reset_count, change_count)
+            ledger.note_floor_synced(floor, reset_count)
         for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
                 channel.note_dropped(dropped)
@@ -254,6 +256,8 @@ class Syncer:
         broker.parks_durably = True
         self.on_timed: Callable[[float], None] = not_timed
         self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        # Called after each sync of all that is dirty.
+        self.on_end: Callable[[], object] = go_on
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
         self._wanted = Event()
@@ -306,6 +310,7 @@ class Syncer:
         if done:
             arena.end_sync(begun)
             self._broker.journal.release(kept)
+        self.on_end()
         return done
 
     def sync_all(self) -> bool:

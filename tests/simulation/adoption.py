@@ -425,6 +425,8 @@ class Adoption:
             if channel.created > self.model.synced:
                 # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
                 may = set(topic.messages)
+        kept = channel.kept.items() if not {(topic.name, channel.name), (topic.name, "")} & self.forgotten else ()
+        may -= {number for number, at in kept if number not in channel.copies and channel.done.get(number) == at}
         # What was parked may come again if nothing says any more that it was.
         may |= self.excuses.lost.get((topic.name, channel.name), set())
         # What a paused topic holds again goes to the channel when it goes on.

@@ -17,6 +17,8 @@ UNREADABLE = "unreadable"
 SPARES = "spares"
 # Commits of the journal that fail, come during a sync, or fill its files; segments and names used again behind them.
 JOURNAL = "journal"
+# --sync-fin.
+FINS = "fins"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -27,6 +29,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (30_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE})),
     (40_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE, SPARES})),
     (50_000_000, frozenset({WRITES, UNMAPPING, JOURNAL})),
+    (60_000_000, frozenset({WRITES, UNMAPPING, FINS})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -34,11 +37,13 @@ KINDS: dict[str, tuple[str, ...]] = {
     UNREADABLE: (),
     SPARES: (),
     JOURNAL: (),
+    FINS: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
     UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
+    FINS: {},
     SPARES: {"fill_segment": (2, ()), "empty_first": (1, ()), "spoil_spare": (1, (5, 6, 0))},
     JOURNAL: {
         "commit": (6, (0, 0)),
@@ -74,6 +79,19 @@ PHRASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("map_few", "fail", "jobs", "sync", "cut"),
     ),
     UNREADABLE: (),
+    FINS: (
+        ("fin", "jobs", "cut"),
+        ("fin", "jobs", "write_back", "cut"),
+        ("fin", "jobs", "fin", "fin", "cut"),
+        ("fin", "job", "fin", "jobs", "cut"),
+        ("sub", "fin", "jobs", "fin", "jobs", "write_back", "kill", "cut"),
+        ("dpub", "sub", "advance", "fin", "jobs", "cut"),
+        ("req", "advance", "fin", "jobs", "write_back", "cut"),
+        ("fin", "jobs", "seek", "write_back", "cut"),
+        ("fin", "jobs", "empty_channel", "cut"),
+        ("fin", "fail", "jobs", "sync", "jobs", "fin", "jobs", "cut"),
+        ("create_channel", "sub", "fin", "jobs", "cut"),
+    ),
     SPARES: (
         ("fill_segment", "fill_segment", "sync", "empty_first", "jobs", "spoil_spare", "fill_segment"),
         ("fill_segment", "fill_segment", "sync", "empty_first", "sync", "spoil_spare", "fill_segment", "cut"),

@@ -85,6 +85,8 @@ class Channel:
     moved: set[int] = dataclasses.field(default_factory=set)
     # Messages that are there twice since a power cut: the second one may come or not, also after further starts.
     twice: set[int] = dataclasses.field(default_factory=set)
+    # With --sync-fin: when each message was finished whose FIN a completed round has covered.
+    kept: dict[int, int] = dataclasses.field(default_factory=dict)
     # Whether both of two were in flight: then counts are not compared until the next start.
     muddled: bool = False
 

@@ -18,7 +18,7 @@ from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client
 from tests.simulation.disk import AGAIN, BROKEN, MAP, NAMES, OPEN, REST, SPACE, SYNC, WITHOUT_LIMIT, Fault
-from tests.simulation.features import UNMAPPING, kinds_of
+from tests.simulation.features import FINS, UNMAPPING, kinds_of
 from tests.simulation.mirror import ROOT
 from tests.simulation.model import DEFERRED, GRAVEYARD, IN_FLIGHT, QUEUED, Channel, Copy, Message, Topic, expect
 from tests.simulation.world import CUT, KILL, MAPPED_MIN, World
@@ -590,8 +590,12 @@ class Operations(World):
         client, topic, channel, copies = held
         for copy in copies:
             self.doubt.numbers[topic.name, channel.name] = {copy.number}
-            if self.answer(client, b"FIN %s\n", copy, topic):
-                self.model.finish(channel, copy.number)
+            found = self.alive.broker.topic_of[topic.name].channel_of[channel.name]
+            self.finishing = (topic.name, channel.name, copy.number, found.finish_count)
+            is_done = self.answer(client, b"FIN %s\n", copy, topic)
+            self.finishing = None
+            if is_done:
+                self.note_finished(topic, channel, copy.number)
                 client.in_flight -= 1
             elif self.died():
                 return
@@ -675,6 +679,8 @@ class Operations(World):
                 break
             before = len(channel.copies)
             self.do("fin", len(self.clients) - 1, 0, 39)
+            if FINS in self.features:
+                self.do("sync")
             if len(channel.copies) == before:
                 self.do("advance", 3)
                 expect(channel.count(IN_FLIGHT), f"{topic_name}/{channel.name} keeps back", sorted(channel.copies))

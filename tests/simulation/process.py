@@ -22,6 +22,7 @@ from pyqd.primitives.options import Options, build
 from pyqd.protocol.greenlets import start_raw
 from pyqd.protocol.server import TcpServer
 from pyqd.services import group_commit, syncer
+from pyqd.services.fin_sync import FinRound, FinSync
 from pyqd.services.group_commit import GroupCommit
 from pyqd.services.housekeeper import Housekeeper
 from pyqd.services.syncer import Syncer
@@ -105,7 +106,7 @@ def without_gevent() -> Iterator[None]:
 
 
 @functools.cache
-def options_of(sync_every: int) -> Options:
+def options_of(sync_every: int, sync_fin: bool = False) -> Options:
     """Return options with the smallest segments."""
     return build(
         {
@@ -113,6 +114,7 @@ def options_of(sync_every: int) -> Options:
             "node-id": 7,
             "max-bytes-per-file": SEGMENT_BYTES_MIN,
             "sync-every": sync_every,
+            "sync-fin": sync_fin,
             "max-heartbeat-interval": 10 * HOUR_NS,
         }
     )
@@ -128,6 +130,27 @@ class Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self.found.append(f"{record.getMessage()}: {error!r}")
+
+
+class WatchedFinSync(FinSync):
+    """Tells of the rounds.
+
+    on_begin: called with the channels of a round when it has gathered; returns what it covers. on_success: called with
+    that when the round is complete.
+    """
+
+    on_begin: Callable[[list[Any]], Any]
+    on_success: Callable[[Any], None]
+
+    def _gather(self, channels: list[Any]) -> FinRound:
+        gathered = super()._gather(channels)
+        self._covers = self.on_begin(list(gathered.covered))
+        return gathered
+
+    def _finish(self, gathered: FinRound, error: BaseException | None) -> None:
+        if error is None:
+            self.on_success(self._covers)
+        super()._finish(gathered, error)
 
 
 class Process:
@@ -149,6 +172,11 @@ class Process:
         self.server = TcpServer(self.broker, options, self.hub, without, without, on_error, self.commit)
         self.syncer = Syncer(self.broker, self.in_thread)
         self.housekeeper = Housekeeper(self.broker)
+        self.fin_sync: WatchedFinSync | None = None
+        if options.sync_fin:
+            self.fin_sync = WatchedFinSync(self.broker, self.submit, self.hub.loop.run_callback)
+            self.fin_sync.on_bug = on_error
+            self.syncer.on_end = self.fin_sync.retry
         self.syncer.on_bug = self.commit.on_bug = on_error
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import AGAIN, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
-from tests.simulation.features import UNMAPPING, WRITES, Features
+from tests.simulation.features import FINS, UNMAPPING, WRITES, Features
 from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.model import (
     DEFERRED,
@@ -106,6 +106,10 @@ class World:
         self.spoiled: set[str] = set()
         self.wall_latest_ns = 0
         self.excuses = Excuses()
+        # With --sync-fin: the FIN in progress, as (topic, channel, number, FINs of the channel before), and what the
+        # rounds under way cover: of (topic, channel) the messages with when they were finished, 0: it is this FIN.
+        self.finishing: tuple[str, str, int, int] | None = None
+        self.fin_rounds: list[dict[tuple[str, str], dict[int, int]]] = []
         self.mapped_max = arena.mapped_max()
         if UNMAPPING in self.features:
             arena.begin_small(RECENT_MIN, MAPPED_MIN, silent=True)
@@ -254,7 +258,12 @@ class World:
         if UNMAPPING in self.features:
             self.lib.deaths_follow(*arena.hooks())
             files.mirror = Mirror(self.disk.root)
-        process = Process(files, options_of(1 if self.sync_each else SYNC_NEVER), self.note_error)
+        options = options_of(1 if self.sync_each else SYNC_NEVER, FINS in self.features)
+        process = Process(files, options, self.note_error)
+        if process.fin_sync is not None:
+            process.fin_sync.on_begin = self.note_fins_gathered
+            process.fin_sync.on_success = self.note_fins_synced
+        self.fin_rounds.clear()
         dies = self.death is not None
         self.arm()
         self.was_disturbed = self.was_disturbed or self.is_disturbed
@@ -389,9 +398,45 @@ class World:
         if found.depth > found.doomed_count + channel.lost and not found.paused and found.bucket is None:
             for consumer in found.consumers:
                 expect(
-                    consumer.in_flight >= consumer.rdy,
+                    consumer.in_flight + consumer.unsynced_count >= consumer.rdy,
                     f"{found.depth} messages of {channel.name} are not delivered to a consumer that can take them",
                 )
+
+    # FINs that outlive a power cut.
+
+    def note_fins_gathered(self, channels: list[Any]) -> dict[tuple[str, str], dict[int, int]]:
+        """Note what a round of --sync-fin covers that begins now. Returns: that."""
+        covers: dict[tuple[str, str], dict[int, int]] = {}
+        for found in channels:
+            topic = self.model.topics.get(found.topic.name)
+            channel = topic.channels.get(found.name) if topic is not None else None
+            if channel is None:
+                continue
+            name = (found.topic.name, found.name)
+            covers[name] = dict(channel.done)
+            if self.finishing is not None and self.finishing[:2] == name and found.finish_count > self.finishing[3]:
+                covers[name][self.finishing[2]] = 0
+        self.fin_rounds.append(covers)
+        return covers
+
+    def note_finished(self, topic: Topic, channel: Channel, number: int) -> None:
+        """Note in the model, and for the rounds that had it already, that a message is finished."""
+        self.model.finish(channel, number)
+        for covers in self.fin_rounds:
+            numbers = covers.get((topic.name, channel.name), {})
+            if numbers.get(number) == 0:
+                numbers[number] = channel.done[number]
+
+    def note_fins_synced(self, covers: dict[tuple[str, str], dict[int, int]]) -> None:
+        """Note that a round is complete: what it covers must not come again."""
+        self.fin_rounds.remove(covers)
+        if self.died():
+            return
+        for (topic_name, name), numbers in covers.items():
+            topic = self.model.topics.get(topic_name)
+            channel = topic.channels.get(name) if topic is not None else None
+            if channel is not None:
+                channel.kept.update({number: at for number, at in numbers.items() if at > channel.created})
 
     # Messages that come.
 

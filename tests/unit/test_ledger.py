@@ -301,3 +301,107 @@ def test_what_a_sync_writes_covers_the_whole_ring(tmp_path):
     mapping, size_bytes = ledger.sync_target()
     assert mapping.size_bytes == size_bytes == HEADER_BYTES + RING_BITS_MIN // 8
     Files().sync(mapping, 0, size_bytes)
+
+
+def clearing_late(tmp_path, count):
+    ledger = Ledger(Files(), f"{tmp_path}/ledger")
+    ledger.clears_late = True
+    return handed_out(ledger, count)
+
+
+def bits(tmp_path):
+    return int.from_bytes((tmp_path / "ledger").read_bytes()[HEADER_BYTES : HEADER_BYTES + 8], "little")
+
+
+def test_bits_behind_the_floor_are_cleared_when_a_sync_has_covered_the_floor(tmp_path):
+    ledger = clearing_late(tmp_path, 6)
+    ledger.note_finished(1)
+    ledger.note_finished(2)
+    ledger.note_finished(0)
+    assert state(ledger) == (3, 6, 0, 0)
+    assert (bits(tmp_path), ledger.bits_from) == (0b110, 1)
+    ledger.note_floor_synced(2, 0)
+    assert (bits(tmp_path), ledger.bits_from) == (0b100, 2)
+    ledger.note_finished(4)
+    ledger.note_finished(3)
+    assert state(ledger) == (5, 6, 0, 0)
+    assert (bits(tmp_path), ledger.bits_from) == (0b10100, 2)
+    ledger.note_floor_synced(5, 0)
+    assert (bits(tmp_path), ledger.bits_from) == (0, 5)
+    assert state(ledger) == (5, 6, 0, 0)
+
+
+def test_a_start_clears_the_bits_that_no_sync_had_let_be_cleared(tmp_path):
+    ledger = clearing_late(tmp_path, 4)
+    for ordinal in (1, 2, 0, 3):
+        ledger.note_finished(ordinal)
+    assert ledger.floor == 4
+    again = Ledger(Files(), f"{tmp_path}/ledger")
+    assert state(again) == (4, 4, 0, 0)
+    assert bits(tmp_path) == 0
+
+
+def test_an_older_header_loses_no_record_to_bits_that_are_cleared_late(tmp_path):
+    ledger = clearing_late(tmp_path, 4)
+    ledger.note_finished(1)
+    ledger.note_finished(2)
+    header = (tmp_path / "ledger").read_bytes()[:HEADER_BYTES]
+    ledger.note_finished(0)
+    ring = (tmp_path / "ledger").read_bytes()[HEADER_BYTES:]
+    (tmp_path / "torn").write_bytes(header + ring)
+    torn = Ledger(Files(), f"{tmp_path}/torn")
+    assert list(torn.unfinished(4)) == [0, 3]
+
+
+def test_no_bit_shares_its_place_with_one_that_is_not_cleared(tmp_path):
+    ledger = clearing_late(tmp_path, RING_BITS_MIN + 4)
+    ledger.note_finished(1)
+    ledger.note_finished(0)
+    assert (ledger.floor, ledger.bits_from, ledger.capacity_bits) == (2, 1, RING_BITS_MIN)
+    ledger.note_finished(RING_BITS_MIN)
+    assert ledger.bits_from == 1
+    # The place of 1, which a new file of the same size has free.
+    ledger.note_finished(RING_BITS_MIN + 1)
+    assert (ledger.bits_from, ledger.capacity_bits) == (2, RING_BITS_MIN)
+    assert state(ledger) == (2, RING_BITS_MIN + 4, 2, 0)
+    assert ledger.has_finished(RING_BITS_MIN)
+    assert not ledger.has_finished(RING_BITS_MIN + 2)
+
+
+def test_a_floor_that_is_a_ring_past_the_uncleared_bits_goes_on(tmp_path):
+    count = RING_BITS_MIN + 10
+    ledger = clearing_late(tmp_path, count)
+    ledger.note_finished(1)
+    for ordinal in (0, *range(2, count - 3)):
+        ledger.note_finished(ordinal)
+    assert state(ledger) == (count - 3, count, 0, 0)
+    assert list(ledger.unfinished(count)) == [count - 3, count - 2, count - 1]
+    ledger.note_finished(count - 1)
+    assert ledger.bits_from == ledger.floor == count - 3
+    ledger.note_finished(count - 3)
+    ledger.note_finished(count - 2)
+    assert ledger.floor == count
+    ledger.check()
+
+
+def test_a_reset_goes_to_another_file_where_bits_are_cleared_late(tmp_path):
+    ledger = clearing_late(tmp_path, 6)
+    ledger.note_finished(3)
+    before = os.open(tmp_path / "ledger", os.O_RDONLY)
+    ledger.start_at(5)
+    assert state(ledger) == (5, 5, 0, 0)
+    old = os.pread(before, 1 << 20, 0)
+    os.close(before)
+    (tmp_path / "old").write_bytes(old)
+    assert list(Ledger(Files(), f"{tmp_path}/old").unfinished(6)) == [0, 1, 2, 4, 5]
+    assert state(Ledger(Files(), f"{tmp_path}/ledger")) == (5, 5, 0, 0)
+
+
+def test_a_reset_on_a_full_disk_is_made_in_place(tmp_path):
+    files = FullFiles()
+    ledger = Ledger(files, f"{tmp_path}/ledger")
+    ledger.clears_late = True
+    handed_out(ledger, 6).note_finished(3)
+    files.room = 0
+    ledger.start_at(5)
+    assert state(ledger) == (5, 5, 0, 0)

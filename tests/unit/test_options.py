@@ -73,6 +73,7 @@ NSQD_DEFAULTS = {
 }
 # What nsqd does not have.
 OWN_DEFAULTS = {
+    "sync-fin": False,
     "retention-bytes": 0,
     "retention-time": 0,
     "max-topic-bytes": 0,

@@ -1,0 +1,254 @@
+"""With --sync-fin nothing that was finished comes again after a power cut, but what was in flight."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+from pyqd.hot.replay import seek
+from pyqd.services.fin_sync import FinSync
+from pyqd.services.syncer import Syncer, run_here
+from tests.persistence.test_power_cuts import run_now
+from tests.support.nsq import Client, fin, rdy, req
+from tests.support.power import Change, PowerFiles
+from tests.support.server import REPOSITORY
+from tests.support.storage import broker_on, consumer_on, run_turns
+
+WAIT_S = 20
+MESSAGES = 60
+
+
+def unfinished(broker: Any) -> list[bytes]:
+    """Return the bodies of all that channel c of topic t delivers after a start, delayed ones too."""
+    channel = broker.topic_of["t"].channel_of["c"]
+    consumer = consumer_on(channel)
+    channel.check()
+    found = []
+    # Delays are of a millisecond.
+    time.sleep(0.002)
+    broker.scheduler.run_timers(time.monotonic_ns() + 10**9)
+    run_turns(broker)
+    while (taken := channel.take_message(consumer)) is not None:
+        found.append(taken[3])
+    assert (channel.depth, channel.deferred_count) == (0, 0)
+    return found
+
+
+class Machine:
+    """A broker with --sync-fin whose syncer never runs, on a disk whose power can be cut."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cut_count = 0
+        (directory / "before").mkdir()
+        self.start(directory / "before")
+
+    def start(self, root: Path) -> None:
+        """Start a broker on what a disk holds, after a boot."""
+        self.files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
+        self.broker = broker_on(root, self.files, sync_fin=True)
+        self.broker.parks_durably = True
+        # Channels that the start has opened know nobody yet.
+        self.fin_sync = FinSync(self.broker, run_now, gevent.get_hub().loop.run_callback)
+        self.channel = self.broker.topic("t").channel("c")
+        self.channel.on_finished = self.fin_sync.note
+        self.channel.parks_durably = True
+        self.consumer: Any = consumer_on(self.channel)
+
+    def publish(self, bodies: list[bytes]) -> None:
+        for body in bodies:
+            self.broker.topic("t").publish_body(body, time.time_ns())
+        assert Syncer(self.broker, run_here).sync_dirty()
+
+    def take(self, count: int) -> dict[bytes, int]:
+        """Take messages. Returns: {body: id}."""
+        run_turns(self.broker)
+        taken = {}
+        for _ in range(count):
+            message = self.channel.take_message(self.consumer)
+            assert message is not None
+            taken[message[3]] = message[0]
+        return taken
+
+    def finish(self, *guids: int) -> None:
+        """FIN, and wait until that counts no more."""
+        for guid in guids:
+            assert self.channel.finish_message(self.consumer, guid) == 0
+        gevent.sleep(0)
+        assert self.consumer.unsynced_count == 0
+
+    def left(self, written: tuple[Change, ...]) -> list[bytes]:
+        """Return what the channel has after a power cut now, the kernel having written some of what is dirty."""
+        self.cut_count += 1
+        root = self.directory / f"after {self.cut_count}"
+        self.files.cut(root, written)
+        files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
+        broker = broker_on(root, files, sync_fin=True)
+        found = unfinished(broker)
+        broker.close()
+        files.close()
+        return found
+
+    def left_whatever_is_written(self) -> list[list[bytes]]:
+        """Return the same for each subset of what is dirty, or for some of these where they are many."""
+        changes = self.files.changes()
+        subsets = [each for size in range(len(changes) + 1) for each in combinations(changes, size)]
+        return [self.left(each) for each in random.Random(1).sample(subsets, min(len(subsets), 32))]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.broker.close()
+    machine.files.close()
+
+
+def test_what_is_finished_out_of_order_stays_finished_when_the_oldest_is(machine: Machine) -> None:
+    machine.publish([b"0", b"1", b"2", b"3"])
+    ids = machine.take(4)
+    machine.finish(ids[b"1"], ids[b"2"])
+    # The floor passes over both of these, and no sync covers that.
+    machine.channel.finish_message(machine.consumer, ids[b"0"])
+    for left in machine.left_whatever_is_written():
+        assert set(left) <= {b"0", b"3"}
+        assert b"3" in left
+
+
+def test_a_second_lap_of_the_ring_takes_nothing_back(machine: Machine) -> None:
+    machine.publish([b"%d" % number for number in range(300)])
+    ids = machine.take(300)
+    numbers = list(range(300))
+    random.Random(2).shuffle(numbers)
+    for number in numbers[:250]:
+        machine.finish(ids[b"%d" % number])
+    for number in numbers[250:260]:
+        machine.channel.finish_message(machine.consumer, ids[b"%d" % number])
+    for left in machine.left_whatever_is_written():
+        assert set(left) <= {b"%d" % number for number in numbers[250:]}
+        assert set(left) >= {b"%d" % number for number in numbers[260:]}
+
+
+def test_a_delayed_message_that_is_finished_does_not_come_again_as_the_one_before_the_delay(machine: Machine) -> None:
+    machine.publish([b"0", b"1"])
+    ids = machine.take(2)
+    assert machine.channel.requeue_message(machine.consumer, ids[b"0"], 1) == 0
+    time.sleep(0.002)
+    machine.broker.scheduler.run_timers(time.monotonic_ns())
+    assert machine.take(1) == {b"0": ids[b"0"]}
+    machine.finish(ids[b"0"])
+    for left in machine.left_whatever_is_written():
+        assert left == [b"1"]
+
+
+@pytest.mark.parametrize("target", [2, 4])
+def test_a_seek_that_a_power_cut_takes_back_brings_nothing_back_that_was_finished(
+    machine: Machine, target: int
+) -> None:
+    machine.publish([b"%d" % number for number in range(5)])
+    ids = machine.take(5)
+    machine.finish(ids[b"1"], ids[b"3"])
+    seek(machine.channel, target)
+    again = {b"%d" % number for number in range(target, 5)}
+    for left in machine.left_whatever_is_written():
+        assert set(left) in (again, {b"0", b"2", b"4"})
+
+
+class Running:
+    """The whole daemon with --sync-fin, as a process of power_daemon.py."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        (directory / "before").mkdir()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.persistence.power_daemon", str(directory / "after")),
+                *(f"--data-path={directory / 'before'}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"),
+                *("--sync-fin", *flags),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=REPOSITORY,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        )
+        assert self.process.stdout is not None
+        self.tcp_port = int(self.process.stdout.readline().split()[0])
+
+    def client(self) -> Client:
+        return Client(("127.0.0.1", self.tcp_port))
+
+    def toggle_failing(self) -> bytes:
+        self.process.send_signal(signal.SIGUSR2)
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def cut(self) -> None:
+        self.process.send_signal(signal.SIGUSR1)
+        assert self.process.wait(WAIT_S) == 0
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ready", [1, 7])
+@pytest.mark.parametrize("sync_every", [1, 1_000_000])
+def test_a_power_cut_brings_back_no_more_than_a_consumers_rdy(tmp_path: Path, ready: int, sync_every: int) -> None:
+    running = Running(tmp_path, "--sync-timeout=1h", f"--sync-every={sync_every}")
+    try:
+        with running.client() as client:
+            bodies = [b"%d" % number for number in range(MESSAGES)]
+            client.mpub("t", bodies)
+            client.sub("t", "c", rdy_count=ready)
+            finished = []
+            for number in range(MESSAGES - ready):
+                message = client.read_message()
+                if number % 5 == 3:
+                    client.send(req(message.id, 1))
+                else:
+                    client.send(fin(message.id))
+                    finished.append(message.body)
+            # The last one to come says that no more than `ready` FINs before it are not on the disk.
+            client.read_message()
+            client.send(rdy(0))
+            running.cut()
+    finally:
+        running.end()
+    files = PowerFiles(tmp_path / "after", "after", chance=0.0)
+    broker = broker_on(tmp_path / "after", files)
+    found = unfinished(broker)
+    # The one that came last is in flight.
+    assert len(set(finished) & set(found)) <= ready - 1
+    assert len(found) == len(set(found))
+    broker.close()
+    files.close()
+
+
+@pytest.mark.slow
+def test_a_consumer_gets_nothing_in_place_of_a_fin_whose_sync_fails_until_one_succeeds(tmp_path: Path) -> None:
+    running = Running(tmp_path, "--sync-timeout=200ms")
+    try:
+        with running.client() as client:
+            client.mpub("t", [b"0", b"1", b"2"])
+            client.sub("t", "c", rdy_count=1)
+            client.fin(client.read_message())
+            message = client.read_message()
+            assert running.toggle_failing() == b"True\n"
+            client.fin(message)
+            with pytest.raises(TimeoutError):
+                client.read_message(wait_s=1)
+            assert running.toggle_failing() == b"False\n"
+            assert client.read_message(wait_s=WAIT_S).body == b"2"
+    finally:
+        running.end()
