@@ -159,7 +159,10 @@ def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
             for offset in range(0, size_bytes, ZEROS_AT_ONCE_BYTES):
                 with zeros[: size_bytes - offset] as part:
                     os.pwrite(fd, part, offset)
-        os.fsync(fd)
+            os.fsync(fd)
+            # As commits are written: where that cannot be done, the file is of no use.
+            with zeros[:PAGE_BYTES] as page:
+                os.pwritev(fd, [page], 0, os.RWF_DSYNC)
     except OSError as error:
         raise storage_error("write", path, error) from error
 

@@ -19,6 +19,7 @@ Invariants: 1. one commit is under way at a time. 2. a file is written to only b
 Source: docs/storage.md, "Journal".
 """
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -33,6 +34,8 @@ FILE_BYTES = 32 << 20
 FILES_KEPT = 3
 # More are made while the syncer is slow, up to so many; then commits wait for it.
 FILES_MAX = 16
+# Of a file system that does not know such files or writes; other reasons may pass.
+CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,9 @@ class Journal:
         self._file_count = 0
         self._making = False
         self._started = False
+        # Why the last file could not be made; and that none can be here.
+        self._refusal = ""
+        self._useless = False
         # The file that a commit is being written to.
         self._busy: JournalFile | None = None
         # A write has failed: no commit goes here before all was synced otherwise.
@@ -198,7 +204,7 @@ class Journal:
 
     def _want_file(self) -> None:
         """Have another file made in a thread, if none is free."""
-        if not self._started or self._making or self._free or self._file_count >= FILES_MAX:
+        if not self._started or self._making or self._free or self._useless or self._file_count >= FILES_MAX:
             return
         self._making = True
         self._last_number += 1
@@ -222,7 +228,12 @@ class Journal:
             if isinstance(made, JournalFile):
                 self._free.append(made)
                 self._file_count += 1
-            else:
+                self._refusal = ""
+                return
+            self._useless = isinstance(made, StorageError) and made.errno in CANNOT
+            reason = str(made.strerror if isinstance(made, StorageError) else error)
+            if self._refusal != reason:
+                self._refusal = reason
                 logger.warning("DISKQUEUE: no file for the journal; each log is synced by itself - %s", made or error)
 
         self._in_background(make, done)

@@ -1,5 +1,6 @@
 """Tests of pyqd.hot.journal and pyqd.diskqueue.journal."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.journal import FILES_MAX, Journal
 from pyqd.diskqueue.redo import Redo, commits_in, entries_of
 from pyqd.hot.journal import BLOCK_SIZE, CommitBuffer
-from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.errors import DiskFull, StorageError, storage_error
 from tests.support.storage import body_of, broker_on
 
 FILE_BYTES = 4 * BLOCK_SIZE
@@ -548,3 +549,25 @@ def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files,
     journal.release(journal.cut())
     assert "failed to remove" in caplog.text
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("failed", "tries"), [(errno.EOPNOTSUPP, 1), (errno.ENOSPC, 3), (errno.EMFILE, 3)])
+def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_if_that_may_help(tmp_path, caplog, failed, tries):
+    class Refusing(Files):
+        count = 0
+
+        def new_journal_file(self, path, _size_bytes):
+            self.count += 1
+            raise storage_error("write", path, OSError(failed, os.strerror(failed)))
+
+    def at_once(job, done):
+        done(job(), None)
+
+    refusing = Refusing()
+    journal = Journal(refusing, str(tmp_path / "journal"), at_once, FILE_BYTES)
+    journal.start()
+    assert journal.begin() is None
+    journal.release(journal.cut())
+    journal.release(journal.cut())
+    assert refusing.count == tries
+    assert caplog.text.count("no file for the journal") == 1
