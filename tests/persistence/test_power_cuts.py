@@ -404,7 +404,7 @@ def test_zeros_in_the_synced_part_of_the_open_segment_are_reported(
     segment = machine.topic().log.active
     path = Path(segment.mapping.path).relative_to(machine.files.root)
     # The header says how much is synced once it has been written after a sync.
-    machine.files.write_out(machine.files.pages_of(segment.mapping))
+    machine.files.write_changes(machine.files.pages_of(segment.mapping))
     assert segment.tail > PAGE_BYTES
     machine.cut_count += 1
     root = machine.directory / "zeros"

@@ -190,7 +190,7 @@ class PowerFiles(Files):
         """Return the pages of a mapped file, as `changes` names them."""
         return {(self._mapped[mapping.address], at) for at in range(0, mapping.size_bytes, PAGE_BYTES)}
 
-    def write_out(self, changes: Iterable[Change]) -> None:
+    def write_changes(self, changes: Iterable[Change]) -> None:
         """Let the kernel write these changes, of its own accord."""
         with self._lock:
             for number, place in changes:
@@ -224,7 +224,7 @@ class PowerFiles(Files):
         with self._lock:
             durable = {number: bytearray(content) for number, content in self._durable.items()}
             names = {number: dict(entries) for number, entries in self._names.items()}
-            self.write_out(written)
+            self.write_changes(written)
             self._restore(os.stat(self.root).st_ino, target)
             self._durable.update(durable)
             self._names.update(names)
