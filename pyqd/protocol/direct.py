@@ -14,20 +14,36 @@ NOT_YET = -1
 Done = Callable[[Any, BaseException | None], None]
 
 
+def nothing() -> None:
+    """Keep the loop from waiting."""
+
+
 class AfterPoll:
-    """Calls functions when the loop has looked at its sockets and run what they are watched for."""
+    """Calls functions when the loop has looked at its sockets once more and run what they are watched for.
+
+    Not when the loop is idle: one that always finds a socket ready never is.
+    """
 
     def __init__(self, hub: Any) -> None:
-        self._watcher = hub.loop.idle()
+        self._before_poll = hub.loop.prepare()
+        # While it is active, the loop looks at its sockets without waiting.
+        self._awake = hub.loop.idle()
         self._functions: list[Callable[[], None]] = []
+        self._polled = False
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function then, once."""
         self._functions.append(function)
-        self._watcher.start(self._run)
+        self._polled = False
+        self._awake.start(nothing)
+        self._before_poll.start(self._run)
 
     def _run(self) -> None:
-        self._watcher.stop()
+        if not self._polled:
+            self._polled = True
+            return
+        self._before_poll.stop()
+        self._awake.stop()
         functions, self._functions = self._functions, []
         for function in functions:
             function()

@@ -14,7 +14,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.journal import Place
 from pyqd.hot.writethread import WriteThread
 from pyqd.primitives.errors import StorageError
-from pyqd.protocol.direct import DirectWriter
+from pyqd.protocol.direct import AfterPoll, DirectWriter
 
 BLOCK = 4096
 FILE_BYTES = 16 * BLOCK
@@ -225,3 +225,24 @@ def test_after_a_stop_nobody_is_told_of_the_write_that_was_under_way_and_it_is_t
     writer.stop()
     # A commit that comes now is not this writer's any more.
     assert commit(writer, file, blocks(b"b")).in_thread_count == 1
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle loop", "a socket is always ready"])
+def test_what_is_to_run_after_a_poll_runs_though_the_loop_is_never_idle(busy):
+    hub = gevent.get_hub()
+    read_fd, write_fd = os.pipe()
+    os.write(write_fd, b"x")
+    seen = []
+    watcher = hub.loop.io(read_fd, 1)
+    if busy:
+        watcher.start(seen.append, 1)
+    called = Event()
+    before = []
+    AfterPoll(hub).call(lambda: (before.extend(seen), called.set()))
+    assert called.wait(WAIT_S)
+    # The socket that was ready has been seen to before.
+    assert bool(before) == busy
+    watcher.stop()
+    watcher.close()
+    os.close(read_fd)
+    os.close(write_fd)
