@@ -88,7 +88,7 @@ cdef class TopicCore(Feed):
             store_barrier()
             self.state.magic = MAGIC
         if journaled is not None:
-            self.restore(journaled)
+            self.restore(journaled, fresh)
         self.guids = GuidFactory(node_id)
         self.guids.resume_after(self.state.last_guid)
         self.resume_ids_after(log.highest_guid(power_failed or fresh))
@@ -117,10 +117,15 @@ cdef class TopicCore(Feed):
         if self.end == log.end:
             self.note_held()
 
-    cdef int restore(self, bytes journaled) except -1:
-        """Take what the journal kept where the state is older, as its page was not synced with the records."""
+    cdef int restore(self, bytes journaled, bint fresh) except -1:
+        """Take what the journal kept where the state is older, as its page was not synced with the records.
+
+        fresh: the state was damaged, and is a new one. The next start, too, must know whose the journal's entries are.
+        """
         cdef const JournaledState* kept = <const JournaledState*> PyBytes_AS_STRING(journaled)
         assert len(journaled) == sizeof(JournaledState)
+        if fresh:
+            self.state.created_ns = kept.created_ns
         self.state.deferred_below = max(self.state.deferred_below, kept.deferred_below)
         self.state.last_guid = max(self.state.last_guid, kept.last_guid)
         self.state.message_count = max(self.state.message_count, kept.message_count)

@@ -75,7 +75,10 @@ class Topic(TopicCore):
         log_directory = None if directory is None else f"{directory}/{LOG_DIRECTORY}"
         journaled = None
         if found is not None and log_directory is not None:
-            journaled = broker.put_back(name, log_directory, created_of(mapping), self.state_lost)
+            # A start that did not end may have set the damaged one aside, and begun a blank one.
+            aside = any(entry.startswith(STATE_FILE + BAD) for entry in found)
+            lost = self.state_lost or (aside and created_of(mapping) == 0)
+            journaled = broker.put_back(name, log_directory, created_of(mapping), lost)
         log = self.open_log(log_directory, found)
         super().__init__(
             log,

@@ -91,7 +91,13 @@ class FinSync:
             channels, self._waiting = list(self._waiting), {}
         else:
             channels = [self._again.pop()]
-        gathered = self._gather(channels)
+        try:
+            gathered = self._gather(channels)
+        except Exception as error:
+            # What it has taken from the channels would be waited for for ever.
+            logger.critical("a sync of FINs could not be gathered", exc_info=error)
+            self.on_bug(error)
+            raise
         if not gathered.covered:
             self._go_on()
             return

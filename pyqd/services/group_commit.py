@@ -200,7 +200,12 @@ class GroupCommit:
         if finished.outcome is not None:
             finished.outcome.set(error)
         for told in finished.told:
-            told(error)
+            try:
+                told(error)
+            except Exception as failed:
+                # The others, and the next round, do not wait for that.
+                logger.critical("a publisher could not be told of its commit", exc_info=failed)
+                self.on_bug(failed)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 
     def _work(self, topics: list[Topic]) -> Work:
@@ -211,8 +216,13 @@ class GroupCommit:
         for topic in topics:
             if topic.exiting or topic.directory is None:
                 continue
-            # A start puts nothing back into a directory that has no durable name.
-            if commit is None or topic.names or not topic.journal_into(commit, topic.name.encode()):
+            # A start puts nothing back into a directory that has no durable name, or whose state is in memory only.
+            if (
+                commit is None
+                or topic.names
+                or topic.mapping.path is None
+                or not topic.journal_into(commit, topic.name.encode())
+            ):
                 synced.append(topic)
         place = None
         if commit is not None and commit.entry_count:

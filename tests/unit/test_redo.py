@@ -1,6 +1,7 @@
 """Tests of pyqd.diskqueue.redo: what a journal holds is put back into segments, and nowhere else."""
 
 import errno
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.redo import Redo
 from pyqd.hot import crc32c
 from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
-from pyqd.primitives.errors import LaterFormatError, StorageError
+from pyqd.primitives.errors import LaterFormatError, StartupError, StorageError, storage_error
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 
 FILE_BYTES = 16 * BLOCK_SIZE
@@ -442,6 +443,28 @@ def test_a_start_after_a_power_failure_has_the_messages_and_what_the_state_tells
     topic, bodies = bodies_on(tmp_path)
     assert bodies == [b"one", b"two"]
     assert (topic.message_count, topic.message_bytes) == (2, 6)
+
+
+def test_a_damaged_state_does_not_lose_the_messages_in_a_start_that_fails_either(tmp_path):
+    class Full(Files):
+        def overwrite(self, path, _start_bytes, _content):
+            raise storage_error("write", path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    segment = journaled(tmp_path, [b"one", b"two"])
+    segment.write_bytes(bytes(segment.stat().st_size))
+    state = tmp_path / "topics" / "t.topic" / "state"
+    state.write_bytes(b"damaged".ljust(state.stat().st_size, b"x"))
+    fail_power(tmp_path)
+    with pytest.raises(StartupError):
+        broker_on(tmp_path, Full(), sync_every=1)
+    topic, bodies = bodies_on(tmp_path)
+    assert bodies == [b"one", b"two"]
+    # Nor would a further power failure, before anything is synced.
+    created_ns = topic.created_ns
+    fail_power(tmp_path)
+    segment.write_bytes(bytes(segment.stat().st_size))
+    topic, bodies = bodies_on(tmp_path)
+    assert (topic.created_ns, bodies) == (created_ns, [b"one", b"two"])
 
 
 def test_a_start_after_a_kill_puts_nothing_back(tmp_path):
