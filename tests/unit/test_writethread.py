@@ -232,13 +232,18 @@ def test_what_is_to_run_after_a_poll_runs_though_the_loop_is_never_idle(busy):
     hub = gevent.get_hub()
     read_fd, write_fd = os.pipe()
     os.write(write_fd, b"x")
-    seen = []
+    seen: list[int] = []
     watcher = hub.loop.io(read_fd, 1)
     if busy:
         watcher.start(seen.append, 1)
     called = Event()
-    before = []
-    AfterPoll(hub).call(lambda: (before.extend(seen), called.set()))
+    before: list[int] = []
+
+    def call() -> None:
+        before.extend(seen)
+        called.set()
+
+    AfterPoll(hub).call(call)
     assert called.wait(WAIT_S)
     # The socket that was ready has been seen to before.
     assert bool(before) == busy
