@@ -23,6 +23,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pyqd.diskqueue.damage import BAD
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.diskqueue.layout import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
 from pyqd.hot import crc32c
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> int:
-        """What tells the topic from another one of its name."""
+        """The time at which the topic was made, which no other topic of its name has."""
         return int(_IDENTITY.unpack_from(self.state)[0])
 
 
@@ -123,28 +124,34 @@ def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
 
 
 class Content(NamedTuple):
-    """What a file of the journal holds, without the bytes of segments. generation: 0 if there is no commit."""
+    """Commits in a file of the journal, without the bytes of segments. generation: 0 if there is no commit.
+
+    unreadable: not even its first block can be read.
+    """
 
     generation: int
     oldest: int
     latest_created_ns: int
     path: str
     entries: list[tuple[str, Entry]]
+    unreadable: bool
 
 
 def content_of(files: Files, path: str) -> Content:
     """Read a file of the journal. Memory: that of one file, as there may be many. Raises: StorageError."""
     generation = oldest = latest_created_ns = 0
     entries: list[tuple[str, Entry]] = []
-    for commit in commits_in(read_readable(files, path), path):
+    content = read_readable(files, path)
+    for commit in commits_in(content, path):
         generation, oldest = commit.generation, commit.oldest
         latest_created_ns = max(latest_created_ns, commit.latest_created_ns)
         entries += entries_of(commit, path)
-    return Content(generation, oldest, latest_created_ns, path, entries)
+    unreadable = not content and files.size_of(path) > 0
+    return Content(generation, oldest, latest_created_ns, path, entries, unreadable)
 
 
 class Redo:
-    """What a journal holds of an earlier run. directory: of the journal. Raises: StorageError, LaterFormatError."""
+    """Commits that an earlier run has left in a journal. directory: of it. Raises: StorageError, LaterFormatError."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
@@ -166,6 +173,12 @@ class Redo:
         found.sort(key=lambda content: content.generation)
         oldest = found[-1].oldest if found else 0
         for content in found:
+            if content.unreadable:
+                # The disk may read it another time, and nothing else has what is in it.
+                aside = f"{directory}-{os.path.basename(content.path)}{BAD}"
+                self.files.rename(content.path, aside)
+                logger.error("%s is kept as %s", content.path, aside)
+                continue
             if content.generation == 0 or content.generation < oldest:
                 self.files.remove(content.path)
                 continue

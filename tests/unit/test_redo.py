@@ -326,6 +326,14 @@ def test_a_file_is_read_up_to_where_it_cannot_be_read(place, caplog):
     assert f"what follows offset {BLOCK_SIZE} is not read; acknowledged messages may be missing" in caplog.text
 
 
+def test_a_file_of_which_nothing_can_be_read_is_kept_aside(place):
+    place.journal_file(1, commit(1, 0, BEGINNING))
+    content = (place.journal / "1").read_bytes()
+    assert place.apply(files=FailingFiles(place.journal / "1", 0)) is None
+    assert not (place.journal / "1").exists()
+    assert (place.journal.parent / f"{place.journal.name}-1.bad").read_bytes() == content
+
+
 def test_an_error_of_reading_that_may_pass_refuses_the_start(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
     with pytest.raises(StorageError):
