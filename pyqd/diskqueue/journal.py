@@ -43,7 +43,7 @@ InBackground = Callable[[Callable[[], Any], Callable[[Any, BaseException | None]
 
 
 class Place(NamedTuple):
-    """Where the commit under way is to be written."""
+    """Place in a file for the commit under way, with the blocks to write there."""
 
     file: JournalFile
     offset: int
@@ -122,8 +122,8 @@ class Journal:
             return None
         if not self._used or self._offset + size_bytes > self.file_bytes:
             begun = self._next_file()
-            if not self._free:
-                # Before the last file is full.
+            if not begun or (not self._free and len(self._used) >= FILES_KEPT - 1):
+                # Before the last file is full. The first one is followed by another, which is being made.
                 self.on_sync_wanted()
             if not begun:
                 return None

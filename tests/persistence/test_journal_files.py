@@ -59,14 +59,15 @@ def node_of(daemon: Daemon) -> dict[str, Any]:
 
 
 def publish_journaled(daemon: Daemon, topic: str = "t") -> list[bytes]:
-    """Publish until a commit has gone to the journal, as it does once there is a file. Returns: the bodies."""
+    """Publish until a commit has gone to a new file of the journal, once there is one. Returns: the bodies."""
     bodies: list[bytes] = []
+    before = files_of(daemon)
 
     def is_there() -> bool:
         with Client(daemon.tcp_address) as client:
             client.pub(topic, b"%d" % len(bodies))
         bodies.append(b"%d" % len(bodies))
-        return len(files_of(daemon)) > 0
+        return bool(files_of(daemon) - before)
 
     wait_until(is_there, "a commit in the journal", WAIT_S)
     with Client(daemon.tcp_address) as client:

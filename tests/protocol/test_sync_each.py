@@ -11,6 +11,7 @@ import pytest
 from tests.support.nsq import ERROR, MAGIC, MESSAGE, RESPONSE, Client, Frame, dpub, identify, mpub, parse_message, pub
 from tests.support.server import Daemon, Implementation, wait_until
 
+JOURNAL_MAGIC = b"PYQDJRNL"
 # Commits are written by a thread, which waits and fails as files beside the program say.
 WITH_CONTROLLED_COMMITS = """
 import errno
@@ -70,12 +71,17 @@ class Controlled:
         return Client(self.daemon.tcp_address)
 
     def prepare(self, topic: str) -> None:
-        """Make the topic's names durable, and see that there is a journal."""
-        journal = self.daemon.data_path / "journal"
-        wait_until(lambda: journal.exists() and any(journal.iterdir()), "there is a journal")
+        """Make the topic's names durable, and see that commits go to the journal: its first file takes a moment."""
         with self.client() as client:
+            wait_until(lambda: self.is_journaled(client), "a commit goes to the journal")
             for _ in range(3):
                 client.pub(topic, b"prepared")
+
+    def is_journaled(self, client: Client) -> bool:
+        """Publish to a topic of nobody's. Returns: whether a file of the journal has a commit."""
+        client.pub("probe", b"x")
+        files = (self.daemon.data_path / "journal").glob("*")
+        return any(file.read_bytes()[: len(JOURNAL_MAGIC)] == JOURNAL_MAGIC for file in files)
 
     def count(self, topic: str) -> int:
         return int((self.daemon.topic(topic) or {})["message_count"])

@@ -305,19 +305,28 @@ def test_a_commit_larger_than_a_file_has_no_place(journal, topic):
     assert write(journal, topic).offset == 0
 
 
-def test_a_sync_is_wanted_when_the_last_file_is_begun_and_no_commit_is_taken_when_it_is_full(
-    journal, files, jobs, topic
-):
+def test_a_sync_is_wanted_when_the_second_file_is_begun_and_no_other_is_free(journal, jobs, topic):
+    wanted = []
+    journal.on_sync_wanted = lambda: wanted.append(True)
+    for _ in range(4):
+        write(journal, topic)
+        jobs.run()
+    # A start needs none: the first file is followed by one that is made meanwhile.
+    assert wanted == []
+    write(journal, topic)
+    assert wanted == [True]
+
+
+def test_a_sync_is_wanted_and_no_commit_is_taken_when_the_only_file_is_full(journal, files, jobs, topic):
     wanted = []
     journal.on_sync_wanted = lambda: wanted.append(True)
     files.full = True
     for _ in range(4):
         write(journal, topic)
         jobs.run()
-    # The first commit begins the only file.
-    assert wanted == [True]
+    assert wanted == []
     assert begun(journal, topic) is None
-    assert len(wanted) == 2
+    assert wanted == [True]
     files.full = False
     jobs.run()
     assert write(journal, topic).offset == 0
