@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Durability(Protocol):
-    """Who knows when topics are on stable storage."""
+    """Interface to the group commit, which makes topics durable."""
 
     def wait(self, topics: Iterable[Topic]) -> None:
         """Return when they are. Raises: StorageError. Switches: yes."""

@@ -57,7 +57,7 @@ class Round:
 
 
 class Work:
-    """What one round writes. place: in the journal; None: nothing goes there. job: what is synced by itself, if any."""
+    """Writes of one round. place: of its commit in the journal, if it has one. job: syncs of single files, if any."""
 
     def __init__(self, place: Place | None, job: Job | None) -> None:
         self.place = place
