@@ -99,8 +99,9 @@ def test_an_ok_that_does_not_wait_for_the_disk_is_found(request: pytest.FixtureR
     assert "no flush begun after its request was received" in verdict.violations[0].text
 
 
-def test_the_bare_disk_is_measured(tmp_path: Path) -> None:
-    figures = durable.measure_disk(replace(SETTING, data_root=tmp_path), SECONDS)
+@pytest.mark.parametrize("kind", [durable.APPEND, durable.OVERWRITE])
+def test_the_bare_disk_is_measured(kind: str, tmp_path: Path) -> None:
+    figures = durable.measure_disk(kind, replace(SETTING, data_root=tmp_path), SECONDS)
     assert figures["rate_per_s"] > 0
     assert figures["p50_us"] <= figures["p99_us"]
 
@@ -115,11 +116,11 @@ def test_the_command_writes_a_page_and_every_run(
     small = ["--repeat=2", f"--seconds={SECONDS}", "--row=1x1", "--row=batches", "--unpinned"]
     assert cli.main(["--durable", *small, f"--results={tmp_path}"]) == 0
     [page] = tmp_path.glob("durable-*.md")
-    assert "| load | figure | sink | bare disk |" in page.read_text()
+    assert "| load | figure | sink | bare append | bare overwrite |" in page.read_text()
     assert "1 connection, 4 batches of 200 outstanding | messages/s |" in page.read_text()
     document = json.loads(page.with_suffix(".json").read_text())
     runs = [(each["row"], each["server"], len(each["figures"])) for each in document["runs"]]
-    assert runs == [("1x1", "sink", 2), ("1x1", "bare disk", 2), ("batches", "sink", 2)]
+    assert runs == [("1x1", "sink", 2), ("1x1", "bare append", 2), ("1x1", "bare overwrite", 2), ("batches", "sink", 2)]
     assert "1 connection, 1 outstanding" in capsys.readouterr().out
 
 
