@@ -69,6 +69,11 @@ def later_format(path: str, found: object) -> StartupError:
     )
 
 
+def read_boot_id(files: Files) -> str:
+    """Return the kernel's id of the boot it runs since; "" if it tells none."""
+    return files.read(BOOT_ID).decode().strip() if files.exists(BOOT_ID) else ""
+
+
 def read_node(files: Files, path: str) -> dict[str, Any] | None:
     """Read the node file; None for a damaged one, which is set aside. Raises: StartupError for a later format."""
     try:
@@ -250,7 +255,7 @@ class Broker:
         some may have been read by others and lost here: the epoch keeps numbers from being given twice.
         """
         path = os.path.join(self.root, NODE_FILE)
-        boot = self.files.read(BOOT_ID).decode().strip() if self.files.exists(BOOT_ID) else ""
+        boot = read_boot_id(self.files)
         node: dict[str, Any] = {"format": NODE_FORMAT, "epoch": 0, "boot": boot, "clean": True}
         if self.files.exists(path):
             node = read_node(self.files, path) or {**node, "epoch": EPOCH_UNKNOWN, "boot": "", "clean": False}

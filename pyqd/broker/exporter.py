@@ -95,6 +95,11 @@ class Exporter:
         survey = Survey(self.files, self.source)
         for name, reason in survey.all_unreadable():
             raise StartupError(f"failed to export - {name}: {reason}")
+        if survey.awaits_start:
+            raise StartupError(
+                f"failed to export - a power failure ended the last run of {self.source}, and its journal holds "
+                "messages that a start puts back: start pyqd on it once, stop it, and export then"
+            )
         self.report.problems = [f"topic {topic.name}: {text}" for topic in survey.topics for text in topic.problems]
         try:
             self.files.make_directory(self.target)

@@ -47,6 +47,11 @@ class Inspection:
         self.node = survey.node
         self.rows: list[QueueRow] = []
         self.problems: list[str] = [f"{name}: {reason}" for name, reason in survey.all_unreadable()]
+        if survey.awaits_start:
+            self.problems.append(
+                "the last run ended in a power failure: its journal holds messages that this table may lack; "
+                "a start of pyqd puts them back"
+            )
         self.kept_aside: list[str] = []
         for topic in survey.topics:
             self.kept_aside += topic.kept_aside

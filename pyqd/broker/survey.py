@@ -10,12 +10,21 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pyqd.broker.broker import NODE_FILE, NODE_FORMAT, NODE_FORMAT_WITH_JOURNAL, TOPICS_DIRECTORY, later_format
+from pyqd.broker.broker import (
+    JOURNAL_DIRECTORY,
+    NODE_FILE,
+    NODE_FORMAT,
+    NODE_FORMAT_WITH_JOURNAL,
+    TOPICS_DIRECTORY,
+    later_format,
+    read_boot_id,
+)
 from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.redo import content_of
 from pyqd.diskqueue.stored import StoredLedger, StoredLog, StoredRecord
 from pyqd.primitives.errors import CorruptionError, StartupError
 from pyqd.primitives.names import channel_of_dir, topic_of_dir
@@ -137,6 +146,7 @@ class StoredTopic:
 class Survey:
     """The topics of a data directory. unreadable: topic and reason of those that cannot be read at all.
 
+    awaits_start: the journal may hold messages that the logs lost in a power failure; a start puts them back.
     Raises: StartupError where the directory is not pyqd's or of another format.
     """
 
@@ -145,6 +155,7 @@ class Survey:
         self.topics: list[StoredTopic] = []
         self.unreadable: list[tuple[str, str]] = []
         self.node = read_node(files, root)
+        self.awaits_start = awaits_start(files, root, self.node)
         topics = os.path.join(root, TOPICS_DIRECTORY)
         for entry in sorted(files.list_directory(topics)) if files.exists(topics) else []:
             name = topic_of_dir(entry)
@@ -160,6 +171,15 @@ class Survey:
         for topic in self.topics:
             found += [(f"topic {topic.name}, channel {name}", reason) for name, reason in topic.unreadable]
         return found
+
+
+def awaits_start(files: Files, root: str, node: dict[str, Any]) -> bool:
+    """Say whether a power failure has ended the last run, and its journal is not yet put back into the logs."""
+    if node.get("clean", False) or node.get("boot") == read_boot_id(files):
+        return False
+    directory = os.path.join(root, JOURNAL_DIRECTORY)
+    names = files.list_directory(directory) if files.exists(directory) else []
+    return any(content_of(files, os.path.join(directory, name)).entries for name in names if name.isdigit())
 
 
 def kept_aside(files: Files, directory: str) -> list[str]:

@@ -95,6 +95,31 @@ def fail_power(daemon: Daemon) -> None:
         segment.write_bytes(content[:synced].ljust(len(content), b"\0"))
 
 
+def run_command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a subcommand of pyqd on the data directory."""
+    command = [sys.executable, "-m", "pyqd.apps.cli", *words]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_inspect_and_export_after_a_power_failure_ask_for_a_start_that_puts_the_journal_back(daemon: Daemon) -> None:
+    bodies = publish_journaled(daemon)
+    daemon.kill()
+    exported = str(daemon.data_path.parent / "exported")
+    inspect, export = ("inspect", str(daemon.data_path)), ("export", f"--from={daemon.data_path}", exported)
+    assert run_command(daemon, *inspect).returncode == 0
+    fail_power(daemon)
+    inspected = run_command(daemon, *inspect)
+    assert (inspected.returncode, "ended in a power failure" in inspected.stdout) == (1, True)
+    refused = run_command(daemon, *export)
+    assert (refused.returncode, "start pyqd on it once" in refused.stderr) == (1, True)
+    start(daemon, SYNC_EACH, NO_SYNC)
+    daemon.stop()
+    assert run_command(daemon, *inspect).returncode == 0
+    done = run_command(daemon, *export)
+    assert f"topic t: {len(bodies)} messages" in done.stdout
+    daemon.start()
+
+
 def test_files_of_a_killed_run_stay_until_everything_was_synced_once(daemon: Daemon) -> None:
     bodies = publish_journaled(daemon)
     daemon.kill()
