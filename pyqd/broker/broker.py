@@ -7,8 +7,11 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
+
+from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
@@ -45,6 +48,7 @@ PAGES_AT_ONCE_BYTES = 64 << 10
 PAGES_REST_S = 0.001
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
+NAMES_PER_SLICE = 64
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 logger = logging.getLogger(__name__)
@@ -126,8 +130,10 @@ class Broker:
         self.in_background = in_background
         self.scheduler = Scheduler()
         self.topic_of: dict[str, Topic] = {}
+        # The keys of topic_of in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
+        self.topic_names = SortedList()
         self.failed_write: tuple[str, int] | None = None
-        self.short_of_room: set[str] = set()
+        self.short_of_room = SortedSet()
         self.failed_sync: str | None = None
         self.write_failure_count = 0
         self.sync_failure_count = 0
@@ -196,7 +202,7 @@ class Broker:
                     logger.warning("skipping %s in %s: not a topic", entry, directory)
                     continue
                 topic = Topic(self, name, path, found=found)
-                self.topic_of[name] = topic
+                self.add_topic(topic)
                 topic.load_channels(found)
         finally:
             arena.end_load()
@@ -480,9 +486,24 @@ class Broker:
                 if directory is not None:
                     self.remove_half_made(directory)
                 raise
-            self.topic_of[name] = topic
+            self.add_topic(topic)
             logger.info("TOPIC(%s): created", name)
         return topic
+
+    def add_topic(self, topic: Topic) -> None:
+        """Make a topic known by its name."""
+        self.topic_of[topic.name] = topic
+        self.topic_names.add(topic.name)
+
+    def topics_by_name(self) -> Iterator[Topic]:
+        """Yield the topics in the order of their names. Topics may be created and deleted between two steps."""
+        last = ""
+        while names := list(islice(self.topic_names.irange(last, inclusive=(False, True)), NAMES_PER_SLICE)):
+            for name in names:
+                topic = self.topic_of.get(name)
+                if topic is not None:
+                    yield topic
+            last = names[-1]
 
     def new_topic(self, name: str, directory: str | None) -> Topic:
         """Make a topic with its first segment. Raises: StorageError."""
@@ -515,6 +536,7 @@ class Broker:
             moved = self.discard(directory)
             topic.files_moved(directory, moved)
         del self.topic_of[name]
+        self.topic_names.remove(name)
         self.deleted_end += topic.log.end
         topic.abandon()
         if directory is not None:
@@ -547,10 +569,11 @@ class Broker:
                 return f"less than {self.room.floor_bytes} bytes are free on the disk"
         except StorageError as error:
             return str(error)
-        for name in sorted(self.short_of_room):
+        while self.short_of_room:
+            name = self.short_of_room[0]
             topic = self.topic_of.get(name)
             if topic is None:
-                self.short_of_room.discard(name)
+                self.short_of_room.remove(name)
             elif not topic.space.look_again():
                 return f"topic {name}: {topic.space.refusal}"
         return None

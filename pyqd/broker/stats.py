@@ -36,12 +36,12 @@ class Selection(NamedTuple):
 ALL = Selection()
 
 
-def topics_shown(broker: Broker, selection: Selection) -> list[Topic] | None:
-    """Return the topics asked for, sorted by name; None where the one asked for does not exist."""
+def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None:
+    """Return the topics asked for, in the order of their names; None if the one asked for does not exist."""
     if selection.topic:
         topic = broker.topic_of.get(selection.topic)
         return None if topic is None else [topic]
-    return [topic for _, topic in sorted(broker.topic_of.items())]
+    return broker.topics_by_name()
 
 
 def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | None = None) -> StatsDict | None:

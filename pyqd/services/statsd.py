@@ -203,8 +203,8 @@ class StatsdPusher:
         """Yield all keys and values. pause: let others have their turn in between."""
         options = self._broker.options
         exclude = options.statsd_exclude_ephemeral
-        for index, (name, topic) in enumerate(sorted(self._broker.topic_of.items()), 1):
-            if not topic.exiting and not (exclude and is_ephemeral_str(name)):
+        for index, topic in enumerate(self._broker.topics_by_name(), 1):
+            if not topic.exiting and not (exclude and is_ephemeral_str(topic.name)):
                 stats = topic_stats(topic, NOTHING_OF_CLIENTS, give_way if pause else None)
                 assert stats is not None, "no channel was asked for"
                 yield from topic_entries(stats, exclude)

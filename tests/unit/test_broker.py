@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pyqd.broker.broker import NAMES_PER_SLICE
 from pyqd.diskqueue.files import Files
 from pyqd.hot.clock import wall
 from pyqd.hot.segment import Segment
@@ -34,6 +35,33 @@ def test_topics_and_channels_are_made_once_and_found_again(tmp_path):
     broker = broker_on(tmp_path)
     assert sorted(broker.topic_of) == sorted(names[:-1])
     assert {tuple(topic.channel_of) for topic in broker.topic_of.values()} == {("..",)}
+
+
+def test_topics_are_listed_by_name_while_some_are_created_and_deleted(tmp_path):
+    broker = broker_on(tmp_path)
+    count = 3 * NAMES_PER_SLICE
+    for number in reversed(range(count)):
+        broker.topic(f"t{number:03}#ephemeral")
+    listed = []
+    for topic in broker.topics_by_name():
+        listed.append(topic.name)
+        if len(listed) == 1:
+            # One name of the slice at hand, one of a later slice, and one that was listed already.
+            for number in (5, count - 1, 0):
+                broker.delete_topic(f"t{number:03}#ephemeral")
+            broker.topic("a#ephemeral")
+            broker.topic("z#ephemeral")
+    expected = [f"t{number:03}#ephemeral" for number in range(count - 1) if number != 5]
+    assert listed == [*expected, "z#ephemeral"]
+
+
+def test_topics_of_an_earlier_run_are_listed_by_name(tmp_path):
+    broker = broker_on(tmp_path)
+    for name in ("b", "c", "a", "B"):
+        broker.topic(name)
+    broker.delete_topic("c")
+    broker.close()
+    assert [topic.name for topic in broker_on(tmp_path).topics_by_name()] == ["B", "a", "b"]
 
 
 def test_a_directory_that_is_no_topic_is_left_alone(tmp_path, caplog):
