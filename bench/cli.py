@@ -18,6 +18,7 @@ from bench.series import Series, SeriesError, describe_session
 from bench.server import Target
 from bench.setting import Cores, Setting
 from bench.workloads import WORKLOADS, Workload, find
+from pyqd.primitives.command_line import CommandParser
 
 # Workloads that are there for the disk. In memory they measure something else.
 OF_THE_DISK = ("disk-", "pub-sync-")
@@ -72,7 +73,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     others = "python -m bench --durable: brokers whose OK means stable storage; it has options of its own"
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, epilog=others)
+    parser = CommandParser(prog="python -m bench", description=__doc__, epilog=others)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure one server")
     run.add_argument(

@@ -30,6 +30,7 @@ from bench.server import Target
 from bench.setting import Setting
 from bench.shape import at_least_one
 from bench.workloads import Workload, find
+from pyqd.primitives.command_line import CommandParser
 
 # Each with the messages that the smaller of two loads has whose instructions are counted.
 COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}
@@ -167,7 +168,7 @@ def cpu_per_message(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.cost", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="python -m bench.cost", description=(__doc__ or "").partition("\n")[0])
     names = list(COUNTED_MESSAGES)
     parser.add_argument("-w", "--workload", action="append", choices=names, help="this one only; may be repeated")
     parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of which the medians are taken (3)")

@@ -34,6 +34,7 @@ from bench.runner import pin_generator
 from bench.series import read_commit
 from bench.server import Server, ServerError, Target
 from bench.setting import Setting
+from pyqd.primitives.command_line import CommandParser
 
 BODY = b"x" * 200
 # Topics are made in it, and segments and pages of the first messages.
@@ -335,7 +336,7 @@ SHOWN = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench --durable", description=__doc__)
+    parser = CommandParser(prog="python -m bench --durable", description=__doc__)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="this one only; repeatable")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each server and row (default: 5)")
     parser.add_argument("--seconds", type=positive, default=3.0, help="measured time of a run (default: 3)")

@@ -7,7 +7,6 @@ One connection creates every topic and its channels, one request after the other
 topic. Then the server is stopped and started again, and one message of every hundredth topic is consumed.
 """
 
-import argparse
 import http.client
 import re
 import socket
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from bench.procfs import TICKS_PER_SECOND
 from bench.server import Server, Target, running
+from pyqd.primitives.command_line import CommandParser
 
 PARTS = 10
 ANSWER_TIMEOUT_S = 120.0
@@ -153,7 +153,7 @@ def measure(server: Server, topic_count: int, channel_count: int, publish: bool)
 
 def main() -> None:
     """Measure one server."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(prog="python -m bench.many_topics", description=__doc__.splitlines()[0])
     parser.add_argument("--topics", type=int, default=3000)
     parser.add_argument("--channels", type=int, default=3)
     parser.add_argument("--target", default="pyqd", help="pyqd, or the path of an nsqd or a pyqd")

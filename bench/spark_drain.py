@@ -9,7 +9,6 @@ round of each before the others counts for nothing: it starts Python processes a
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyqd.primitives.command_line import CommandParser
 from pyqd_spark.brokers import BrokerClient
 from pyqd_spark.jobs.drain import DrainOptions, drain
 from pyqd_spark.jobs.progress import Progress
@@ -109,7 +109,9 @@ def measure(spark: SparkSession, address: str, directory: Path, rows: int, round
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser("bench.spark_drain", description="Time of a drain beside Spark's Parquet sink.")
+    parser = CommandParser(
+        prog="python -m bench.spark_drain", description="Time of a drain beside Spark's Parquet sink."
+    )
     parser.add_argument("--messages", type=int, default=1_000_000, help="default: %(default)s")
     parser.add_argument("--size", type=int, default=200, help="bytes of a body (default: %(default)s)")
     parser.add_argument("--bodies", choices=sorted(BODIES), default="random", help="default: %(default)s")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench.server import Server, Target, running
+from pyqd.primitives.command_line import CommandParser
 
 TOPIC = "read"
 BODY_BYTES = 200
@@ -146,7 +147,9 @@ def show(rates: dict[str, list[float]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        prog="python -m bench.spark_read", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--client-messages", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=5)

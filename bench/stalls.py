@@ -16,6 +16,7 @@ from bench.prober import Silence, probing
 from bench.server import Target, running
 from bench.setting import Cores
 from bench.situations import SITUATIONS, Bench, Situation
+from pyqd.primitives.command_line import CommandParser
 
 SMOKE_SCALE = 0.002
 HEADING = ("| while | longest, ms | p99.9, ms | CPU of the longest, ms |", "| --- | ---: | ---: | ---: |")
@@ -54,7 +55,7 @@ def chosen(words: Sequence[str]) -> list[Situation]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=__doc__)
+    parser = CommandParser(prog="python -m bench.stalls", description=__doc__)
     parser.add_argument(
         "-w", "--with", dest="words", action="append", default=[], help="situations with this word only"
     )

@@ -61,6 +61,8 @@ from crash_checks import (
 )
 from crash_clients import DELAY_MS_MAX, Consumer, Publisher
 
+from pyqd.primitives.command_line import CommandParser
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 POLL_S = 0.003
 TICK_S = 0.004
@@ -490,7 +492,7 @@ def print_table(figures: dict[str, Any]) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="kill the daemon under load, again and again, and check everything")
+    parser = CommandParser(description="kill the daemon under load, again and again, and check everything")
     parser.add_argument("--kills", type=int, default=30, help="how many kills under load (30)")
     parser.add_argument("--seed", type=int, default=None, help="of all that is random but timing; printed")
     parser.add_argument("--seconds", type=float, default=0.6, help="longest load before a kill (0.6)")

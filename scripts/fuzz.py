@@ -19,11 +19,12 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from pyqd.primitives.command_line import CommandParser
 from tests.support.fuzz.campaign import Campaign, batches, make_case
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to play (default: 60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="decides all cases (default: the time)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")

@@ -6,7 +6,6 @@ installed in a fresh environment with its dependencies and put to the smoke suit
 distribution go to dist/. What pip and the compilers say is in build/wheels/<version>/log.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -16,6 +15,8 @@ import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from pyqd.primitives.command_line import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
@@ -197,7 +198,7 @@ def make_for(interpreter, sdist, out):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", type=Path, help="an interpreter; all that are found if not given")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parsed = parser.parse_args()

@@ -1,6 +1,5 @@
 """`pyqd export`: write what a stopped pyqd holds as a data directory of Go's nsqd."""
 
-import argparse
 import os
 import sys
 import time
@@ -9,12 +8,13 @@ from collections.abc import Sequence
 from pyqd.broker.exporter import Exporter
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.errors import StartupError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export and print the report. Returns: the exit code: 1 when nothing was exported."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pyqd export", description="Write what a stopped pyqd holds as a data directory of nsqd."
     )
     parser.add_argument(

@@ -1,6 +1,5 @@
 """`pyqd import`: take over the data directory of a stopped nsqd, or say what that would do."""
 
-import argparse
 import os
 import sys
 import time
@@ -9,13 +8,14 @@ from collections.abc import Sequence
 from pyqd.broker.importer import Importer
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.options import build
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Import and print the report. Returns: the exit code: 1 when nothing was imported."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pyqd import", description="Take over the data directory of a stopped nsqd; its files are kept."
     )
     parser.add_argument("--dry-run", action="store_true", help="read everything, print the report, change nothing")

@@ -1,6 +1,5 @@
 """`pyqd inspect`: list the queues of a data directory. Opens files for reading alone and takes no lock."""
 
-import argparse
 import json
 import os
 import sys
@@ -9,12 +8,13 @@ from collections.abc import Sequence
 from pyqd.broker.inspection import Inspection
 from pyqd.broker.survey import Survey
 from pyqd.diskqueue.files import Files
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table. Returns: the exit code: 1 when something is damaged or cannot be read."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pyqd inspect", description="List the queues of a data directory of pyqd, also of a running one."
     )
     parser.add_argument("--verify", action="store_true", help="check the checksum of every record")

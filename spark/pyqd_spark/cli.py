@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.durations import parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd_spark.brokers import BrokerError
@@ -35,7 +36,7 @@ PROGRAM: Final = "pyq_spark"
 NS_PER_MS: Final = 1_000_000
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(CommandParser):
     """The parser of the whole command line, whose help is that of all commands."""
 
     commands: Sequence[argparse.ArgumentParser] = ()
@@ -84,9 +85,7 @@ def failed(text: str, code: int = FAILED) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = Parser(PROGRAM, description="Spark jobs around pyqd's topics.", allow_abbrev=False)
-    commands = top.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
-    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
     add_drain(commands)
     add_compact(commands)
     add_replay(commands)

@@ -1,6 +1,5 @@
 """`make simulate`: play the schedule of each seed until stopped; shrink one that fails and print it as a test."""
 
-import argparse
 import gc
 import multiprocessing
 import sys
@@ -8,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pyqd.primitives.command_line import CommandParser
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures
 from tests.simulation.schedule import Schedule, as_test, made_from, play, quiet, shrink
@@ -76,7 +76,7 @@ def tasks(first: int, count: int | None) -> Iterator[range]:
 
 def main() -> int:
     """Run until stopped, or until a schedule fails. Returns: the exit code."""
-    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser = CommandParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="first seed; a new one each time if not given")
     parser.add_argument("--schedules", type=int, default=None, help="number of schedules; endless if not given")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="number of processes")
