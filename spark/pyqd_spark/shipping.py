@@ -42,8 +42,8 @@ for _entry in sys.path:
 def build_zip(path: str | os.PathLike[str]) -> Path:
     """Write the zip that spark-submit takes with --py-files, and return its path. An older file there is replaced.
 
-    It holds the packages for Spark and the pure-Python modules of pyqd behind them: nothing compiled, so that it serves
-    every platform and Python that pyqd supports.
+    It holds the packages for Spark with their templates, and the pure-Python modules of pyqd behind them: nothing
+    compiled, so that it serves every platform and Python that pyqd supports.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _modules(directory: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     for entry in sorted(directory.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _modules(entry, f"{name}/{entry.name}")
-        elif entry.name.endswith(".py"):
+        elif entry.name.endswith((".py", ".html")):
             yield f"{name}/{entry.name}", entry.read_bytes()
 
 

@@ -83,7 +83,8 @@ def packed(directory: Path, *names: str) -> Path:
     compiled = [f"pyqd/hot/{path.stem}.cpython-311.so" for path in (REPOSITORY / "pyx").glob("*.pyx")]
     wheel = directory / "pyqd-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *names]:
+        shown = [str(path) for path in wheels.templates()]
+        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *names]:
             archive.writestr(name, b"")
     return wheel
 
@@ -113,6 +114,15 @@ def test_a_wheel_without_a_compiled_module_is_refused(tmp_path: Path, monkeypatc
         (tmp_path / "pyx" / path.name).touch()
     (tmp_path / "pyx" / "novel.pyx").touch()
     with pytest.raises(wheels.WheelError, match=r"lacks \['novel'\]"):
+        wheels.check_contents(wheel)
+
+
+def test_a_wheel_without_a_template_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = packed(tmp_path)
+    novel = Path("pyqd_spark/jobs/templates/novel.html")
+    there = wheels.templates()
+    monkeypatch.setattr(wheels, "templates", lambda: there | {novel})
+    with pytest.raises(wheels.WheelError, match=str(novel)):
         wheels.check_contents(wheel)
 
 

@@ -62,7 +62,7 @@ def test_a_report_has_its_plots_within_it_and_needs_nothing_else() -> None:
     assert [picture[:26] for picture in shown.pictures] == ["data:image/svg+xml;base64,"] * 2
     assert shown.links == []
     assert "720 messages with 70.3 KiB of bodies in 2 topics, from 2026-11-21 04:00 to 2026-11-21 04:04 UTC." in (
-        " ".join(shown.texts)
+        " ".join(" ".join(shown.texts).split())
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -51,7 +52,16 @@ def test_the_zip_holds_the_layers_that_both_ends_share_and_no_others(archive: Pa
     names = [name.split("/") for name in zipfile.ZipFile(archive).namelist()]
     assert {parts[0] for parts in names} == {"pyqd", "pyqd_spark", "pyspark_pyqd"}
     assert {parts[1] for parts in names if parts[0] == "pyqd"} == {"__init__.py", "hot", *PURE}
-    assert all(parts[-1].endswith(".py") for parts in names)
+    assert all(parts[-1].endswith(".py") or "templates" in parts for parts in names)
+
+
+def test_a_template_is_read_from_the_zip(archive: Path) -> None:
+    code = (
+        "from jinja2 import PackageLoader\n"
+        "print(json.dumps([PackageLoader('pyqd_spark.jobs').list_templates(), sys.modules['pyqd_spark'].__file__]))"
+    )
+    shown = ask(archive, code, Path(sysconfig.get_path("purelib")))
+    assert shown == [["profile.html"], f"{archive}/pyqd_spark/__init__.py"]
 
 
 def test_a_compiled_module_is_an_import_error_where_none_is_installed(archive: Path) -> None:

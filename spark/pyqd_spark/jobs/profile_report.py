@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,60 +16,40 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+TEMPLATE: Final = "profile.html"
 # Those with the most messages have plots; the table has all.
 TOPICS_SHOWN: Final = 12
 MINUTE: Final = timedelta(minutes=1)
 # Told apart by people who do not see all colours, and in grey (Okabe and Ito).
 RATE, MEDIAN, HIGH, LARGEST = "#0072b2", "#009e73", "#d55e00", "#999999"
 
-STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d2433; --soft: #5b6472; --line: #dfe3ea; --paper: #ffffff; --back: #f4f6f9; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e7eaf0; --soft: #a0a8b6; --line: #343b49; --paper: #1b202a; --back: #12161d; }
-  .plot { background: #ffffff; border-radius: 6px; }
-}
-body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0 0 4px; }
-h2 { font-size: 18px; margin: 0 0 8px; }
-p { margin: 0 0 16px; color: var(--soft); }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 8px; margin: 16px 0; }
-section { padding: 16px 20px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 7px; font-size: 13.5px; text-align: right; white-space: nowrap; }
-th, td { border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; }
-th:first-child, td:first-child { text-align: left; }
-.wide { overflow-x: auto; }
-.plot { width: 100%; height: auto; display: block; }
-"""
-
 
 def page(title: str, origin: str, rows: Sequence[Row]) -> str:
-    """Return the report. origin: where the messages come from, in words. rows: as by_minute has them, one at least."""
+    """Return the report. origin: source of the messages, in words. rows: as by_minute has them, one at least."""
+    # In a driver that has nothing but the zip, the other jobs do without.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("pyqd_spark.jobs"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"size": size, "stamp": stamp, "number": number}
     topics = by_topic(rows)
     first, last = min(row["minute"] for row in rows), max(row["minute"] for row in rows)
-    messages = sum(row["messages"] for row in rows)
-    total = sum(row["bytes"] for row in rows)
-    head = (
-        f"{messages:,} messages with {size(total)} of bodies in {len(topics)} topics, from {stamp(first)} to "
-        f"{stamp(last + MINUTE)} UTC. Source: {origin}."
-    )
     shown = list(topics)[:TOPICS_SHOWN]
-    hidden = len(topics) - len(shown)
-    parts = [
-        f"<h1>{html.escape(title)}</h1><p>{html.escape(head)}</p>",
-        f'<section class="wide">{summary(topics)}</section>',
-        *(section(topic, topics[topic], first, last) for topic in shown),
-    ]
-    if hidden:
-        parts.append(f"<p>{hidden} topics with fewer messages have no plots; the Parquet files have all of them.</p>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body><main>"
-        + "\n".join(parts)
-        + "</main></body></html>\n"
+    return environment.get_template(TEMPLATE).render(
+        title=title,
+        origin=origin,
+        message_count=sum(row["messages"] for row in rows),
+        byte_count=sum(row["bytes"] for row in rows),
+        first=first,
+        end=last + MINUTE,
+        topics=[summary(topic, found) for topic, found in topics.items()],
+        plots=[(topic, base64.b64encode(svg(figure(topics[topic], first, last))).decode()) for topic in shown],
+        hidden_count=len(topics) - len(shown),
     )
 
 
@@ -82,41 +61,23 @@ def by_topic(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return dict(sorted(found.items(), key=lambda item: (-sum(row["messages"] for row in item[1]), item[0])))
 
 
-HEADINGS: Final = (
-    "topic",
-    "messages",
-    "bodies",
-    "busiest minute",
-    "mean /s",
-    "highest /s",
-    "median size",
-    "p99 size",
-    "largest",
-    "deferred",
-)
-
-
-def summary(topics: Mapping[str, Sequence[Row]]) -> str:
-    """Return the table of all topics. Sizes: of the minute in the middle for the median, of the highest for others."""
-    lines = ["<table><thead><tr>" + "".join(f"<th>{heading}</th>" for heading in HEADINGS) + "</tr></thead><tbody>"]
-    for topic, rows in topics.items():
-        messages = sum(row["messages"] for row in rows)
-        busiest = max(rows, key=lambda row: row["messages"])
-        minutes = (rows[-1]["minute"] - rows[0]["minute"]) / MINUTE + 1
-        cells = (
-            topic,
-            f"{messages:,}",
-            size(sum(row["bytes"] for row in rows)),
-            stamp(busiest["minute"]),
-            number(messages / minutes / 60),
-            number(busiest["rate"]),
-            size(weighted_median(rows, "size_p50")),
-            size(max(row["size_p99"] for row in rows)),
-            size(max(row["size_max"] for row in rows)),
-            f"{sum(row['deferred'] for row in rows):,}",
-        )
-        lines.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    return "".join(lines) + "</tbody></table>"
+def summary(topic: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return a topic's row of the table. Sizes: of the minute in the middle for the median, else of the highest."""
+    messages = sum(row["messages"] for row in rows)
+    busiest = max(rows, key=lambda row: row["messages"])
+    minutes = (rows[-1]["minute"] - rows[0]["minute"]) / MINUTE + 1
+    return {
+        "name": topic,
+        "messages": messages,
+        "bytes": sum(row["bytes"] for row in rows),
+        "busiest": busiest["minute"],
+        "mean_rate": messages / minutes / 60,
+        "highest_rate": busiest["rate"],
+        "median_size": weighted_median(rows, "size_p50"),
+        "p99_size": max(row["size_p99"] for row in rows),
+        "largest_size": max(row["size_max"] for row in rows),
+        "deferred": sum(row["deferred"] for row in rows),
+    }
 
 
 def weighted_median(rows: Sequence[Row], column: str) -> float:
@@ -128,16 +89,6 @@ def weighted_median(rows: Sequence[Row], column: str) -> float:
         if left <= 0:
             break
     return float(row[column])
-
-
-def section(topic: str, rows: Sequence[Row], first: datetime, last: datetime) -> str:
-    """Return a topic's plots."""
-    image = base64.b64encode(svg(figure(rows, first, last))).decode()
-    name = html.escape(topic)
-    return (
-        f'<section><h2>{name}</h2><img class="plot" alt="Rate, sizes and times of topic {name}" '
-        f'src="data:image/svg+xml;base64,{image}"></section>'
-    )
 
 
 def figure(rows: Sequence[Row], first: datetime, last: datetime) -> Figure:
