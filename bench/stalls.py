@@ -5,14 +5,16 @@ of a row are medians over the repetitions. Nothing is subtracted: the first row 
 """
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.cli import choose_cores
 from bench.prober import Silence, probing
+from bench.runner import pin_generator
 from bench.server import Target, running
 from bench.setting import Cores
 from bench.situations import SITUATIONS, Bench, Situation
@@ -54,6 +56,17 @@ def chosen(words: Sequence[str]) -> list[Situation]:
     ]
 
 
+@contextmanager
+def generating_on(cores: Cores) -> Iterator[None]:
+    """Keep the load off the server's core: the daemon's wait for its own core would count as a silence."""
+    before = os.sched_getaffinity(0)
+    pin_generator(cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m bench.stalls", description=__doc__)
     parser.add_argument(
@@ -75,9 +88,10 @@ def main(words: Sequence[str] | None = None) -> int:
     scale, repeat = (SMOKE_SCALE, 1) if arguments.smoke else (arguments.scale, arguments.repeat)
     cores = choose_cores(arguments)
     print("\n".join(HEADING), flush=True)
-    for situation in chosen(arguments.words):
-        silences = [measure(situation, cores, scale, arguments.data_root) for _ in range(repeat)]
-        print(row(situation, Silence.median_of(silences)), flush=True)
+    with generating_on(cores):
+        for situation in chosen(arguments.words):
+            silences = [measure(situation, cores, scale, arguments.data_root) for _ in range(repeat)]
+            print(row(situation, Silence.median_of(silences)), flush=True)
     return 0
 
 
