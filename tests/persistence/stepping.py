@@ -1,9 +1,13 @@
-"""Run an operation of a child process one instruction at a time, and see every state its files go through.
+"""Run an operation of a child process one store at a time, and see every state its files go through.
 
 A SIGKILL leaves the stores of all instructions before it and of none after it. So the states of a directory between the
 instructions of an operation are all that a kill during it can leave, and each can be looked at.
 
-Source: ptrace(2).
+Files change by system calls, after each of which the child stops, and by stores into shared mappings. Those are made
+read-only from outside: the first store into one faults, its mapping becomes writable, and the child goes on in single
+steps until it has stored nothing for a while. Code that cannot change a file so runs at full speed.
+
+Source: ptrace(2), proc(5).
 """
 
 import contextlib
@@ -15,16 +19,35 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.support.needs import skip_outside_ci
 
 PTRACE_TRACEME = 0
 PTRACE_PEEKTEXT = 1
-PTRACE_PEEKUSER = 3
 PTRACE_SINGLESTEP = 9
-RIP_OFFSET = 16 * 8
-SYSCALL = 0x050F
-STEPS_MAX = 3_000_000
+PTRACE_GETREGS = 12
+PTRACE_SETREGS = 13
+PTRACE_SYSCALL = 24
+PTRACE_SETOPTIONS = 0x4200
+PTRACE_GETSIGINFO = 0x4202
+TRACESYSGOOD = 1
+SYSCALL_STOP = signal.SIGTRAP | 0x80
+SIGINFO_BYTES = 128
+SIGINFO_ADDRESS = 2
+# A process group that is stopped and goes on later: the operation does not notice.
+PAUSED = (signal.SIGSTOP, signal.SIGCONT)
+# user_regs_struct, in words.
+REGISTERS = 27
+RAX, RDX, RSI, RDI, ORIG_RAX, RIP = 10, 12, 13, 14, 15, 16
+NO_SYSTEM_CALL = 2**64 - 1
+SYSCALL = b"\x0f\x05"
+MPROTECT, MADVISE = 10, 28
+READ, READ_WRITE = 1, 3
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+# Stores come in groups. After this many steps without one, the child runs at full speed to the next.
+QUIET_STEPS = 200
+STOPS_MAX = 300_000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -85,14 +108,94 @@ class Watch:
         return any(changed)
 
 
-def states_of(directory: Path, operation: Callable[[], object], every: int = 1) -> Iterator[Path]:
+class Child:
+    """A traced process that is stopped: its registers, its shared mappings, and the way to the next stop."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # One that the C library has; the child has it at the same address.
+        function = ctypes.cast(_libc.syscall, ctypes.c_void_p).value
+        assert function is not None
+        self._syscall_at = function + ctypes.string_at(function, 64).index(SYSCALL)
+        self.ptrace(PTRACE_SETOPTIONS, TRACESYSGOOD)
+
+    def ptrace(self, request: int, data: int = 0) -> None:
+        if _libc.ptrace(request, self.pid, None, data) != 0:
+            skip_outside_ci(f"a traced process does not do as it is told here (ptrace, request {request})")
+
+    def go(self, request: int) -> int:
+        """Go on to the next stop. Returns: the signal that stands for its reason."""
+        self.ptrace(request)
+        status = os.waitpid(self.pid, 0)[1]
+        assert os.WIFSTOPPED(status), f"the operation ended the process: status {status:#x}"
+        return os.WSTOPSIG(status)
+
+    def registers(self) -> Any:
+        found = (ctypes.c_ulonglong * REGISTERS)()
+        self.ptrace(PTRACE_GETREGS, ctypes.addressof(found))
+        return found
+
+    def set_registers(self, registers: Any) -> None:
+        self.ptrace(PTRACE_SETREGS, ctypes.addressof(registers))
+
+    def before_system_call(self) -> bool:
+        """Say whether the next instruction is a system call."""
+        at = self.registers()[RIP]
+        return bool(_libc.ptrace(PTRACE_PEEKTEXT, self.pid, at, None) & 0xFFFF == int.from_bytes(SYSCALL, "little"))
+
+    def fault_address(self) -> int:
+        siginfo = (ctypes.c_ulonglong * (SIGINFO_BYTES // 8))()
+        self.ptrace(PTRACE_GETSIGINFO, ctypes.addressof(siginfo))
+        return int(siginfo[SIGINFO_ADDRESS])
+
+    def mappings(self) -> Iterator[tuple[int, int, str]]:
+        """Yield begin, end and access of each range of its addresses."""
+        for line in Path(f"/proc/{self.pid}/maps").read_text().splitlines():
+            extent, access, _ = line.split(maxsplit=2)
+            start, end = extent.split("-")
+            yield int(start, 16), int(end, 16), access
+
+    def protect(self) -> None:
+        """Make all shared mappings read-only that the process may store into."""
+        for start, end, access in self.mappings():
+            if access.startswith("rw") and access.endswith("s"):
+                self._mprotect(start, end, READ)
+
+    def unprotect(self, address: int) -> None:
+        """Make the one mapping writable that an address lies in."""
+        for start, end, access in self.mappings():
+            if start <= address < end:
+                assert access == "r--s", f"a store to {address:#x} is a fault of the operation: {access}"
+                self._mprotect(start, end, READ_WRITE)
+
+    def _mprotect(self, start: int, end: int, access: int) -> None:
+        """Have the process make a system call between two instructions of its own."""
+        before = self.registers()
+        # Whatever it was stopped in is over: nothing of it is to be made again.
+        before[ORIG_RAX] = NO_SYSTEM_CALL
+        call = type(before)(*before)
+        call[RAX], call[RDI], call[RSI], call[RDX], call[RIP] = MPROTECT, start, end - start, access, self._syscall_at
+        self.set_registers(call)
+        assert self.go(PTRACE_SINGLESTEP) == signal.SIGTRAP
+        assert self.registers()[RAX] == 0, f"mprotect({start:#x}, {end - start}, {access}) failed"
+        self.set_registers(before)
+
+    def populate_for_reading(self) -> None:
+        """At a system call that prepares pages for writing, prepare them for reading: they are read-only now."""
+        registers = self.registers()
+        if registers[ORIG_RAX] == MADVISE and registers[RDX] == MADV_POPULATE_WRITE:
+            registers[RDX] = MADV_POPULATE_READ
+            self.set_registers(registers)
+
+
+def states_of(directory: Path, operation: Callable[[], object]) -> Iterator[Path]:
     """Yield a copy of the directory for each state that the operation, in a child process, brings it through.
 
-    every: look after so many instructions only. The copy is removed when the next one is asked for. If the system does
-    not let a process trace its child, the test is skipped; in continuous integration it fails.
+    The copy is removed when the next one is asked for. If the system does not let a process trace its child, the test
+    is skipped; in continuous integration it fails.
     """
-    child = os.fork()
-    if child == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             if _libc.ptrace(PTRACE_TRACEME, 0, None, None) == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -104,40 +207,50 @@ def states_of(directory: Path, operation: Callable[[], object], every: int = 1) 
             os._exit(1)
     processors = os.sched_getaffinity(0)
     try:
-        if not os.WIFSTOPPED(os.waitpid(child, 0)[1]):
+        if not os.WIFSTOPPED(os.waitpid(pid, 0)[1]):
             skip_outside_ci("a process may not trace its child here (ptrace)")
         # The two take turns: on one processor a step costs no wake-up of another. Each worker of xdist has its own.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-        for process in (0, child):
+        for process in (0, pid):
             os.sched_setaffinity(process, {sorted(processors)[worker % len(processors)]})
-        yield from _step(child, directory, every)
-    finally:
-        os.sched_setaffinity(0, processors)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def _step(child: int, directory: Path, every: int) -> Iterator[Path]:
-    watch = Watch(directory)
-    copy = directory.parent / f"{directory.name}.copy"
-    system_call = False
-    for step in range(STEPS_MAX):
-        instruction_at = _libc.ptrace(PTRACE_PEEKUSER, child, RIP_OFFSET, None)
-        system_call |= _libc.ptrace(PTRACE_PEEKTEXT, child, instruction_at, None) & 0xFFFF == SYSCALL
-        if _libc.ptrace(PTRACE_SINGLESTEP, child, None, None) != 0:
-            skip_outside_ci("a traced process does not go in single steps here (ptrace)")
-        status = os.waitpid(child, 0)[1]
-        assert os.WIFSTOPPED(status), f"the operation ended the process: status {status:#x}"
-        ended = os.WSTOPSIG(status) != signal.SIGTRAP
-        assert not ended or os.WSTOPSIG(status) == signal.SIGUSR1, f"signal {os.WSTOPSIG(status)}"
-        if step % every and not ended:
-            continue
-        if watch.changed(system_call):
+        copy = directory.parent / f"{directory.name}.copy"
+        for _ in _changes(Child(pid), Watch(directory)):
             shutil.copytree(directory, copy)
             yield copy
             shutil.rmtree(copy)
-        system_call = False
-        if ended:
+    finally:
+        os.sched_setaffinity(0, processors)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _changes(child: Child, watch: Watch) -> Iterator[None]:
+    """Take the process to its end, and yield whenever one instruction or system call has changed something."""
+    child.protect()
+    stepping = False
+    quiet_steps = 0
+    for _ in range(STOPS_MAX):
+        if stepping and (quiet_steps == QUIET_STEPS or child.before_system_call()):
+            child.protect()
+            stepping = False
+        reason = child.go(PTRACE_SINGLESTEP if stepping else PTRACE_SYSCALL)
+        if reason == signal.SIGSEGV:
+            child.unprotect(child.fault_address())
+            stepping, quiet_steps = True, 0
+            continue
+        if reason in PAUSED:
+            continue
+        if reason == SYSCALL_STOP:
+            child.populate_for_reading()
+            assert child.go(PTRACE_SYSCALL) == SYSCALL_STOP
+            child.protect()
+        else:
+            assert reason in (signal.SIGTRAP, signal.SIGUSR1), f"signal {reason}"
+        quiet_steps += 1
+        if watch.changed(names_too=not stepping):
+            quiet_steps = 0
+            yield
+        if reason == signal.SIGUSR1:
             return
-    raise AssertionError(f"the operation takes more than {STEPS_MAX} instructions")
+    raise AssertionError(f"the operation takes more than {STOPS_MAX} stops")
