@@ -82,7 +82,7 @@ simulate: build $(TOOLS) ## seeded schedules of operations and faults against a 
 bench: build $(TOOLS) ## benchmarks with real sizes, tables and plot; NSQD=path/to/nsqd sets an nsqd beside, in turn
 	$(BIN)/python -m bench $(ARGS)
 
-flame: build $(TOOLS) ## flame graph of the daemon under load: bench/results/flame.svg
+flame: build $(TOOLS) ## flame graph of the daemon under load: bench/results/flame.svg, stacks beside it
 	scripts/flame.sh $(ARGS)
 
 cpu-cost: build $(TOOLS) ## CPU time and instructions that a message costs the daemon

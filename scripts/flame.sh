@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Record a flame graph of the daemon under load: bench/results/flame.svg, with native frames. See docs/profiling.md.
+# Record a flame graph of the daemon under load, with native frames: bench/results/flame.svg, and its stacks in flame.txt
+# beside it. See docs/profiling.md.
 #
 # The load is a benchmark, which starts the daemon on free loopback ports and with an empty data directory of its own. In
 # place of the daemon it is given a script that lets py-spy watch the process and then becomes the daemon. What the
@@ -78,9 +79,9 @@ pid=\$\$
         [[ -d /proc/\$pid ]] || exit 1
         sleep 0.02
     done
-    exec "$BIN/py-spy" record --native --nolineno --rate ${FLAME_RATE:-250} --pid \$pid --output "$work/\$pid.svg"
+    exec "$BIN/py-spy" record --native --nolineno --format raw --rate ${FLAME_RATE:-250} --pid \$pid --output "$work/\$pid.raw"
 ) >"$work/py-spy.log" 2>&1 &
-echo "\$! $work/\$pid.svg" >"$work/recorder"
+echo "\$! $work/\$pid.raw" >"$work/recorder"
 exec $DAEMON "\$@"
 END
 chmod +x "$FLAME_TARGET"
@@ -94,15 +95,14 @@ fi
 [[ -s $work/recorder ]] || fail "the load has not started $FLAME_TARGET"
 
 # py-spy writes when the daemon has ended. It is no child of this shell, so there is no wait for it.
-read -r recorder picture <"$work/recorder"
+read -r recorder stacks <"$work/recorder"
 for ((tick = 0; tick < WRITE_DEADLINE_S * 10; tick++)); do
     kill -0 "$recorder" 2>/dev/null || break
     sleep 0.1
 done
-if [[ ! -s $picture ]]; then
+if [[ ! -s $stacks ]]; then
     cat "$work/py-spy.log" >&2
-    fail "py-spy has left no picture"
+    fail "py-spy has recorded nothing"
 fi
-"$BIN/python" -m pyqd.services.flamegraph "$picture"
-cp "$picture" "$OUTPUT"
+"$BIN/python" -m pyqd.services.flamegraph "$stacks" "$OUTPUT"
 printf 'flame: %s\n' "$OUTPUT"

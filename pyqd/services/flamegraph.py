@@ -1,162 +1,180 @@
-"""py-spy's flame graph with the names of compiled functions as they stand in the source, and without the C around them.
+"""Flame graphs of the stacks that py-spy records, with compiled functions under the names that they have in the source.
 
-py-spy calls a method of a compiled class `IoLoop_step (ioloop.pyx)`, and shows what the C compiler inlined into it:
-reference counts, helpers of Cython, headers. Here it becomes `pyqd.hot.ioloop.IoLoop.step`, the rest is left out, what
-its samples were counts for its caller, and frames that have the same name then are one. What threads waited for work is
-left out with its samples. py-spy's picture is kept, zoom and search included; what is drawn in it is drawn anew.
+py-spy calls a method of a compiled class `IoLoop_step (ioloop.c)`, and shows the inlined parts of it: reference counts,
+helpers of Cython, headers. `readable` turns the first into `pyqd.hot.ioloop.IoLoop.step` and leaves the others out, so
+that their samples count for their caller. Stacks of threads that wait for work are left out whole.
 
-Sources: pictures of py-spy 0.4; Cython's names of C functions, where each part stands behind its length.
+Input is py-spy's format `raw`: a stack per line, from the outermost frame to the innermost, with its number of samples.
+Other programs draw or compare the same format, https://www.speedscope.app for one.
+
+Sources: py-spy 0.4; Cython's names of C functions, in which each part follows its length.
 """
 
 import re
 import sys
-from dataclasses import dataclass, field
-from html import escape, unescape
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 import pyqd.hot
 
-MODULES: Final = frozenset(path.stem for path in Path(pyqd.hot.__path__[0]).glob("*.p[xy][di]"))
-# Where a thread of gevent's pool waits for work.
-WAITING: Final = "Queue.get (gevent/_threading.py)"
-ROW: Final = 16
-# As wide as py-spy draws: the space for frames, and a letter in its font.
-FRAMES_WIDTH: Final = 1180
-LETTER_WIDTH: Final = 12 * 0.59
+Stack = tuple[str, ...]
 
-_CONTENT = re.compile(r'(<svg id="frames"[^>]*total_samples=")(\d+)("[^>]*>)(.*?)(</svg>)', re.DOTALL)
-_FRAME = re.compile(
-    r'<g><title>(?P<title>[^<]*) \([0-9,]+ samples, [^<]*</title><rect x="[^"]*" y="(?P<y>\d+)"[^>]*?'
-    r'fill="(?P<fill>[^"]*)" fg:x="(?P<x>\d+)" fg:w="(?P<w>\d+)"/>'
-)
-_TITLE = re.compile(r"(?P<function>.*) \((?P<file>[^()]*)\)", re.DOTALL)
+HOT: Final = Path(pyqd.hot.__path__[0])
+MODULES: Final = {
+    path.stem: ".".join(path.relative_to(HOT.parents[1]).with_suffix("").parts) for path in HOT.rglob("*.p[xy][di]")
+}
+# A thread of gevent's pool that waits for work.
+WAITING: Final = "Queue.get (gevent/_threading.py)"
+TEMPLATE: Final = "flamegraph.svg"
+ALL: Final = "all"
+COMPILED: Final = "pyqd.hot."
+
+# Pixels.
+WIDTH: Final = 1200
+ROW: Final = 16
+LETTER: Final = 7.25
+TOP: Final = 40
+BOTTOM: Final = 28
+LETTERS_MIN: Final = 3
+
+_FRAME = re.compile(r"(?P<function>.*) \((?P<file>[^()]*?)(?::\d+)?\)", re.DOTALL)
 _COMPILED = re.compile(r"(?:.*/)?(?P<module>\w+)\.(?:pyx|pxd|c)")
-_MANGLED = re.compile(r"__pyx_\w*?4pyqd_3hot_(\d+)(\w+)")
+_MANGLED = re.compile(r"__pyx_\w*?4pyqd_3hot_(?=\d)")
 _METHOD = re.compile(r"([A-Z][A-Za-z0-9]*)_(\w+)")
-_LINE = re.compile(r":\d+$")
-_HEADING = re.compile('(<text id="title"[^>]*>)[^<]*')
 _ABI = re.compile(r"\.(?:cpython-|abi3)[^/]*so$")
 _NOISE = re.compile(r"__Pyx|__pyx|0x[0-9a-f]+$|pyqd_outermost$")
 
 
 @dataclass
 class Frame:
-    """A function in one stack, with those that it called. samples: its own and theirs."""
+    """Rectangle of a flame graph: a function in one stack. x: first of its samples; they include those of its calls."""
 
     name: str
-    fill: str
+    x: int
+    row: int
     samples: int = 0
-    called: dict[str, "Frame"] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Return the class by which the template colours the frame."""
+        if self.name.startswith(COMPILED):
+            return "compiled"
+        return "python" if "(pyqd/" in self.name else "other"
+
+    def label(self, total: int) -> str:
+        """Return the part of the name that fits into the rectangle, without the prefix that all compiled ones have."""
+        letters = int(WIDTH * self.samples / total / LETTER) - 1
+        if letters < LETTERS_MIN:
+            return ""
+        name = self.name.removeprefix(COMPILED)
+        return name if len(name) <= letters else f"{name[: letters - 2]}.."
 
 
 def readable_name(title: str) -> str:
-    """Return what a frame is called for people, "" for one that is to be left out. title: py-spy's name of it."""
-    parts = _TITLE.fullmatch(title)
+    """Return the name of a frame for people; "" for a frame that is left out. title: py-spy's name of the frame."""
+    parts = _FRAME.fullmatch(title)
     if parts is None:
         return title
-    function, file = parts["function"], _LINE.sub("", parts["file"])
+    function, file = parts["function"], parts["file"]
     source = _COMPILED.fullmatch(file)
     module = source["module"] if source else ""
     if mangled := _MANGLED.match(function):
-        length, rest = int(mangled[1]), mangled[2]
-        module, function = rest[:length], rest[length:].lstrip("_")
+        names = list(parts_of_mangled(function[mangled.end() :]))
+        module = next(name for name in (*names, "") if name in MODULES or not name)
+        function = ".".join(names[names.index(module) + 1 :] if module else names)
     if not function or _NOISE.match(function) or file.endswith((".h", ".hpp")):
         return ""
     if module not in MODULES:
         return f"{function} ({_ABI.sub('', file)})"
     if method := _METHOD.fullmatch(function):
-        return f"pyqd.hot.{module}.{method[1]}.{method[2]}"
-    return f"pyqd.hot.{module}.{function.removeprefix(module + '_')}"
+        return f"{MODULES[module]}.{method[1]}.{method[2]}"
+    return f"{MODULES[module]}.{function.removeprefix(module + '_')}"
 
 
-def read_frames(content: str, total: int) -> Frame:
-    """Return the tree of what py-spy has drawn, under readable names."""
-    root = Frame("", "", total)
-    # The frame of each row in which what is found next may lie, with the end of that row's frame.
-    above: list[tuple[int, int, Frame]] = []
-    found = sorted(_FRAME.finditer(content), key=lambda match: (int(match["x"]), int(match["y"])))
-    for match in found:
-        x, y, samples = int(match["x"]), int(match["y"]), int(match["w"])
-        while above and (above[-1][0] >= y or above[-1][1] <= x):
-            above.pop()
-        caller = above[-1][2] if above else root
-        name = readable_name(unescape(match["title"]))
-        frame = caller
-        if name and name != caller.name:
-            frame = caller.called.setdefault(name, Frame(name, match["fill"]))
+def parts_of_mangled(text: str) -> Iterator[str]:
+    """Yield the parts of `9diskqueue_3log_3Log_append`: each after its length, the last one without."""
+    while digits := "".join(takewhile(str.isdigit, text)):
+        end = len(digits) + int(digits)
+        yield text[len(digits) : end]
+        text = text[end:].removeprefix("_")
+    if text:
+        yield text
+
+
+def readable_stack(titles: Iterable[str]) -> Stack:
+    """Return a stack under readable names. A function that calls itself is one frame."""
+    names: list[str] = []
+    for title in titles:
+        name = readable_name(title)
+        if name and names[-1:] != [name]:
+            names.append(name)
+    return tuple(names)
+
+
+def readable(raw: str) -> Counter[Stack]:
+    """Return the samples of each stack that did some work. raw: stacks as py-spy writes them."""
+    stacks: Counter[Stack] = Counter()
+    for line in raw.splitlines():
+        frames, _, samples = line.rpartition(" ")
+        titles = frames.split(";")
+        if samples.isdigit() and WAITING not in titles:
+            stacks[readable_stack(titles)] += int(samples)
+    # Stacks of nothing but frames that are left out.
+    del stacks[()]
+    return stacks
+
+
+def fold(raw: str) -> str:
+    """Return the stacks under readable names, in the format in which py-spy writes them."""
+    stacks = readable(raw)
+    return "".join(f"{';'.join(stack)} {samples}\n" for stack, samples in sorted(stacks.items()))
+
+
+def layout(stacks: Counter[Stack]) -> list[Frame]:
+    """Return the frames of a picture, callers before the functions that they call."""
+    root = Frame(ALL, 0, 0)
+    frames, path = [root], [root]
+    for stack, samples in sorted(stacks.items()):
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0].name == pair[1], zip(path[1:], stack, strict=False)))
+        del path[shared + 1 :]
+        for name in stack[shared:]:
+            path.append(Frame(name, root.samples, len(path)))
+            frames.append(path[-1])
+        for frame in path:
             frame.samples += samples
-        above.append((y, x + samples, frame))
-    return root
+    return frames
 
 
-def drop_waiting(frame: Frame) -> int:
-    """Take out what threads waited for work. Returns: the samples taken out."""
-    waited = frame.called.pop(WAITING).samples if WAITING in frame.called else 0
-    waited += sum(drop_waiting(called) for called in frame.called.values())
-    frame.called = {name: called for name, called in frame.called.items() if called.samples}
-    frame.samples -= waited
-    return waited
+def draw(raw: str) -> str:
+    """Return the flame graph as an SVG image. A click zooms into a frame, Ctrl-F searches for names."""
+    # The daemon needs it for pictures alone.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    frames = layout(readable(raw))
+    height = TOP + ROW * (1 + max(frame.row for frame in frames)) + BOTTOM
+    total = frames[0].samples
+    return environment.get_template(TEMPLATE).render(
+        frames=frames, total=total, height=height, width=WIDTH, row_height=ROW, top=TOP, letter=LETTER
+    )
 
 
-def draw(root: Frame, top: int) -> tuple[str, int]:
-    """Return the frames as py-spy draws them, and the bottom of the lowest. top: of the first row."""
-    drawn: list[str] = []
-    bottom = top
-    waiting = [(frame, x, top) for frame, x in laid_out(root, 0)]
-    while waiting:
-        frame, x, y = waiting.pop()
-        bottom = max(bottom, y + ROW)
-        share = frame.samples / root.samples
-        left = 100 * x / root.samples
-        letters = int(share * FRAMES_WIDTH / LETTER_WIDTH)
-        label = frame.name if len(frame.name) <= letters else frame.name[: letters - 2] + ".." if letters > 3 else ""
-        drawn.append(
-            f"<g><title>{escape(frame.name)} ({frame.samples:,} samples, {share:.2%})</title>"
-            f'<rect x="{left:.4f}%" y="{y}" width="{100 * share:.4f}%" height="{ROW - 1}" fill="{frame.fill}"'
-            f' fg:x="{x}" fg:w="{frame.samples}"/>'
-            f'<text x="{left + 0.25:.4f}%" y="{y + 10.5:.2f}">{escape(label)}</text></g>'
-        )
-        waiting += [(called, at, y + ROW) for called, at in laid_out(frame, x)]
-    return "".join(drawn), bottom
-
-
-def laid_out(frame: Frame, x: int) -> list[tuple[Frame, int]]:
-    """Return what a frame called, each with the sample at which it begins."""
-    placed = []
-    for called in sorted(frame.called.values(), key=lambda called: called.name):
-        placed.append((called, x))
-        x += called.samples
-    return placed
-
-
-def readable(picture: str) -> str:
-    """Return py-spy's picture with readable names; what is no such picture as it is."""
-    content = _CONTENT.search(picture)
-    if content is None or not int(content[2]):
-        return picture
-    tops = [int(match["y"]) for match in _FRAME.finditer(content[4])]
-    root = read_frames(content[4], int(content[2]))
-    drop_waiting(root)
-    if not root.samples:
-        return picture
-    frames, bottom = draw(root, min(tops))
-    spared = max(tops) + ROW - bottom
-    before, after = picture[: content.start()], picture[content.end() :]
-    before = _HEADING.sub(r"\g<1>pyqd", before)
-    if height := re.search(r'<svg version="1.1" width="\d+" height="(\d+)"', before):
-        before = before.replace(f'height="{height[1]}"', f'height="{int(height[1]) - spared}"')
-        before = before.replace(f' {height[1]}"', f' {int(height[1]) - spared}"')
-        matched = f'y="{int(height[1]) - 11}.00"'
-        before = before.replace(matched, f'y="{int(height[1]) - 11 - spared}.00"')
-    return f"{before}{content[1]}{root.samples}{content[3]}{frames}{content[5]}{after}"
-
-
-def main(path: str) -> None:
-    """Make the names of a picture readable, in place."""
-    file = Path(path)
-    file.write_text(readable(file.read_text()))
+def main(recorded: str, picture: str) -> None:
+    """Draw the stacks that py-spy has recorded, and write them under readable names beside the picture."""
+    raw = Path(recorded).read_text(errors="replace")
+    Path(picture).write_text(draw(raw))
+    Path(picture).with_suffix(".txt").write_text(fold(raw))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

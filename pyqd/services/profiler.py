@@ -1,4 +1,4 @@
-"""CPU profiles of this process, drawn by py-spy, which runs beside it and reads its memory.
+"""CPU profiles of this process, recorded by py-spy, which runs beside it and reads its memory.
 
 A tracer must be allowed to trace: the kernel may restrict it to the processes a tracer has started (Yama), which this
 one is not. So this process names the tracer before it looks: a shell waits for a line and becomes py-spy then, under
@@ -21,12 +21,11 @@ import gevent
 from cffi import FFI
 
 from pyqd.primitives.errors import reason_of
-from pyqd.services.flamegraph import readable
 
 PROGRAM: Final = "py-spy"
 SECONDS_MAX: Final = 120
 RATE_MAX: Final = 1000
-# Beyond the profile's own time: to start, and to draw.
+# Beyond the profile's own time: to start, and to write.
 EXTRA_S: Final = 30.0
 POLL_S: Final = 0.05
 WORDS_MAX: Final = 500
@@ -70,8 +69,8 @@ class Profiler:
         self._process: subprocess.Popen[bytes] | None = None
         self._busy = False
 
-    def record(self, seconds: int, rate: int) -> bytes:
-        """Return a flame graph, an SVG image, of the next seconds. rate: samples per second.
+    def record(self, seconds: int, rate: int) -> str:
+        """Return the stacks of the next seconds in py-spy's format `raw`. rate: samples per second.
 
         Raises: ProfileError. Switches: yes; the loop goes on meanwhile.
         """
@@ -92,13 +91,13 @@ class Profiler:
         if self._process is not None:
             self._process.kill()
 
-    def _record(self, program: str, seconds: int, rate: int, directory: str) -> bytes:
-        image = os.path.join(directory, "profile.svg")
+    def _record(self, program: str, seconds: int, rate: int, directory: str) -> str:
+        stacks = os.path.join(directory, "stacks")
         said = os.path.join(directory, "said")
         command = [program, "record", "--pid", str(os.getpid()), "--duration", str(seconds), "--rate", str(rate)]
         with open(said, "w+b") as output:
             self._process = subprocess.Popen(
-                [*SHELL, *command, "--format", "flamegraph", "--nolineno", *NATIVE, "--output", image],
+                [*SHELL, *command, "--format", "raw", "--nolineno", *NATIVE, "--output", stacks],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -108,10 +107,9 @@ class Profiler:
                 code = self._run(self._process, seconds + EXTRA_S)
             finally:
                 self._process = None
-        with contextlib.suppress(FileNotFoundError), open(image, "rb") as file:
-            found = file.read()
-            if code == 0 and found:
-                return readable(found.decode(errors="replace")).encode()
+        if code == 0 and os.path.exists(stacks):
+            with open(stacks, errors="replace") as file:
+                return file.read()
         with open(said, errors="replace") as file:
             raise failure(code, file.read())
 

@@ -16,6 +16,7 @@ import gevent
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.memory import give_back, resident_bytes
 from pyqd.services.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
+from pyqd.services.flamegraph import draw, fold
 from pyqd.services.giveway import give_way
 from pyqd.services.http_messages import TEXT, HttpError, Request, Response
 from pyqd.services.http_query import Query
@@ -24,6 +25,8 @@ from pyqd.services.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
 from pyqd.services.rights import ADMIN
 
 SVG: Final = "image/svg+xml"
+FORMAT_SVG: Final = "svg"
+FORMAT_RAW: Final = "raw"
 NO_SNIFFING: Final = (("X-Content-Type-Options", "nosniff"),)
 SECONDS_DEFAULT: Final = 30
 RATE_DEFAULT: Final = 100
@@ -38,6 +41,7 @@ _COUNT = re.compile("[0-9]{1,9}", re.ASCII)
 
 INDEX = """\
 /debug/pprof/profile?seconds=30     flame graph of the next seconds, an SVG image; also /debug/profile
+/debug/profile?format=raw           the same as stacks with their samples, for other programs that draw them
 /debug/pprof/heap                   memory; also /debug/heap?lines=50
 /debug/pprof/goroutine              stacks of greenlets and threads; also /debug/greenlets
 /debug/pprof/threadcreate           stacks of threads
@@ -115,14 +119,20 @@ class DebugRoutes:
         return text("num_symbols: 0\n")
 
     def profile(self, request: Request) -> Response:
-        """Return a flame graph of the next seconds. Switches: yes, for so long."""
+        """Return a flame graph of the next seconds, or its stacks. Switches: yes, for so long."""
         query = request.query()
+        kind = query.get("format") or FORMAT_SVG
+        if kind not in (FORMAT_SVG, FORMAT_RAW):
+            raise HttpError(400, "INVALID_FORMAT")
         seconds = min(number(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
         rate = min(number(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
         try:
-            return Response(200, self.profiler.record(seconds, rate), SVG, NO_SNIFFING)
+            recorded = self.profiler.record(seconds, rate)
         except ProfileError as error:
             return text(f"{error}\n", error.status)
+        # Some ten milliseconds, more after a long profile: too much for the loop.
+        shown = gevent.get_hub().threadpool.apply(draw if kind == FORMAT_SVG else fold, (recorded,))
+        return Response(200, shown.encode(), SVG, NO_SNIFFING) if kind == FORMAT_SVG else text(shown)
 
     def heap(self, request: Request) -> Response:
         """Return what memory goes to. Switches: yes."""

@@ -1,10 +1,10 @@
 """`make flame`: with a short load, and with programs of the tests' own in place of python and py-spy."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -139,7 +139,10 @@ def test_a_flame_graph_shows_publishing_and_delivery_by_the_names_in_the_source(
         pytest.skip("py-spy may not trace here: it takes root or kernel.yama.ptrace_scope=0")
     assert done.returncode == 0, said
     samples = dict.fromkeys(HOT, 0)
-    for name, count in re.findall(r"<title>(\S+) \(([0-9,]+) samples", image.read_text()):
+    for group in ElementTree.parse(image).getroot().iter("{http://www.w3.org/2000/svg}g"):
+        name = group.attrib["data-name"]
         if name in samples:
-            samples[name] += int(count.replace(",", ""))
+            samples[name] += int(group.attrib["data-samples"])
     assert all(samples.values()), samples
+    stacks = image.with_suffix(".txt").read_text()
+    assert all(name in stacks for name in HOT)

@@ -1,36 +1,42 @@
-"""What becomes of py-spy's pictures. How they come about is tested by tests/bench/test_flame.py."""
+"""Flame graphs of py-spy's stacks. tests/bench/test_flame.py and test_http_profile.py record real ones."""
 
-import re
-from html import escape
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
-from pyqd.services.flamegraph import readable, readable_name
+from pyqd.services.flamegraph import ROW, TOP, WIDTH, draw, fold, readable_name
 
 WAITING = "Queue.get (gevent/_threading.py)"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-def picture(total: int, *frames: tuple[str, int, int, int]) -> str:
-    """Return a picture as py-spy draws it. frames: (name, row, first sample, samples)."""
-    drawn = "".join(
-        f"<g><title>{escape(name)} ({samples:,} samples, 0.00%)</title>"
-        f'<rect x="0.0%" y="{36 + 16 * row}" width="0.0%" height="15" fill="rgb(1,2,3)" fg:x="{x}" fg:w="{samples}"/>'
-        f'<text x="0.0%" y="0.0"></text></g>'
-        for name, row, x, samples in frames
-    )
-    return (
-        '<svg version="1.1" width="1200" height="500" viewBox="0 0 1200 500">'
-        '<text id="title" x="0">py-spy record</text>'
-        f'<svg id="frames" x="10" width="1180" total_samples="{total}"><g><title>all ({total} samples, 100%)</title>'
-        f'<rect x="0%" y="20" width="100%" height="15" fill="rgb(1,2,3)" fg:x="0" fg:w="{total}"/></g>'
-        f"{drawn}</svg></svg>"
-    )
+class Drawn(NamedTuple):
+    """Frame of a picture. row: 0 is that of all samples. x: the first of its samples."""
+
+    name: str
+    row: int
+    x: int
+    samples: int
 
 
-def frames_of(shown: str) -> set[tuple[str, int, int, int]]:
-    """Return (name, row, first sample, samples) of each frame."""
-    found = re.findall(r'<title>(.*?) \([0-9,]+ samples, .*?y="(\d+)".*?fg:x="(\d+)" fg:w="(\d+)"', shown)
-    return {(name, (int(y) - 36) // 16, int(x), int(samples)) for name, y, x, samples in found if name != "all"}
+def drawn(picture: str) -> list[Drawn]:
+    """Return the frames of a picture, the one of all samples aside."""
+    frames = []
+    total = 0
+    for group in ElementTree.fromstring(picture).iter(f"{SVG}g"):
+        rectangle = group.find(f"{SVG}rect")
+        assert rectangle is not None
+        samples = int(group.attrib["data-samples"])
+        total = total or samples
+        frame = Drawn(
+            group.attrib["data-name"], (int(rectangle.attrib["y"]) - TOP) // ROW, int(group.attrib["data-x"]), samples
+        )
+        assert float(rectangle.attrib["x"]) == pytest.approx(WIDTH * frame.x / total, abs=0.01)
+        assert float(rectangle.attrib["width"]) == pytest.approx(WIDTH * samples / total, abs=0.01)
+        assert str(group.findtext(f"{SVG}title")).startswith(f"{frame.name} ({samples:,} samples, ")
+        frames.append(frame)
+    return frames[1:]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +48,13 @@ def frames_of(shown: str) -> set[tuple[str, int, int, int]]:
         ("sockets_send_some (pyqd/hot/sockets.pxd)", "pyqd.hot.sockets.send_some"),
         ("crc_extend_hardware (crc32c.c)", "pyqd.hot.crc32c.crc_extend_hardware"),
         ("__pyx_tp_dealloc_4pyqd_3hot_7segment_Segment (pyqd/hot/segment.pxd)", "pyqd.hot.segment.Segment"),
+        ("__pyx_f_4pyqd_3hot_3log_3Log_append (log.c)", "pyqd.hot.log.Log.append"),
         ("Hub.run (gevent/hub.py)", "Hub.run (gevent/hub.py)"),
         ("ev_run (gevent/libev/corecext.cpython-311-x86_64-linux-gnu.so)", "ev_run (gevent/libev/corecext)"),
         ("send (libc.so.6)", "send (libc.so.6)"),
         ("f (other.pyx)", "f (other.pyx)"),
-        ("all", "all"),
+        ("f (other.py:12)", "f (other.py)"),
+        ("thread (1): main", "thread (1): main"),
         ("Py_DECREF (object.h)", ""),
         ("__Pyx__ExceptionSave (schedule.pyx)", ""),
         ("0x7f19410a3f16 (libc.so.6)", ""),
@@ -57,36 +65,49 @@ def test_a_frame_is_called_as_in_the_source(title: str, name: str) -> None:
     assert readable_name(title) == name
 
 
-def test_frames_of_one_name_are_one_and_what_is_noise_counts_for_its_caller() -> None:
-    shown = readable(
-        picture(
-            10,
-            ("io_loop (ioloop.pyx)", 0, 0, 6),
-            ("Py_DECREF (object.h)", 1, 0, 2),
-            ("Log_append (log.pyx)", 2, 0, 2),
-            ("Log_append (log.pyx)", 1, 2, 3),
-            ("run <x> (gevent/hub.py)", 0, 6, 4),
-        )
+def test_frames_of_one_name_are_one_and_the_samples_of_noise_count_for_its_caller() -> None:
+    raw = (
+        "io_loop (ioloop.pyx);Py_DECREF (object.h);Log_append (log.pyx) 2\n"
+        "io_loop (ioloop.pyx);__Pyx_Call (ioloop.c) 1\n"
+        "io_loop (ioloop.pyx);Log_append (log.pyx) 3\n"
+        "run <x> & y (gevent/hub.py) 4\n"
     )
-    assert frames_of(shown) == {
-        ("pyqd.hot.ioloop.io_loop", 0, 0, 6),
-        ("pyqd.hot.log.Log.append", 1, 0, 5),
-        ("run &lt;x&gt; (gevent/hub.py)", 0, 6, 4),
-    }
-    assert "py-spy record" not in shown
+    assert fold(raw) == (
+        "pyqd.hot.ioloop.io_loop 1\npyqd.hot.ioloop.io_loop;pyqd.hot.log.Log.append 5\nrun <x> & y (gevent/hub.py) 4\n"
+    )
+    assert drawn(draw(raw)) == [
+        Drawn("pyqd.hot.ioloop.io_loop", 1, 0, 6),
+        Drawn("pyqd.hot.log.Log.append", 2, 1, 5),
+        Drawn("run <x> & y (gevent/hub.py)", 1, 6, 4),
+    ]
+
+
+def test_a_function_called_by_two_others_has_two_frames() -> None:
+    assert drawn(draw("a (x.py);c (x.py) 1\nb (x.py);c (x.py) 2\na (x.py) 4\n")) == [
+        Drawn("a (x.py)", 1, 0, 5),
+        Drawn("c (x.py)", 2, 4, 1),
+        Drawn("b (x.py)", 1, 5, 2),
+        Drawn("c (x.py)", 2, 5, 2),
+    ]
 
 
 def test_a_function_that_calls_itself_is_one_frame() -> None:
-    shown = readable(picture(4, ("run_wakes (schedule.pyx)", 0, 0, 4), ("run_wakes (schedule.pyx)", 1, 0, 4)))
-    assert frames_of(shown) == {("pyqd.hot.schedule.run_wakes", 0, 0, 4)}
+    assert fold("run_wakes (schedule.pyx);run_wakes (schedule.pyx) 4\n") == "pyqd.hot.schedule.run_wakes 4\n"
 
 
-def test_what_threads_waited_for_work_is_left_out_with_its_samples() -> None:
-    shown = readable(picture(9, ("run (pool.py)", 0, 0, 8), (WAITING, 1, 0, 5), ("wait (x.py)", 2, 0, 5)))
-    assert frames_of(shown) == {("run (pool.py)", 0, 0, 3)}
-    assert 'total_samples="4"' in shown
+def test_threads_that_wait_for_work_are_left_out_with_their_samples() -> None:
+    assert fold(f"run (pool.py) 3\nrun (pool.py);{WAITING};wait (x.py) 5\n") == "run (pool.py) 3\n"
 
 
-@pytest.mark.parametrize("text", ["", "no picture", picture(0), picture(5, (WAITING, 0, 0, 5))])
-def test_what_shows_nothing_stays_as_it_is(text: str) -> None:
-    assert readable(text) == text
+@pytest.mark.parametrize("raw", ["", "no stacks\n", f"{WAITING} 5\n", "Py_DECREF (object.h) 5\n"])
+def test_a_picture_without_samples_says_so(raw: str) -> None:
+    picture = draw(raw)
+    assert "No samples: all threads waited." in picture
+    assert drawn(picture) == []
+    assert fold(raw) == ""
+
+
+def test_the_label_of_a_frame_is_cut_to_its_width() -> None:
+    picture = ElementTree.fromstring(draw(f"Log_append (log.pyx) 900\n{'f' * 50} (x.py) 90\ng (x.py) 10\n"))
+    labels = [group.findtext(f"{SVG}text") for group in picture.iter(f"{SVG}g")]
+    assert labels == ["all", f"{'f' * 11}..", "", "log.Log.append"]

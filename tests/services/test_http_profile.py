@@ -1,10 +1,11 @@
-"""GET /debug/profile, with programs in the profiler's place."""
+"""GET /debug/profile: with programs in the profiler's place, and with py-spy."""
 
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,6 +62,37 @@ def test_a_profiler_that_fails_is_503(app: HttpApp, tools: Path) -> None:
     assert text_of(app.get("/debug/profile"), 503).startswith("py-spy ended with code 0")
 
 
+def test_a_format_that_is_unknown_is_400(app: HttpApp) -> None:
+    reply = app.get("/debug/profile?format=png")
+    assert (reply.status, reply.body) == (400, b'{"message":"INVALID_FORMAT"}')
+
+
+def test_py_spy_draws_what_the_daemon_does_and_gives_its_stacks(tmp_path: Path) -> None:
+    app = HttpApp(tmp_path)
+    stopped = threading.Event()
+
+    def load() -> None:
+        while not stopped.is_set():
+            app.get("/stats")
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        stacks = app.get("/debug/profile?seconds=1&rate=200&format=raw")
+        if stacks.status == 503 and b"may not trace" in stacks.body:
+            pytest.skip("py-spy may not trace here: it takes root or kernel.yama.ptrace_scope=0")
+        picture = app.get("/debug/pprof/profile?seconds=1")
+    finally:
+        stopped.set()
+        loading.join(10)
+    assert "StatusRoutes.stats (pyqd/" in text_of(stacks, 200)
+    assert all(line.rpartition(" ")[2].isdigit() for line in stacks.body.decode().splitlines())
+    assert (picture.status, picture.headers["Content-Type"]) == (200, "image/svg+xml")
+    names = [str(group.get("data-name")) for group in ElementTree.fromstring(picture.body).iter()]
+    assert any(name.startswith("StatusRoutes.stats (pyqd/") for name in names)
+    assert app.stop() == 0, app.log_text()
+
+
 def test_one_profile_at_a_time_bounded_and_the_loop_goes_on(app: HttpApp, tools: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -68,10 +100,12 @@ def test_one_profile_at_a_time_bounded_and_the_loop_goes_on(app: HttpApp, tools:
         tools,
         f"open({str(go)!r}).read()\n"
         "words = [*sys.argv[1:]]\n"
-        "open(words[words.index('--output') + 1], 'w').write(' '.join(words))",
+        "open(words[words.index('--output') + 1], 'w').write(' '.join(words) + ' 7\\n')",
     )
     replies: list[Reply] = []
-    asking = threading.Thread(target=lambda: replies.append(app.get("/debug/profile?seconds=5000&rate=5000")))
+    asking = threading.Thread(
+        target=lambda: replies.append(app.get("/debug/profile?seconds=5000&rate=5000&format=raw"))
+    )
     asking.start()
     writer = os.open(go, os.O_WRONLY)
     busy = text_of(app.get("/debug/profile"), 503)
@@ -80,8 +114,9 @@ def test_one_profile_at_a_time_bounded_and_the_loop_goes_on(app: HttpApp, tools:
     os.close(writer)
     asking.join(10)
     (reply,) = replies
-    assert (reply.status, reply.headers["Content-Type"]) == (200, "image/svg+xml")
-    assert b"record --pid %d --duration 120 --rate 1000 --format flamegraph --nolineno" % app.process.pid in reply.body
+    recorded = text_of(reply, 200)
+    assert f"record --pid {app.process.pid} --duration 120 --rate 1000 --format raw --nolineno" in recorded
+    assert recorded.endswith(" 7\n")
 
 
 def test_a_stop_ends_the_profile(app: HttpApp, tools: Path, tmp_path: Path) -> None:
