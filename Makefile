@@ -1,6 +1,6 @@
 # All a developer does with pyqd. `make help` lists the targets.
 #
-# The release build lies in the tree itself: pyqd/hot/*.so, so that .venv/bin/pyqd is the daemon of this checkout. The
+# The release build lies in the tree itself: pyqd/hot/*/*.so, so that .venv/bin/pyqd is the daemon of this checkout. The
 # debug build lies in build/debug-tree, a copy of the sources kept fresh by scripts/debug_tree.py; it shares .venv and is
 # put before the checkout by PYTHONPATH. So neither build disturbs the other, and both stay incremental.
 
@@ -20,11 +20,11 @@ BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 DATA ?= data
 
-PYX := $(wildcard pyx/*.pyx)
-SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*.pxd)
+PYX := $(wildcard pyx/*/*.pyx)
+SOURCES := setup.py $(PYX) $(wildcard pyqd/hot/*/*.pxd)
 BENCH_SOURCES := $(wildcard bench/*.pyx bench/*.pxd)
 # A .pyx without its extension module, say after the .so was removed by hand, makes the build run whatever the stamp says.
-NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard pyqd/hot/$(basename $(notdir $(source))).*.so),,absent)))
+NOT_BUILT := $(strip $(foreach source,$(PYX),$(if $(wildcard $(source:pyx/%.pyx=pyqd/hot/%).*.so),,absent)))
 COUNT := $(words $(NOT_BUILT))
 # A module takes Cython and the C compiler some 1.2 s of a core.
 ALL_SECONDS = $(shell expr $(COUNT) '*' 12 / $$(nproc) / 10)
@@ -42,7 +42,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate map wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,7 +108,10 @@ cov: build $(TOOLS) ## coverage of the Python half: htmlcov/index.html
 
 annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's annotated HTML
 	@PYQD_ANNOTATE=1 $(BIN)/python setup.py -q build_ext --inplace
-	@ls build/cython/annotated/pyx/*.html
+	@ls build/cython/annotated/pyx/*/*.html
+
+map: ## every module with the first line of its docstring
+	@$(PYTHON) scripts/module_map.py
 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/wheels.py $(ARGS)
@@ -123,7 +126,7 @@ check: lint types test ## all that must hold before a commit
 
 clean: ## remove builds and caches; .venv and data stay
 	rm -rf build dist *.egg-info htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pyqd/hot/*.so bench/*.so
+	rm -f pyqd/hot/*.so pyqd/hot/*/*.so bench/*.so
 	find pyqd spark tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(COMPILER): pyproject.toml scripts/setup.sh

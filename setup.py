@@ -1,4 +1,4 @@
-"""Build the compiled half of pyqd: every pyx/NAME.pyx becomes the extension module pyqd.hot.NAME.
+"""Build the compiled half of pyqd: pyx/LAYER/NAME.pyx becomes the extension module pyqd.hot.LAYER.NAME.
 
 Everything that is not about extensions stands in pyproject.toml. The environment decides six things:
 
@@ -85,40 +85,41 @@ def make_extension(name, source):
     )
 
 
-def package_of(source):
-    return "pyqd.hot" if source.parent.name == "pyx" else "bench"
+def module_of(source):
+    """Return the dotted name of the extension module that a .pyx becomes."""
+    package = ("pyqd", "hot", *source.parent.parts[1:]) if source.parts[0] == "pyx" else source.parent.parts
+    return ".".join((*package, source.stem))
 
 
 def find_extensions():
     if env_flag("PYQD_SKIP_EXT"):
         return []
-    found = sorted(Path("pyx").glob("*.pyx"))
+    found = sorted(Path("pyx").glob("*/*.pyx"))
     if env_flag("PYQD_BUILD_BENCH"):
         found += sorted(Path("bench").glob("*.pyx"))
-    return [make_extension(f"{package_of(source)}.{source.stem}", str(source)) for source in found]
+    return [make_extension(module_of(source), str(source)) for source in found]
 
 
-CIMPORT = re.compile(
-    r"^\s*(?:from\s+(pyqd\.hot|bench)\.(\w+)\s+cimport|cimport\s+(pyqd\.hot|bench)\.(\w+))", re.MULTILINE
-)
+OWN_MODULE = r"(?:pyqd\.hot\.\w+|bench)\.\w+"
+CIMPORT = re.compile(rf"^\s*(?:from\s+({OWN_MODULE})\s+cimport|cimport\s+({OWN_MODULE}))", re.MULTILINE)
 
 
-def interface_path(package, stem):
-    return Path(*package.split(".")) / f"{stem}.pxd"
+def interface_path(module):
+    return Path(*module.split(".")).with_suffix(".pxd")
 
 
 def interfaces_behind(source):
     """Return every .pxd that a .pyx is compiled against: its own, what that cimports, and so on."""
     source = Path(source)
     found = set()
-    waiting = [source, interface_path(package_of(source), source.stem)]
+    waiting = [source, interface_path(module_of(source))]
     while waiting:
         path = waiting.pop()
         if path in found or not path.exists():
             continue
         found.add(path)
         for match in CIMPORT.finditer(path.read_text()):
-            waiting.append(interface_path(match[1] or match[3], match[2] or match[4]))
+            waiting.append(interface_path(match[1] or match[2]))
     return found - {source}
 
 
@@ -126,8 +127,8 @@ def drop_outdated_c(extensions):
     """Remove each generated C file that is not newer than all the .pxd files behind it.
 
     cythonize takes a .pxd as a dependency of its own .pyx only when the two lie side by side. Here they do not, and
-    without this an edit of pyqd/hot/heap.pxd would rebuild the users of heap and not heap itself, nor a module that
-    cimports heap in its .pxd alone. Two fields that changed places would then give wrong values in silence.
+    without this an edit of pyqd/hot/primitives/heap.pxd would rebuild the users of heap and not heap itself, nor a
+    module that cimports heap in its .pxd alone. Two fields that changed places would then give wrong values in silence.
     """
     for extension in extensions:
         source = Path(extension.sources[0])
@@ -138,11 +139,18 @@ def drop_outdated_c(extensions):
                 generated.unlink()
 
 
-def drop_orphans():
-    """Remove each extension module in pyqd/hot whose .pyx is gone, lest an import still finds it."""
-    for module in Path("pyqd/hot").glob("*.so"):
-        if not Path("pyx", module.name.split(".")[0] + ".pyx").exists():
+def drop_orphans(root):
+    """Remove each extension module below pyqd/hot, and each generated C file, whose .pyx is gone or has moved.
+
+    An import would still find the module, and setuptools would pack it into a wheel.
+    """
+    hot = Path(root, "pyqd", "hot")
+    for module in hot.rglob("*.so"):
+        if not Path("pyx", module.relative_to(hot).parent, module.name.split(".")[0] + ".pyx").exists():
             module.unlink()
+    for generated in (CYTHON_DIR / "pyx").rglob("*.c"):
+        if not generated.relative_to(CYTHON_DIR).with_suffix(".pyx").exists():
+            generated.unlink()
 
 
 def build_identity():
@@ -178,8 +186,9 @@ class BuildExt(build_ext):
             stamp.unlink(missing_ok=True)
         self.translate()
         super().run()
+        drop_orphans(self.build_lib)
         if self.inplace:
-            drop_orphans()
+            drop_orphans(".")
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(identity)
 

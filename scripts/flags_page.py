@@ -7,15 +7,15 @@ A test compares the page with what this makes, so that it cannot drift.
 import sys
 from pathlib import Path
 
+from pyqd.config.options import FLAGS
 from pyqd.primitives.compat import NSQ_VERSION, NSQD_FLAGS
 from pyqd.primitives.goflags import Flag
-from pyqd.primitives.options import FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 HEAD = """\
 # Flags
 
-<!-- Made by scripts/flags_page.py from pyqd/primitives/options.py; edit those. -->
+<!-- Made by scripts/flags_page.py from pyqd/config/options.py; edit those. -->
 
 All flags of the daemon `pyqd`, as `pyqd --help` has them. How they are written, and the configuration file whose keys
 stand beside them: [Configuration](configuration.md). Flags marked with * are pyqd's own, the others nsqd's; every flag

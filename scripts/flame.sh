@@ -104,5 +104,5 @@ if [[ ! -s $stacks ]]; then
     cat "$work/py-spy.log" >&2
     fail "py-spy has recorded nothing"
 fi
-"$BIN/python" -m pyqd.services.flamegraph "$stacks" "$OUTPUT"
+"$BIN/python" -m pyqd.debug.flamegraph "$stacks" "$OUTPUT"
 printf 'flame: %s\n' "$OUTPUT"

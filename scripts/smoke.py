@@ -34,10 +34,11 @@ def check_imports():
     import pyqd.hot
 
     installed = Path(sysconfig.get_path("platlib")).resolve()
-    names = [module.name for module in pkgutil.iter_modules(pyqd.hot.__path__)]
+    found = pkgutil.walk_packages(pyqd.hot.__path__, "pyqd.hot.")
+    names = [module.name for module in found if not module.ispkg]
     assert names, "there is no compiled module"
     for name in names:
-        module = importlib.import_module(f"pyqd.hot.{name}")
+        module = importlib.import_module(name)
         assert installed in Path(module.__file__).resolve().parents, f"{module.__file__} is not in {installed}"
     return f"{len(names)} compiled modules from {installed}"
 

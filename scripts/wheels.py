@@ -142,8 +142,9 @@ def check_contents(wheel):
         for path in inside
         if path.parts[0] not in PACKAGES or path.suffix not in SUFFIXES or "tests" in path.parts
     )
-    compiled = {path.name.split(".")[0] for path in inside if path.suffix == ".so"}
-    sources = {path.stem for path in (ROOT / "pyx").glob("*.pyx")}
+    hot = Path("pyqd", "hot")
+    compiled = {str(path.parent / path.name.split(".")[0]) for path in inside if path.suffix == ".so"}
+    sources = {str(hot / path.relative_to(ROOT / "pyx").with_suffix("")) for path in (ROOT / "pyx").glob("*/*.pyx")}
     missing = sorted(sources - compiled) + sorted(map(str, templates() - set(inside)))
     if strangers or missing or compiled != sources:
         raise WheelError(f"{wheel.name} holds {strangers}, lacks {missing}")

@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from pyqd.config.options import PROGRAM
 from pyqd.primitives.goflags import exit_with_mistake, meant
 from pyqd.primitives.goquote import go_quote_str
-from pyqd.primitives.options import PROGRAM
 
 TOOLS = {
     "import": "pyqd.apps.import_nsqd",

@@ -14,47 +14,47 @@ import gevent
 from gevent.event import Event
 
 from pyqd import __version__
+from pyqd.api.debug import DebugRoutes
+from pyqd.api.login import login_of, warn_if_open
+from pyqd.api.publish import plain_publisher
+from pyqd.api.routes import daemon_routes
+from pyqd.apps.config_check import check_config, check_data_path
 from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
+from pyqd.config.live_options import LiveOptions
+from pyqd.config.options import TLS_REQUIRED, Options, parse_settings
+from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
-from pyqd.hot import buffers
+from pyqd.durability.direct import AfterPoll, DirectWriter
+from pyqd.durability.fin_sync import FinSync
+from pyqd.durability.group_commit import GroupCommit
+from pyqd.durability.housekeeper import Housekeeper
+from pyqd.durability.syncer import Syncer
+from pyqd.hot.net import buffers
+from pyqd.http.connection import HttpConnection
+from pyqd.http.limits import http_limits
+from pyqd.http.messages import JSON, Response
+from pyqd.http.server import HttpServer
+from pyqd.metrics.identity import Identity, first_command, port_of
+from pyqd.metrics.loop_lag import LoopLag
+from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.statsd import StatsdPusher
+from pyqd.net.admission import Admission
+from pyqd.net.background import Background
+from pyqd.net.greenlets import end_stacks
+from pyqd.net.listener import Address, ListeningAddresses
+from pyqd.net.shedding import Shedder
+from pyqd.net.tls import TlsServer
+from pyqd.net.turns import Turns
 from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat, configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
 from pyqd.primitives.memory import loading, watch_collections
-from pyqd.primitives.options import TLS_REQUIRED, Options, parse_settings
-from pyqd.protocol.admission import Admission
-from pyqd.protocol.authd import AuthServers
-from pyqd.protocol.background import Background
-from pyqd.protocol.direct import AfterPoll, DirectWriter
-from pyqd.protocol.greenlets import end_stacks
-from pyqd.protocol.listener import Address, ListeningAddresses
-from pyqd.protocol.server import TcpServer
-from pyqd.protocol.shedding import Shedder
-from pyqd.protocol.tls import TlsServer
-from pyqd.protocol.turns import Turns
-from pyqd.services.config_check import check_config, check_data_path
-from pyqd.services.fin_sync import FinSync
-from pyqd.services.group_commit import GroupCommit
-from pyqd.services.housekeeper import Housekeeper
-from pyqd.services.http import HttpServer
-from pyqd.services.http_connection import HttpConnection
-from pyqd.services.http_limits import http_limits
-from pyqd.services.http_messages import JSON, Response
-from pyqd.services.identity import Identity, first_command, port_of
-from pyqd.services.live_options import LiveOptions
-from pyqd.services.login import login_of, warn_if_open
-from pyqd.services.loop_lag import LoopLag
-from pyqd.services.metrics import Metrics
-from pyqd.services.profiler import Profiler
-from pyqd.services.routes import daemon_routes
-from pyqd.services.routes_debug import DebugRoutes
-from pyqd.services.routes_publish import plain_publisher
-from pyqd.services.statsd import StatsdPusher
-from pyqd.services.syncer import Syncer
+from pyqd.tcp.authd import AuthServers
+from pyqd.tcp.server import TcpServer
 
 THREADS = 4
 COMMIT_THREADS = 1

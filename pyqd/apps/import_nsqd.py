@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from pyqd.broker.importer import Importer
+from pyqd.config.options import build
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.options import build
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,16 @@ from typing import Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, prepared
 from pyqd.broker.topic import Topic
-from pyqd.hot.amend import AT_DEFERRED, AT_FINISHED, AT_HELD, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
+from pyqd.hot.broker.amend import (
+    AT_DEFERRED,
+    AT_FINISHED,
+    AT_HELD,
+    AT_IN_FLIGHT,
+    AT_QUEUED,
+    AT_RETURNED,
+    AT_UNKNOWN,
+    Sought,
+)
 from pyqd.primitives.errors import StorageError
 
 READY: Final = "ready"

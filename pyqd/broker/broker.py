@@ -18,21 +18,21 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.room import Room
 from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
+from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.redo import Redo
 from pyqd.diskqueue.standins import StandIns
 from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
-from pyqd.hot import arena
-from pyqd.hot.clock import wall
-from pyqd.hot.log import Log
-from pyqd.hot.schedule import Scheduler
-from pyqd.hot.segment import Segment
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.primitives.clock import wall
+from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError, reason_of
 from pyqd.primitives.memory import thaw
 from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
-from pyqd.primitives.options import Options
 
 TOPICS_DIRECTORY = "topics"
 DISCARDED_DIRECTORY = "discarded"

@@ -5,7 +5,7 @@ each limit is read at the start, and a part of it is kept in reserve. When only 
 channels and connections are refused, and everything that exists goes on. The reserve of disk blocks is kept by
 `pyqd.broker.room`.
 
-    mappings      files outside the arena (pyx/arena.pyx), so all of them under a limit of the address space
+    mappings      files outside the arena (pyx/diskqueue/arena.pyx), so all of them under a limit of the address space
     memory        what the machine, the control group and the address space leave
     descriptors   connections; topics and channels hold none
 
@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from pyqd.hot import arena
-from pyqd.hot.mapping import limit_descriptors, unmanaged_count
+from pyqd.config.options import Options
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.mapping import limit_descriptors, unmanaged_count
 from pyqd.primitives import machine
 from pyqd.primitives.errors import MachineLimitReached
-from pyqd.primitives.options import Options
 
 MAPPINGS: Final = "mappings"
 MEMORY: Final = "memory"

@@ -11,13 +11,9 @@ from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encode
 from pyqd.broker.space import SEGMENT_BYTES_MIN
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.standins import StandIns
-from pyqd.hot.clock import mono
-from pyqd.hot.guid import to_hex
-from pyqd.hot.ledger import Ledger
-from pyqd.hot.limited import LimitedChannel
-from pyqd.hot.log import Log, Position
-from pyqd.hot.parked import Parked
-from pyqd.hot.recovery import (
+from pyqd.hot.broker.limited import LimitedChannel
+from pyqd.hot.broker.parked import Parked
+from pyqd.hot.broker.recovery import (
     begin_at,
     cursor_position,
     finish_twins,
@@ -26,6 +22,10 @@ from pyqd.hot.recovery import (
     recover_parked,
     start_ledger,
 )
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log, Position
+from pyqd.hot.primitives.clock import mono
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd.primitives.names import channel_dir, is_ephemeral_str
 

@@ -6,9 +6,9 @@ They lie in the ledger's header, as bytes that mean something here only. Source:
 import struct
 from typing import Any, NamedTuple
 
-from pyqd.hot.clock import mono
-from pyqd.hot.limited import LimitedChannel
-from pyqd.hot.ratelimit import TokenBucket
+from pyqd.hot.broker.limited import LimitedChannel
+from pyqd.hot.broker.ratelimit import TokenBucket
+from pyqd.hot.primitives.clock import mono
 
 ATTEMPTS_MAX = 0xFFFF
 _FORM = struct.Struct("<ddHB")

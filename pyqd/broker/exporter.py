@@ -21,7 +21,7 @@ from pyqd.diskqueue.interchange import (
 )
 from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
 from pyqd.diskqueue.stored import StoredRecord
-from pyqd.hot.guid import to_hex
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 

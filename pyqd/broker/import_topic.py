@@ -33,11 +33,11 @@ from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
 from pyqd.diskqueue.layout import mark_paused
-from pyqd.hot.guid import from_hex
-from pyqd.hot.idtable import Table
-from pyqd.hot.ledger import Ledger
-from pyqd.hot.log import Log
-from pyqd.hot.recovery import start_ledger
+from pyqd.hot.broker.recovery import start_ledger
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives.guid import from_hex
+from pyqd.hot.primitives.idtable import Table
 from pyqd.primitives.names import channel_dir
 
 # Ids beyond, of the year 2049, are no ids: new ones are greater than all that were found, and need room.

@@ -27,6 +27,7 @@ from typing import Any
 from pyqd.broker.broker import BOOT_ID, NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
 from pyqd.broker.import_report import ImportReport, QueueReport
 from pyqd.broker.import_topic import ChannelImport, TopicImport
+from pyqd.config.options import Options
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import (
     METADATA_FILE,
@@ -39,12 +40,11 @@ from pyqd.diskqueue.interchange import (
     split_queue,
 )
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
-from pyqd.hot.guid import GuidFactory
-from pyqd.hot.log import Log
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives.guid import GuidFactory
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_ephemeral_str, is_valid_name_str, topic_dir
-from pyqd.primitives.options import Options
 
 IMPORTING_DIRECTORY = "importing"
 IMPORTED_DIRECTORY = "imported-from-nsqd"

@@ -19,8 +19,8 @@ from typing import Any
 import numpy
 from datasketches import req_floats_sketch
 
-from pyqd.hot.clock import mono
-from pyqd.hot.latency import LatencyBuffer
+from pyqd.hot.broker.latency import LatencyBuffer
+from pyqd.hot.primitives.clock import mono
 
 # Ranks at or above the median are off by less than one in a hundred of their distance from the top, nearly always.
 SKETCH_K = 12

@@ -1,12 +1,13 @@
 """The small files of topics and channels as bytes, for those who read or write them without a broker.
 
-The broker itself has them in C: pyqd/hot/topic.pxd, pyqd/hot/slots.pxd. Source: docs/storage.md, "Topic", "Channel".
+The broker itself has them in C: topic.pxd and slots.pxd in pyqd/hot/broker/. Source: docs/storage.md, "Topic",
+"Channel".
 """
 
 import struct
 from typing import NamedTuple
 
-from pyqd.hot.topic import TOPIC_STATE_SIZE
+from pyqd.hot.broker.topic import TOPIC_STATE_SIZE
 from pyqd.primitives.errors import CorruptionError
 
 TOPIC_MAGIC = b"PYQDTOP\0"

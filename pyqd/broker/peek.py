@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, TopicGone, prepared
 from pyqd.broker.topic import Topic
-from pyqd.hot.clock import wall
-from pyqd.hot.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
+from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
+from pyqd.hot.primitives.clock import wall
 
 READY: Final = "ready"
 IN_FLIGHT: Final = "in_flight"

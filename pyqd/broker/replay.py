@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
-from pyqd.hot.replay import SeekPlace, seek, seek_effect, seek_target
+from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_target
 from pyqd.primitives.moments import parse_moment
 
 FORMAT: Final = 1

@@ -20,10 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyqd.hot.clock import wall
-from pyqd.hot.log import Log
-from pyqd.hot.segment import Segment
-from pyqd.hot.stragglers import (
+from pyqd.hot.broker.stragglers import (
     move_parked,
     move_stragglers,
     stopped_growing_ns,
@@ -31,6 +28,9 @@ from pyqd.hot.stragglers import (
     unfinished_below,
     unfinished_parked,
 )
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 

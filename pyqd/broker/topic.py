@@ -15,11 +15,11 @@ from pyqd.broker.space import Space
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, reused, set_aside
 from pyqd.diskqueue.files import MAKING
 from pyqd.diskqueue.unsynced import Names
-from pyqd.hot.ledger import Ledger
-from pyqd.hot.log import Log
-from pyqd.hot.logreader import LogReader
-from pyqd.hot.mapping import Mapping
-from pyqd.hot.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
+from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.logreader import LogReader
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 

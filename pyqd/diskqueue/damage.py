@@ -14,7 +14,7 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError
 
 if TYPE_CHECKING:
     from pyqd.diskqueue.files import Files
-    from pyqd.hot.mapping import Mapping
+    from pyqd.hot.diskqueue.mapping import Mapping
 
 DAMAGED_DIRECTORY = "damaged"
 BAD = ".bad"

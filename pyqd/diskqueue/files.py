@@ -17,7 +17,7 @@ from typing import Any
 
 from cffi import FFI
 
-from pyqd.hot.mapping import Mapping, map_existing, map_file
+from pyqd.hot.diskqueue.mapping import Mapping, map_existing, map_file
 from pyqd.primitives.errors import CorruptionError, DiskFull, StorageError, storage_error
 
 PAGE_BYTES = 4096

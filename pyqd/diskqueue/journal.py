@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pyqd.diskqueue.files import Files, JournalFile
-from pyqd.hot.journal import BLOCK_SIZE, CommitBuffer
+from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
 from pyqd.primitives.errors import StorageError
 
 FILE_BYTES = 32 << 20

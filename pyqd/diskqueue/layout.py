@@ -1,13 +1,14 @@
 """The headers of segments, records and ledgers as bytes, for those who read files without opening them as a log.
 
-The log itself has them in C: pyqd/hot/segment.pxd, pyqd/hot/record.pxd, pyqd/hot/ledger.pxd. Source: docs/storage.md.
+The log itself has them in C: segment.pxd and ledger.pxd in pyqd/hot/diskqueue/, pyqd/hot/wire/record.pxd. Source:
+docs/storage.md.
 """
 
 import struct
 from typing import NamedTuple
 
-from pyqd.hot import crc32c
-from pyqd.hot.ledger import Ledger
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import CorruptionError
 
 SEGMENT_MAGIC = b"PYQDSEG\0"

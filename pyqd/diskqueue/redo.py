@@ -26,9 +26,9 @@ from typing import NamedTuple
 from pyqd.diskqueue.damage import BAD
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.diskqueue.layout import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
-from pyqd.hot import crc32c
-from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
-from pyqd.hot.logstart import SUFFIX
+from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.hot.diskqueue.logstart import SUFFIX
+from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 READ_AT_ONCE_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 
 logger = logging.getLogger(__name__)

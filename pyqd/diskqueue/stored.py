@@ -24,7 +24,7 @@ from pyqd.diskqueue.layout import (
     record_span,
 )
 from pyqd.diskqueue.window import Window
-from pyqd.hot.logstart import SUFFIX
+from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.primitives.errors import CorruptionError, StorageError
 
 VALID, ABSENT, DAMAGED = range(3)

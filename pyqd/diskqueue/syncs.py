@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 SYNC_FAILED = "sync-failed"

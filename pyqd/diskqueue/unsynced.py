@@ -6,7 +6,7 @@ the gathering stays, as the sync may have read it before. So several syncs may r
 
 from typing import NamedTuple
 
-from pyqd.hot.ledger import Ledger
+from pyqd.hot.diskqueue.ledger import Ledger
 
 
 class Change(NamedTuple):

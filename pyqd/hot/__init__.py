@@ -1,1 +1,1 @@
-"""The compiled modules; sources in pyx/, C interfaces (.pxd) and types (.pyi) here."""
+"""The compiled modules, one package per layer; sources in pyx/, C interfaces (.pxd) and types (.pyi) here."""

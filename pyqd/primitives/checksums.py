@@ -1,4 +1,4 @@
-"""CRC-32C in Python, for where the compiled pyqd.hot.crc32c is missing: the same values, slower.
+"""CRC-32C in Python, for where the compiled pyqd.hot.primitives.crc32c is missing: the same values, slower.
 
 One value at a time costs 0.1 us a byte. Of many records at once it is computed in step, four bytes of each, where there
 is numpy.

@@ -1,4 +1,4 @@
-"""The same as the compiled pyqd.hot.columns, in Python, for readers where that is missing.
+"""The same as the compiled pyqd.hot.wire.columns, in Python, for readers where that is missing.
 
 One record costs about a microsecond. The layout of the buffers is told there.
 """

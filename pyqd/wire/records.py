@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 try:
-    from pyqd.hot.crc32c import value as crc32c
+    from pyqd.hot.primitives.crc32c import value as crc32c
 except ImportError:  # Where Python alone was sent to.
     from pyqd.primitives.checksums import value as crc32c
 

@@ -28,7 +28,7 @@ from pyqd_spark.plan import LogRange
 Decoder = Callable[[bytes, int, bool, bool], Decoded]
 
 try:
-    from pyqd.hot.columns import decode as compiled_decode
+    from pyqd.hot.wire.columns import decode as compiled_decode
 except ImportError:  # Where Python alone was sent to.
     decode: Decoder = record_columns.decode
 else:

@@ -32,7 +32,7 @@ def command_in_python(
 ) -> tuple[bytes, int]:
     """Return a whole command of as many rows as fit into a body, one at least, and the row behind them.
 
-    Arguments and errors are those of pyqd.hot.mpub.command.
+    Arguments and errors are those of pyqd.hot.wire.mpub.command.
     """
     starts = array("i" if offset_bytes == 4 else "q")
     starts.frombytes(memoryview(offsets).cast("B")[: offset_bytes * (end + 1)])
@@ -62,7 +62,7 @@ def command_in_python(
 
 def _command() -> Callable[..., tuple[bytes, int]]:
     try:
-        from pyqd.hot.mpub import command
+        from pyqd.hot.wire.mpub import command
     except ImportError:
         return command_in_python
     return command

@@ -12,7 +12,7 @@ else:
     import tomli as tomllib
 
 from pyqd.apps import daemon
-from pyqd.primitives.options import parse_args
+from pyqd.config.options import parse_args
 from tests.support.certificates import Certificates
 from tests.support.server import Daemon, pyqd
 

@@ -80,7 +80,8 @@ def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it
 
 def packed(directory: Path, *names: str) -> Path:
     """Return a wheel with all compiled modules there are, and some more files."""
-    compiled = [f"pyqd/hot/{path.stem}.cpython-311.so" for path in (REPOSITORY / "pyx").glob("*.pyx")]
+    sources = [path.relative_to(REPOSITORY / "pyx") for path in (REPOSITORY / "pyx").glob("*/*.pyx")]
+    compiled = [f"pyqd/hot/{path.with_suffix('.cpython-311.so')}" for path in sources]
     wheel = directory / "pyqd-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         shown = [str(path) for path in wheels.templates()]
@@ -92,8 +93,8 @@ def packed(directory: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     "stranger",
     [
-        "pyqd/hot/heap.pyx",
-        "pyqd/hot/heap.c",
+        "pyqd/hot/primitives/heap.pyx",
+        "pyqd/hot/primitives/heap.c",
         "bench/cost.py",
         "tests/test_heap.py",
         "pyqd/tests/test_heap.py",
@@ -101,7 +102,7 @@ def packed(directory: Path, *names: str) -> Path:
     ],
 )
 def test_a_wheel_with_a_file_that_does_not_belong_in_it_is_refused(stranger: str, tmp_path: Path) -> None:
-    wheels.check_contents(packed(tmp_path, "pyqd/hot/heap.pxd"))
+    wheels.check_contents(packed(tmp_path, "pyqd/hot/primitives/heap.pxd"))
     with pytest.raises(wheels.WheelError, match=stranger):
         wheels.check_contents(packed(tmp_path, stranger))
 
@@ -109,11 +110,12 @@ def test_a_wheel_with_a_file_that_does_not_belong_in_it_is_refused(stranger: str
 def test_a_wheel_without_a_compiled_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = packed(tmp_path)
     monkeypatch.setattr(wheels, "ROOT", tmp_path)
-    (tmp_path / "pyx").mkdir()
-    for path in (REPOSITORY / "pyx").glob("*.pyx"):
-        (tmp_path / "pyx" / path.name).touch()
-    (tmp_path / "pyx" / "novel.pyx").touch()
-    with pytest.raises(wheels.WheelError, match=r"lacks \['novel'\]"):
+    for path in (REPOSITORY / "pyx").glob("*/*.pyx"):
+        copy = tmp_path / path.relative_to(REPOSITORY)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    (tmp_path / "pyx" / "wire" / "novel.pyx").touch()
+    with pytest.raises(wheels.WheelError, match=r"lacks \['pyqd/hot/wire/novel'\]"):
         wheels.check_contents(wheel)
 
 

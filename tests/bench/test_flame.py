@@ -15,12 +15,12 @@ from bench.server import REPOSITORY
 NO_PERMISSION = ("permission denied", "operation not permitted", "eperm")
 # Publishing and delivery, from the socket to the log and back.
 HOT = (
-    "pyqd.hot.ioloop.IoLoop.run_pass",
-    "pyqd.hot.topic.TopicCore.add_batch",
-    "pyqd.hot.log.Log.append",
-    "pyqd.hot.pump.Pump.deliver",
-    "pyqd.hot.channel.ChannelCore.finish",
-    "pyqd.hot.outbox.Outbox.flush",
+    "pyqd.hot.tcp.ioloop.IoLoop.run_pass",
+    "pyqd.hot.broker.topic.TopicCore.add_batch",
+    "pyqd.hot.diskqueue.log.Log.append",
+    "pyqd.hot.tcp.pump.Pump.deliver",
+    "pyqd.hot.broker.channel.ChannelCore.finish",
+    "pyqd.hot.tcp.outbox.Outbox.flush",
 )
 SCRIPT = REPOSITORY / "scripts" / "flame.sh"
 # Runs what -c gives, as the script's own probe does; of a benchmark it only writes down the arguments.

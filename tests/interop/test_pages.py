@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import parse_args
+from pyqd.config.options import parse_args
 from tests.interop.process import ROOT
 from tests.support.machine import Machine
 from tests.support.nsqd_data import messages, write_metadata, write_queue

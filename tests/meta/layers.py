@@ -1,73 +1,34 @@
-"""The layers of pyqd, in one place, and the imports of each module, read from the sources.
+"""The layers of pyqd, in one table, and the imports of each module, read from the sources.
 
-A module imports from its own layer and from those below. Python modules belong to the layer whose package they lie in;
-the compiled ones all lie in pyqd.hot and are given to their layer here.
+A module imports from its own layer and from those below. Its path gives its layer: pyqd/<layer>/ for Python,
+pyx/<layer>/ and pyqd/hot/<layer>/ for what is compiled.
 """
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 # Lowest first.
-LAYERS = ("primitives", "wire", "diskqueue", "broker", "protocol", "services", "apps")
-
-HOT_MODULES = {
-    "primitives": ("bitmap", "clock", "crc32c", "debug", "guid", "heap", "idtable", "outermost"),
-    "wire": ("bodies", "columns", "frames", "httpscan", "mpub", "record", "scanner"),
-    "diskqueue": (
-        "arena",
-        "draft",
-        "journal",
-        "ledger",
-        "log",
-        "logreader",
-        "logstart",
-        "mapping",
-        "segment",
-        "slottable",
-        "staging",
-        "writethread",
-    ),
-    "broker": (
-        "amend",
-        "channel",
-        "consumer",
-        "cursor",
-        "feed",
-        "intake",
-        "latency",
-        "limited",
-        "parked",
-        "peek",
-        "ratelimit",
-        "recovery",
-        "replay",
-        "schedule",
-        "slots",
-        "stragglers",
-        "topic",
-    ),
-    "protocol": (
-        "buffers",
-        "deflate",
-        "ioloop",
-        "limits",
-        "outbox",
-        "publisher",
-        "pump",
-        "snappy",
-        "sockets",
-        "tls",
-        "transport",
-    ),
-    "services": ("httpfront",),
-}
-LAYER_OF_HOT = {module: layer for layer, modules in HOT_MODULES.items() for module in modules}
+LAYERS = (
+    "primitives",
+    "config",
+    "wire",
+    "diskqueue",
+    "broker",
+    "net",
+    "http",
+    "tcp",
+    "durability",
+    "metrics",
+    "debug",
+    "api",
+    "apps",
+)
 
 # Below this layer nothing switches greenlets.
-LOWEST_LAYER_OF_GEVENT = "protocol"
+LOWEST_LAYER_OF_GEVENT = "net"
 SWITCHING_PACKAGES = ("gevent", "greenlet")
 
 # The Spark source is a client of the daemon: it shares what both ends of the wire need, and no more.
@@ -85,7 +46,7 @@ class Import:
 
 
 def module_name(path: Path, root: Path) -> str:
-    """Return the dotted name of a source: pyx/heap.pyx and pyqd/hot/heap.pxd are both pyqd.hot.heap.
+    """Return the dotted name of a source: pyx/wire/scanner.pyx and pyqd/hot/wire/scanner.pxd are one module.
 
     The packages in spark/ are top-level ones.
     """
@@ -97,25 +58,15 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def packages_of(paths: Iterable[Path], root: Path) -> set[str]:
-    """Return the names of the packages directly in pyqd/, for the sources of a checkout in root.
-
-    Paths are taken relative to root: a pattern over the whole path would also match a checkout in a directory `pyqd`.
-    """
-    parts = [path.relative_to(root).parts for path in paths]
-    return {part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == ("pyqd", "__init__.py")}
-
-
 def layer_of(name: str) -> str | None:
     """Return the layer of a dotted name; None for the package itself, for what is not in it and for unknown names."""
     parts = name.split(".")
     if parts[0] in SPARK_PACKAGES:
         return "apps"
-    if parts[0] != "pyqd" or len(parts) < 2:
+    if parts[0] != "pyqd":
         return None
-    if parts[1] == "hot":
-        return LAYER_OF_HOT.get(parts[2]) if len(parts) > 2 else None
-    return parts[1] if parts[1] in LAYERS else None
+    layer = parts[2:3] if parts[1:2] == ["hot"] else parts[1:2]
+    return layer[0] if layer and layer[0] in LAYERS else None
 
 
 def is_typing_guard(test: ast.expr) -> bool:

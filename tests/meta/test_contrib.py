@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import FLAGS, parse_args
-from pyqd.services.metrics import Metrics
+from pyqd.config.options import FLAGS, parse_args
+from pyqd.metrics.prometheus import Metrics
 from tests.meta.repository import ROOT, project
 
 CONTRIB = ROOT / "scripts" / "contrib"

@@ -37,4 +37,4 @@ def test_cython_accepts_every_module_under_the_directives_of_the_debug_build(tmp
     )
     assert done.returncode == 0, done.stdout + done.stderr
     translated = {path.stem for path in tmp_path.rglob("*.c")}
-    assert translated == {path.stem for place in ("pyx", "bench") for path in (ROOT / place).glob("*.pyx")}
+    assert translated == {path.stem for place in ("pyx", "bench") for path in (ROOT / place).rglob("*.pyx")}

@@ -123,18 +123,6 @@ def test_every_make_target_is_in_its_help() -> None:
     assert {line.split()[1] for line in result.stdout.splitlines()} == targets
 
 
-def test_the_map_of_the_code_shows_every_module_there_is() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    rows = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ") and line.count("|") == 4]
-    shown = {name for row in rows for name in INLINE.findall(row)}
-    sources = [
-        path for path in own_files_of(".py", ".pyx", ".pxd") if relative(path).startswith(("pyqd/", "pyx/", "spark/"))
-    ]
-    there = {path.stem for path in sources if path.stem != "__init__"}
-    assert sorted(there - shown) == [], "give it a line in docs/architecture.md"
-    assert sorted(shown - there) == [], "these are gone"
-
-
 def test_make_targets_are_read_from_commands() -> None:
     text = "`make sure-not` but\n```console\n$ make test ARGS='-k x'  # all\n$ cd x && make debug run\n```\n"
     assert [make_targets_in(command) for command in commands(text)] == [["test"], ["debug", "run"], ["sure-not"]]

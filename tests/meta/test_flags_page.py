@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyqd.primitives.options import FLAGS, parse_settings
+from pyqd.config.options import FLAGS, parse_settings
 from tests.meta.repository import ROOT
 
 PAGE = ROOT / "docs" / "flags.md"

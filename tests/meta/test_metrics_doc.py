@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import parse_args
-from pyqd.services import statsd
-from pyqd.services.metrics import Metrics
-from pyqd.services.series import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES
+from pyqd.config.options import parse_args
+from pyqd.metrics import statsd
+from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.series import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES
 from tests.meta.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"

@@ -1,40 +1,25 @@
-"""Every compiled module has its C interface and its types, and the types are those of the module."""
+"""The types of the compiled modules are those of their stubs."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests.meta.repository import ROOT, own_files_of, relative
+from tests.meta.layers import module_name
+from tests.meta.repository import ROOT, own_files_of
 
 STUBTEST_ALLOWED = ROOT / "tests" / "meta" / "stubtest-allowed.txt"
 
 
-def compiled_stems() -> list[str]:
-    return [path.stem for path in own_files_of(".pyx") if path.parent == ROOT / "pyx"]
-
-
-@pytest.mark.parametrize("suffix", [".pxd", ".pyi"])
-def test_every_compiled_module_has_its_interface_beside_it(suffix: str) -> None:
-    absent = [stem for stem in compiled_stems() if not (ROOT / "pyqd" / "hot" / f"{stem}{suffix}").exists()]
-    assert absent == []
-
-
-def test_every_stub_belongs_to_a_compiled_module() -> None:
-    stubs = {path.stem for path in own_files_of(".pyi") if path.parent == ROOT / "pyqd" / "hot"}
-    assert sorted(stubs - set(compiled_stems())) == []
-
-
-def test_compiled_sources_open_with_a_docstring() -> None:
-    sources = {relative(path): path.read_text() for path in own_files_of(".pyx")}
-    bare = [name for name, text in sources.items() if not text.startswith(('"""', 'r"""'))]
-    assert bare == []
+def compiled_modules() -> list[str]:
+    sources = [path for path in own_files_of(".pyx") if path.is_relative_to(ROOT / "pyx")]
+    return [module_name(path, ROOT) for path in sources]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_stubs_say_what_the_compiled_modules_do() -> None:
-    modules = [f"pyqd.hot.{stem}" for stem in compiled_stems()]
+    modules = compiled_modules()
     if not modules:
         pytest.skip("nothing is compiled")
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases"]

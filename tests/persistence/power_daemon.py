@@ -12,7 +12,7 @@ from pathlib import Path
 import gevent
 
 from pyqd.apps.daemon import Daemon
-from pyqd.primitives.options import parse_args
+from pyqd.config.options import parse_args
 from tests.support.power import PowerFiles
 
 

@@ -14,8 +14,8 @@ from pyqd.broker.survey import Survey
 from pyqd.diskqueue import files
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
-from pyqd.hot.clock import wall
-from pyqd.hot.replay import seek
+from pyqd.hot.broker.replay import seek
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError, StorageError
 from tests.support.nsq import Client

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqd.broker.channel_limits import ChannelLimits
-from pyqd.hot.clock import mono, wall
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from pyqd.services.syncer import Syncer, run_here
 from tests.persistence.stepping import states_of
 from tests.support.power import PowerFiles
 from tests.support.storage import body_of, broker_on, consumer_on

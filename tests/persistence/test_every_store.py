@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pyqd.broker import amend, replay
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.intake import begin_small, enqueue_frames
-from pyqd.hot.record import span_bytes
-from pyqd.hot.stragglers import move_parked
+from pyqd.hot.broker.intake import begin_small, enqueue_frames
+from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
 from tests.persistence.stepping import states_of
 from tests.persistence.views import views_in

@@ -14,8 +14,8 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
 from pyqd.diskqueue.lock import DirectoryLock
 from pyqd.diskqueue.nsqd_queue import NsqdDirectory, NsqdQueue
-from pyqd.hot.clock import wall
-from pyqd.hot.guid import to_hex
+from pyqd.hot.primitives.clock import wall
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, StartupError
 from tests.support.nsqd_data import snapshot

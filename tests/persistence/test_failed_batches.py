@@ -13,7 +13,7 @@ BROKEN = """
 import os
 import sys
 from pyqd.diskqueue.files import Files
-from pyqd.protocol.connection import Connection
+from pyqd.tcp.connection import Connection
 
 open_for_writing, find_topic = Files.open_for_writing, Connection.find_topic
 

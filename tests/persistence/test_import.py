@@ -9,8 +9,8 @@ from pyqd.apps import cli
 from pyqd.broker.importer import Importer, import_on_start
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.lock import DirectoryLock
-from pyqd.hot.clock import mono
-from pyqd.hot.guid import from_hex, to_hex
+from pyqd.hot.primitives.clock import mono
+from pyqd.hot.primitives.guid import from_hex, to_hex
 from pyqd.primitives.errors import DiskFull, StartupError
 from tests.support.nsqd_data import message, messages, snapshot, write_metadata, write_queue
 from tests.support.storage import SEGMENT_BYTES_MIN, FullFiles, broker_on, consumer_on, options_for

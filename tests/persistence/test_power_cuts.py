@@ -9,15 +9,15 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.api.limits import LimitRoutes
 from pyqd.broker import amend, replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel_limits import NO_LIMITS
 from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.durability.group_commit import GroupCommit
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
-from pyqd.services.group_commit import GroupCommit
-from pyqd.services.http_messages import Request
-from pyqd.services.routes_limits import LimitRoutes
-from pyqd.services.syncer import Syncer, run_here
 from tests.support.power import Change, PowerFiles
 from tests.support.storage import consumer_on, options_for
 

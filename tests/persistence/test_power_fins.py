@@ -14,9 +14,9 @@ from typing import Any
 import gevent
 import pytest
 
-from pyqd.hot.replay import seek
-from pyqd.services.fin_sync import FinSync
-from pyqd.services.syncer import Syncer, run_here
+from pyqd.durability.fin_sync import FinSync
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.broker.replay import seek
 from tests.persistence.test_power_cuts import run_now
 from tests.support.nsq import Client, fin, rdy, req
 from tests.support.power import Change, PowerFiles

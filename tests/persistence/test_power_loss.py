@@ -11,10 +11,10 @@ import pytest
 
 from pyqd.broker import amend
 from pyqd.broker.broker import Broker
-from pyqd.hot.clock import mono
-from pyqd.hot.stragglers import move_parked
-from pyqd.services.group_commit import GroupCommit
-from pyqd.services.syncer import Syncer, run_here
+from pyqd.durability.group_commit import GroupCommit
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.primitives.clock import mono
 from tests.support.power import PowerFiles
 from tests.support.storage import broker_on, consumer_on, options_for
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.persistence.views import deferred_in, view_of
 from tests.support.storage import body_of, broker_on, consumer_on

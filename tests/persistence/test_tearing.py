@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.log import Log
-from pyqd.hot.record import span_bytes
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import LaterFormatError
 from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, body_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import StorageError
 from tests.support.storage import body_of, broker_on, consumer_on
 from tests.support.unreadable import UnreadableFiles, make_unreadable

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyqd.hot.clock import mono
+from pyqd.hot.primitives.clock import mono
 from tests.support.storage import broker_on, consumer_on
 
 

@@ -9,10 +9,10 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from pyqd.broker import amend, peek
 from pyqd.broker.broker import Broker
-from pyqd.hot.clock import wall
-from pyqd.hot.mapping import Mapping
+from pyqd.durability.syncer import Syncer
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.services.syncer import Syncer
 from tests.property.test_channel_model import DUE, FAR, IN_FLIGHT, NAMES, QUEUED, SIZES, ChannelMachine
 from tests.support.storage import FullFiles, options_for
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyqd.hot.bitmap import Ring
+from pyqd.hot.primitives.bitmap import Ring
 
 capacities = st.sampled_from([64, 128, 256, 512])
 bases = st.one_of(st.integers(0, 300), st.integers(0, 2**62))

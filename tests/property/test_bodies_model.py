@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.bodies import BinaryFramer, Frames, LineFramer
+from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
 
 MESSAGE_MAX = 6
 COUNT_MAX = 5

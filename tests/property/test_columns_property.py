@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot import columns, crc32c
+from pyqd.hot.primitives import crc32c
+from pyqd.hot.wire import columns
 from pyqd.primitives import checksums
 from pyqd.wire import record_columns
 

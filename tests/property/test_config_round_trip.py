@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqd.primitives.configfile import read_config, shown, value_of
+from pyqd.apps.config_check import effective
+from pyqd.config.configfile import read_config, shown, value_of
+from pyqd.config.options import FLAGS, settings_of
 from pyqd.primitives.durations import INT64_MAX, INT64_MIN
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, Flag
-from pyqd.primitives.options import FLAGS, settings_of
-from pyqd.services.config_check import effective
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 KEYED = [flag for flag in FLAGS if flag.config_key is not None]

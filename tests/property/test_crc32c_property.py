@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqd.hot import crc32c
+from pyqd.hot.primitives import crc32c
 
 checksums = st.integers(0, 2**32 - 1)
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqd.hot import guid
+from pyqd.hot.primitives import guid
 
 EPOCH_TICKS = 1288834974288
 TICKS_MAX = 2**41 - 1

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyqd.hot.heap import Heap
+from pyqd.hot.primitives.heap import Heap
 
 # Few different deadlines, so that equal ones are common, and now and then any.
 deadlines = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1))

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyqd.hot.httpscan import plain_publish
+from pyqd.api.publish import is_binary
+from pyqd.hot.http.scan import plain_publish
+from pyqd.http.messages import Request, Response
+from pyqd.http.reader import RequestReader, State
+from pyqd.http.router import Route, Router
 from pyqd.primitives.names import is_valid_name_str
-from pyqd.services.http_messages import Request, Response
-from pyqd.services.http_reader import RequestReader, State
-from pyqd.services.http_router import Route, Router
-from pyqd.services.routes_publish import is_binary
 from tests.support.ambiguous_http import AMBIGUOUS, CHUNKED_BODY
 
 BODY_MAX = 12

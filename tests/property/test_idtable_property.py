@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyqd.hot.idtable import Table
+from pyqd.hot.primitives.idtable import Table
 
 INVERSE = pow(0xC4677F8B5D699E3B, -1, 2**64)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.ledger import Ledger
+from pyqd.hot.diskqueue.ledger import Ledger
 
 RING_BITS_MIN = 8 * 4096
 HEADER_BYTES = 4096

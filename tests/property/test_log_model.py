@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyqd.hot.log import Log
-from pyqd.hot.record import span_bytes
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull
 from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, FullFiles, body_of
 

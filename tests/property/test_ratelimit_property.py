@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.ratelimit import TokenBucket
+from pyqd.hot.broker.ratelimit import TokenBucket
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 
 RATES = st.one_of(st.floats(0.001, 10), st.floats(10, 1e6), st.sampled_from([0.1, 1 / 3, 3, 1000, 999_999]))

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pyqd.broker import replay
 from pyqd.broker.replay import Place
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.wire import records
 from tests.support.storage import body_of, broker_on, consumer_on

@@ -1,4 +1,4 @@
-"""Properties of pyqd.hot.scanner against plain Python."""
+"""Properties of pyqd.hot.wire.scanner against plain Python."""
 
 import itertools
 import struct
@@ -6,7 +6,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.scanner import check_batch, digits_value, name_is_valid, split_line
+from pyqd.hot.wire.scanner import check_batch, digits_value, name_is_valid, split_line
 from pyqd.primitives.names import is_valid_name
 
 COMMANDS = ["FIN", "PUB", "MPUB", "DPUB", "DMPUB", "RDY", "REQ", "TOUCH", "NOP", "SUB", "IDENTIFY", "AUTH", "CLS"]

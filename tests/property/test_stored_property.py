@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.layout import parse_segment_header, record_span
 from pyqd.diskqueue.stored import LogExtent, StoredLedger, StoredLog
-from pyqd.hot.ledger import Ledger
-from pyqd.hot.log import Log
-from pyqd.hot.record import span_bytes
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import CorruptionError
 from tests.support.nsqd_data import snapshot
 from tests.support.storage import SEGMENT_BYTES_MIN, body_of

@@ -1,4 +1,4 @@
-"""Tests of pyqd.protocol.background, on the hub of the test."""
+"""Tests of pyqd.net.background, on the hub of the test."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from pyqd.protocol.background import Background
+from pyqd.net.background import Background
 
 LONG_S = 30
 

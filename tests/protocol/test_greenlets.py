@@ -1,4 +1,4 @@
-"""Tests of pyqd.protocol.greenlets: services that end."""
+"""Tests of pyqd.net.greenlets: services that end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import gevent
 import pytest
 
-from pyqd.protocol import greenlets
-from pyqd.services.housekeeper import Housekeeper
-from pyqd.services.syncer import Syncer
+from pyqd.durability.housekeeper import Housekeeper
+from pyqd.durability.syncer import Syncer
+from pyqd.net import greenlets
 from tests.support.storage import broker_on
 
 LONG_S = 30
@@ -53,8 +53,8 @@ def test_a_service_that_is_killed_says_nothing() -> None:
 
 def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
-    monkeypatch.setattr("pyqd.services.housekeeper.LOOK_S", 0.0)
-    monkeypatch.setattr("pyqd.services.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
+    monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_S", 0.0)
+    monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     monkeypatch.setattr(topic.space, "tend", lambda _now_ns: 1 / 0)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pyqd.protocol.negotiate import IDENTITY_BYTES_MAX
+from pyqd.tcp.negotiate import IDENTITY_BYTES_MAX
 from tests.protocol.conftest import Connect
 from tests.support.nsq import RESPONSE, Client, Frame, identify, pub
 from tests.support.server import Daemon

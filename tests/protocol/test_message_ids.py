@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.hot.guid import from_hex, stepped, to_hex
+from pyqd.hot.primitives.guid import from_hex, stepped, to_hex
 from tests.protocol.conftest import Connect
 from tests.support.nsq import RESPONSE, Client, dpub, mpub, pub
 from tests.support.server import Daemon, pyqd

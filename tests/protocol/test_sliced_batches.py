@@ -21,8 +21,8 @@ SLICED = """
 import os
 import sys
 from pyqd.broker.broker import Broker
-from pyqd.hot.intake import begin_small
-from pyqd.protocol.turns import Turns
+from pyqd.hot.broker.intake import begin_small
+from pyqd.net.turns import Turns
 
 begin_small(2000, 5000)
 brokers = []

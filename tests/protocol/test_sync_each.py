@@ -20,7 +20,7 @@ import sys
 import time
 from pyqd.diskqueue.files import JournalFile
 from pyqd.primitives.errors import StorageError
-from pyqd.protocol.direct import DirectWriter
+from pyqd.durability.direct import DirectWriter
 
 write = JournalFile.write
 

@@ -11,21 +11,21 @@ import time
 import gevent
 from gevent.fileobject import FileObject
 
+from pyqd.api.debug import DebugRoutes
+from pyqd.api.publish import plain_publisher
+from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
+from pyqd.config.options import parse_args, split_address
+from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.http.limits import http_limits
+from pyqd.http.messages import Request, Response
+from pyqd.http.router import Route
+from pyqd.http.server import HttpServer
+from pyqd.metrics.identity import Identity, port_of
 from pyqd.primitives.errors import DiskFull
 from pyqd.primitives.loglines import LogLevel, configure
-from pyqd.primitives.options import parse_args, split_address
-from pyqd.services.http import HttpServer
-from pyqd.services.http_limits import http_limits
-from pyqd.services.http_messages import Request, Response
-from pyqd.services.http_router import Route
-from pyqd.services.identity import Identity, port_of
-from pyqd.services.profiler import Profiler
-from pyqd.services.routes import daemon_routes
-from pyqd.services.routes_debug import DebugRoutes
-from pyqd.services.routes_publish import plain_publisher
 
 FIRST_SEGMENT_BYTES = 64 << 10
 

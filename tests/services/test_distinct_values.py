@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from pyqd.api.stats_text import stats_text
 from pyqd.broker.stats import Selection, head_stats, snapshot
-from pyqd.services import statsd
-from pyqd.services.metrics import Metrics
-from pyqd.services.series import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
-from pyqd.services.stats_text import stats_text
+from pyqd.metrics import statsd
+from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.series import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
 from tests.support.distinct import CHANNEL_VALUES, TOPIC_VALUES, distinct_broker
 
 COUNTERS_ONLY = Selection(include_clients=False, include_mem=False)
@@ -163,11 +163,11 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(broker, "health", lambda: "NOK")
     metrics.series_count, metrics._summed_count = 601, 602
     broker.room.floor_bytes = 701
-    monkeypatch.setattr("pyqd.hot.buffers.total", lambda: 801)
+    monkeypatch.setattr("pyqd.hot.net.buffers.total", lambda: 801)
     monkeypatch.setattr(broker.files, "free_bytes", lambda _path: 901)
-    monkeypatch.setattr("pyqd.services.metrics.unmanaged_count", lambda: 1)
+    monkeypatch.setattr("pyqd.metrics.prometheus.unmanaged_count", lambda: 1)
     for name, value in {"mapped_count": 1002, "file_count": 1003, "mapped_max": 1005, "remapped_count": 1006}.items():
-        monkeypatch.setattr(f"pyqd.hot.arena.{name}", lambda value=value: value)
+        monkeypatch.setattr(f"pyqd.hot.diskqueue.arena.{name}", lambda value=value: value)
     expected = {
         "pyqd_build_info": 1,
         "pyqd_healthy": 0,

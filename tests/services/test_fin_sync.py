@@ -10,10 +10,10 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel_limits import ChannelLimits
-from pyqd.hot.consumer import Consumer
+from pyqd.durability.fin_sync import FinSync
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
-from pyqd.services.fin_sync import FinSync
-from pyqd.services.syncer import Syncer, run_here
 from tests.services.test_group_commit import Held
 from tests.services.test_syncer import RecordingFiles, files_of
 from tests.support.storage import broker_on, consumer_on, options_for, run_turns

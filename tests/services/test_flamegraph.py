@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pyqd.services.flamegraph import ROW, TOP, WIDTH, draw, fold, readable_name
+from pyqd.debug.flamegraph import ROW, TOP, WIDTH, draw, fold, readable_name
 
 WAITING = "Queue.get (gevent/_threading.py)"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,13 +42,16 @@ def drawn(picture: str) -> list[Drawn]:
 @pytest.mark.parametrize(
     ("title", "name"),
     [
-        ("IoLoop_step (ioloop.pyx)", "pyqd.hot.ioloop.IoLoop.step"),
-        ("IoLoop_step (ioloop.pyx:348)", "pyqd.hot.ioloop.IoLoop.step"),
-        ("io_loop (ioloop.pyx)", "pyqd.hot.ioloop.io_loop"),
-        ("sockets_send_some (pyqd/hot/sockets.pxd)", "pyqd.hot.sockets.send_some"),
-        ("crc_extend_hardware (crc32c.c)", "pyqd.hot.crc32c.crc_extend_hardware"),
-        ("__pyx_tp_dealloc_4pyqd_3hot_7segment_Segment (pyqd/hot/segment.pxd)", "pyqd.hot.segment.Segment"),
-        ("__pyx_f_4pyqd_3hot_3log_3Log_append (log.c)", "pyqd.hot.log.Log.append"),
+        ("IoLoop_step (ioloop.pyx)", "pyqd.hot.tcp.ioloop.IoLoop.step"),
+        ("IoLoop_step (ioloop.pyx:348)", "pyqd.hot.tcp.ioloop.IoLoop.step"),
+        ("io_loop (ioloop.pyx)", "pyqd.hot.tcp.ioloop.io_loop"),
+        ("sockets_send_some (pyqd/hot/net/sockets.pxd)", "pyqd.hot.net.sockets.send_some"),
+        ("crc_extend_hardware (crc32c.c)", "pyqd.hot.primitives.crc32c.crc_extend_hardware"),
+        (
+            "__pyx_tp_dealloc_4pyqd_3hot_9diskqueue_7segment_Segment (pyqd/hot/diskqueue/segment.pxd)",
+            "pyqd.hot.diskqueue.segment.Segment",
+        ),
+        ("__pyx_f_4pyqd_3hot_9diskqueue_3log_3Log_append (log.c)", "pyqd.hot.diskqueue.log.Log.append"),
         ("Hub.run (gevent/hub.py)", "Hub.run (gevent/hub.py)"),
         ("ev_run (gevent/libev/corecext.cpython-311-x86_64-linux-gnu.so)", "ev_run (gevent/libev/corecext)"),
         ("send (libc.so.6)", "send (libc.so.6)"),
@@ -73,11 +76,12 @@ def test_frames_of_one_name_are_one_and_the_samples_of_noise_count_for_its_calle
         "run <x> & y (gevent/hub.py) 4\n"
     )
     assert fold(raw) == (
-        "pyqd.hot.ioloop.io_loop 1\npyqd.hot.ioloop.io_loop;pyqd.hot.log.Log.append 5\nrun <x> & y (gevent/hub.py) 4\n"
+        "pyqd.hot.tcp.ioloop.io_loop 1\npyqd.hot.tcp.ioloop.io_loop;pyqd.hot.diskqueue.log.Log.append 5\n"
+        "run <x> & y (gevent/hub.py) 4\n"
     )
     assert drawn(draw(raw)) == [
-        Drawn("pyqd.hot.ioloop.io_loop", 1, 0, 6),
-        Drawn("pyqd.hot.log.Log.append", 2, 1, 5),
+        Drawn("pyqd.hot.tcp.ioloop.io_loop", 1, 0, 6),
+        Drawn("pyqd.hot.diskqueue.log.Log.append", 2, 1, 5),
         Drawn("run <x> & y (gevent/hub.py)", 1, 6, 4),
     ]
 
@@ -92,7 +96,7 @@ def test_a_function_called_by_two_others_has_two_frames() -> None:
 
 
 def test_a_function_that_calls_itself_is_one_frame() -> None:
-    assert fold("run_wakes (schedule.pyx);run_wakes (schedule.pyx) 4\n") == "pyqd.hot.schedule.run_wakes 4\n"
+    assert fold("run_wakes (schedule.pyx);run_wakes (schedule.pyx) 4\n") == "pyqd.hot.primitives.schedule.run_wakes 4\n"
 
 
 def test_threads_that_wait_for_work_are_left_out_with_their_samples() -> None:
@@ -110,4 +114,4 @@ def test_a_picture_without_samples_says_so(raw: str) -> None:
 def test_the_label_of_a_frame_is_cut_to_its_width() -> None:
     picture = ElementTree.fromstring(draw(f"Log_append (log.pyx) 900\n{'f' * 50} (x.py) 90\ng (x.py) 10\n"))
     labels = [group.findtext(f"{SVG}text") for group in picture.iter(f"{SVG}g")]
-    assert labels == ["all", f"{'f' * 11}..", "", "log.Log.append"]
+    assert labels == ["all", f"{'f' * 11}..", "", "diskqueue.log.Log.append"]

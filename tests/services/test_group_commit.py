@@ -11,9 +11,9 @@ from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
+from pyqd.durability.group_commit import GroupCommit
+from pyqd.durability.syncer import Syncer, run_here
 from pyqd.primitives.errors import StorageError
-from pyqd.services.group_commit import GroupCommit
-from pyqd.services.syncer import Syncer, run_here
 from tests.services.test_syncer import RecordingFiles, files_of
 from tests.support.forgetful import ForgetfulFiles
 from tests.support.storage import broker_on, consumer_on, options_for

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.api.status import StatusRoutes
 from pyqd.broker.broker import Broker
+from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.http.messages import Request
+from pyqd.metrics.identity import Identity
+from pyqd.metrics.prometheus import Metrics
 from pyqd.primitives.errors import DiskFull, StorageError
-from pyqd.primitives.options import parse_args
-from pyqd.services.http_messages import Request
-from pyqd.services.identity import Identity
-from pyqd.services.metrics import Metrics
-from pyqd.services.routes_status import StatusRoutes
 
 
 class SickFiles(Files):

@@ -10,7 +10,7 @@ from tests.support.server import Daemon, DaemonError, Implementation, wait_until
 pytestmark = pytest.mark.slow
 
 WITH_A_BUG = """
-from pyqd.services.routes_status import StatusRoutes
+from pyqd.api.status import StatusRoutes
 
 def info(self, request):
     raise {error}("an invariant")

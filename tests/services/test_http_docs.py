@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import parse_args
-from pyqd.services.identity import Identity
-from pyqd.services.routes import daemon_routes
+from pyqd.config.options import parse_args
+from pyqd.metrics.identity import Identity
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("http.md", "space.md")

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.api.login import FAILURES_AT_ONCE_MAX
+from pyqd.api.rights import ADMIN, CONSUME, GRANTED, OPEN, PUBLISH, RIGHTS, STATUS
+from pyqd.api.routes import daemon_routes
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import parse_args
-from pyqd.services.identity import Identity
-from pyqd.services.login import FAILURES_AT_ONCE_MAX
-from pyqd.services.rights import ADMIN, CONSUME, GRANTED, OPEN, PUBLISH, RIGHTS, STATUS
-from pyqd.services.routes import daemon_routes
+from pyqd.config.options import parse_args
+from pyqd.metrics.identity import Identity
 from tests.support.authd import Answer, AuthServer, Query, entry, state
 from tests.support.certificates import Certificates
 from tests.support.server import Daemon, Reply, free_port, pyqd, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.hot.guid import from_hex, stepped
+from pyqd.hot.primitives.guid import from_hex, stepped
 from pyqd.wire.records import decode
 from tests.services.conftest import FLAGS, HttpApp, read_to_end
 

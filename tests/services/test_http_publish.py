@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.hot.guid import from_hex, stepped
-from pyqd.primitives.options import parse_args
+from pyqd.config.options import parse_args
+from pyqd.hot.primitives.guid import from_hex, stepped
 from tests.services.conftest import HttpApp
 
 COUNT = struct.Struct(">i")

@@ -19,9 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyqd.broker.broker import Broker
-from pyqd.primitives.options import parse_args
-from pyqd.services.giveway import give_way
-from pyqd.services.series import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
+from pyqd.config.options import parse_args
+from pyqd.metrics.series import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
+from pyqd.net.giveway import give_way
 from tests.services.conftest import FLAGS, HttpApp
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd, wait_until

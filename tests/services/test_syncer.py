@@ -9,15 +9,15 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from pyqd.api.limits import LimitRoutes
 from pyqd.broker.broker import Broker
+from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
-from pyqd.hot.consumer import Consumer
-from pyqd.hot.mapping import Mapping
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.broker.consumer import Consumer
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
-from pyqd.primitives.options import parse_args
-from pyqd.services.http_messages import Request
-from pyqd.services.routes_limits import LimitRoutes
-from pyqd.services.syncer import Syncer, run_here
 from tests.support.forgetful import ForgetfulFiles
 from tests.support.storage import broker_on
 

@@ -5,8 +5,8 @@ from typing import Any
 from pyqd.broker import amend, peek, replay
 from pyqd.broker.channel_limits import ChannelLimits
 from pyqd.broker.stats import snapshot
-from pyqd.hot.clock import wall
-from pyqd.hot.intake import enqueue_frames, must_queue
+from pyqd.hot.broker.intake import enqueue_frames, must_queue
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 from tests.simulation.adoption import rows_of

@@ -6,7 +6,7 @@ The broker is asked by the pages that operators see of its messages, which chang
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyqd.broker import peek
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from tests.simulation.model import DEFERRED, GRAVEYARD, QUEUED, Channel, Copy, Topic, expect
 from tests.simulation.segments import log_of, numbers_behind_bridges
 from tests.support.storage import body_of

@@ -47,7 +47,8 @@ static char *open_pages[OPEN_PAGES_MAX];
 static int open_page_count;
 static uintptr_t stepped_at;
 static struct sigaction former_fault, former_trap;
-/* Of the broker's arena (pyx/arena.pyx), which unmaps files that are not in use; NULL: no file is mapped there. */
+/* Of the broker's arena (pyx/diskqueue/arena.pyx), which unmaps files that are not in use; NULL: no file is mapped
+   there. */
 enum { ABSENT, PRESENT, GUARDED };
 static int (*arena_state)(const char *at);
 static void (*arena_on_fault)(int number, siginfo_t *info, void *context);
@@ -241,7 +242,7 @@ void deaths_again(void)
     sigaction(SIGSEGV, &action, NULL);
 }
 
-/* Handle the faults of the arena's files, from its functions as pyqd.hot.arena gives them; all 0: end that. */
+/* Handle the faults of the arena's files, from its functions as pyqd.hot.diskqueue.arena gives them; all 0: no more. */
 void deaths_follow(uintptr_t state, uintptr_t handler, uintptr_t refused)
 {
     if (arena_state == NULL && state != 0)

@@ -27,7 +27,7 @@ from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, JournalFile, _pinned
-from pyqd.hot.mapping import Mapping, map_file
+from pyqd.hot.diskqueue.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
 from tests.simulation.deaths import pointer

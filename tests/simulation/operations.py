@@ -12,8 +12,8 @@ from typing import Any
 
 from pyqd.diskqueue.journal import FILES_MAX
 from pyqd.diskqueue.layout import record_span
-from pyqd.hot import arena
-from pyqd.hot.guid import to_hex
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import LimitReached, StorageError
 from tests.simulation.clients import Client

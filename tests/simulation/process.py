@@ -16,16 +16,16 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pyqd.broker.broker import Broker
-from pyqd.hot.clock import mono
+from pyqd.config.options import Options, build
+from pyqd.durability import group_commit, syncer
+from pyqd.durability.fin_sync import FinRound, FinSync
+from pyqd.durability.group_commit import GroupCommit
+from pyqd.durability.housekeeper import Housekeeper
+from pyqd.durability.syncer import Syncer
+from pyqd.hot.primitives.clock import mono
+from pyqd.net.greenlets import start_raw
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.primitives.options import Options, build
-from pyqd.protocol.greenlets import start_raw
-from pyqd.protocol.server import TcpServer
-from pyqd.services import group_commit, syncer
-from pyqd.services.fin_sync import FinRound, FinSync
-from pyqd.services.group_commit import GroupCommit
-from pyqd.services.housekeeper import Housekeeper
-from pyqd.services.syncer import Syncer
+from pyqd.tcp.server import TcpServer
 from tests.simulation.disk import SimulatedFiles
 from tests.simulation.loop import Hub, Loop
 from tests.simulation.mirror import ROOT

@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from pyqd.hot import intake, ledger, segment
+from pyqd.hot.broker import intake
+from pyqd.hot.diskqueue import ledger, segment
 from tests.simulation.administration import Administration
 from tests.simulation.features import UNREADABLE, Features, features_of, phrases_of, weights_of
 from tests.simulation.model import Violation

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pyqd.hot import arena
+from pyqd.hot.diskqueue import arena
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.simulation import deaths
 from tests.simulation.disk import BROKEN, OPEN, REST, SYNC, Disk, Fault, SimulatedFiles

@@ -22,7 +22,7 @@ from tests.simulation.model import GRAVEYARD
 from tests.simulation.segments import is_spare, log_of, numbers_behind_end, numbers_in
 
 if TYPE_CHECKING:
-    from pyqd.hot.mapping import Mapping
+    from pyqd.hot.diskqueue.mapping import Mapping
     from tests.simulation.disk import Disk, Inode
 
 SOURCE = Path(__file__).with_name("unreadable.c")

@@ -8,8 +8,9 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pyqd.hot import arena, clock
-from pyqd.hot.guid import to_hex
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.primitives import clock
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 from tests.simulation import deaths
@@ -38,7 +39,7 @@ from tests.support.storage import body_of
 WALL_START_NS = 1_700_000_000 * SECOND_NS
 MONO_START_NS = 1_000 * SECOND_NS
 KILL, CUT = "kill", "cut"
-# Files that stay accessible, and that may be mapped at least; those of the daemon (pyx/arena.pyx).
+# Files that stay accessible, and that may be mapped at least; those of the daemon (pyx/diskqueue/arena.pyx).
 RECENT_MIN, MAPPED_MIN = 3, 6
 ARENA_DEFAULTS = (16, 32)
 

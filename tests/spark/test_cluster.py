@@ -62,7 +62,7 @@ def look(_):
     import os, pyqd_spark, sys, time
     from pyqd.primitives import names
     try:
-        from pyqd.hot import crc32c
+        from pyqd.hot.primitives import crc32c
     except ImportError:
         compiled = False
     else:

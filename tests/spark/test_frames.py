@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot import mpub
+from pyqd.hot.wire import mpub
 from pyqd_spark import frames
 from pyqd_spark.frames import Column, command_in_python
 from tests.support import nsq

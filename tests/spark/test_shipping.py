@@ -36,10 +36,11 @@ def ask(archive: Path, code: str, *behind: Path) -> object:
 def make_installed(directory: Path, version: str) -> Path:
     """Make what looks like an installed pyqd with one module that stands for a compiled one."""
     package = directory / "pyqd"
-    (package / "hot").mkdir(parents=True)
+    (package / "hot" / "primitives").mkdir(parents=True)
     (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (package / "hot" / "__init__.py").touch()
-    (package / "hot" / "crc32c.py").write_text("compiled = True\n")
+    (package / "hot" / "primitives" / "__init__.py").touch()
+    (package / "hot" / "primitives" / "crc32c.py").write_text("compiled = True\n")
     return directory
 
 
@@ -65,21 +66,24 @@ def test_a_template_is_read_from_the_zip(archive: Path) -> None:
 
 
 def test_a_compiled_module_is_an_import_error_where_none_is_installed(archive: Path) -> None:
-    code = "try:\n    from pyqd.hot import crc32c\nexcept ImportError as error:\n    print(json.dumps('absent'))"
+    code = "try:\n    import pyqd.hot.primitives.crc32c\nexcept ImportError:\n    print(json.dumps('absent'))"
     assert ask(archive, code) == "absent"
 
 
 def test_a_compiled_module_of_the_same_version_is_taken_from_where_it_is_installed(
     archive: Path, tmp_path: Path
 ) -> None:
-    code = "import pyqd; from pyqd.hot import crc32c; print(json.dumps([pyqd.__file__, crc32c.__file__]))"
+    code = "import pyqd; from pyqd.hot.primitives import crc32c; print(json.dumps([pyqd.__file__, crc32c.__file__]))"
     installed = make_installed(tmp_path, pyqd.__version__)
-    assert ask(archive, code, installed) == [f"{archive}/pyqd/__init__.py", f"{installed}/pyqd/hot/crc32c.py"]
+    assert ask(archive, code, installed) == [
+        f"{archive}/pyqd/__init__.py",
+        f"{installed}/pyqd/hot/primitives/crc32c.py",
+    ]
 
 
 def test_a_compiled_module_of_another_version_is_not_taken(archive: Path, tmp_path: Path) -> None:
     code = (
-        "try:\n    from pyqd.hot import crc32c\nexcept ImportError:\n    print(json.dumps('none'))\n"
+        "try:\n    from pyqd.hot.primitives import crc32c\nexcept ImportError:\n    print(json.dumps('none'))\n"
         "else:\n    print(json.dumps('taken'))"
     )
     assert ask(archive, code, make_installed(tmp_path, pyqd.__version__ + ".post1")) == "none"

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits
-from pyqd.hot.clock import mono, wall
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from pyqd.services.syncer import Syncer, run_here
 from tests.support.storage import body_of, broker_on, consumer_on
 
 BODY_BYTES = 16

@@ -1,7 +1,7 @@
 """A disk that forgets what it could not write, as Linux does: a page that failed is taken for clean from then on."""
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 Pages = set[tuple[int, int]]

@@ -1,6 +1,6 @@
 """Both clocks of the compiled modules, held at times that a test sets."""
 
-from pyqd.hot import clock
+from pyqd.hot.primitives import clock
 
 
 class HeldClock:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdChannel, NsqdMessage, NsqdTopic, format_metadata
 from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
-from pyqd.hot.guid import to_hex
+from pyqd.hot.primitives.guid import to_hex
 
 # An id of October 2024, node 7.
 GUID = 0x1786_0000_0000_7000

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyqd.broker.broker import BOOT_ID
 from pyqd.diskqueue.files import PAGE_BYTES, Files, JournalFile
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 Names = dict[str, int]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pyqd.broker.broker import Broker
+from pyqd.config.options import Options, build
 from pyqd.diskqueue.files import Files
-from pyqd.hot.bodies import Frames
-from pyqd.hot.consumer import Consumer
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.broker.consumer import Consumer
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.durations import MINUTE_NS
 from pyqd.primitives.errors import DiskFull
-from pyqd.primitives.options import Options, build
 
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENT_HEADER_BYTES = 128

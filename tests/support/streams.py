@@ -11,7 +11,7 @@ from typing import Any
 
 from cramjam import snappy
 
-from pyqd.hot import crc32c
+from pyqd.hot.primitives import crc32c
 
 BLOCK_BYTES = 65536
 IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"

@@ -12,7 +12,7 @@ from typing import Any
 from cffi import FFI
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_SHARED_FIXED = 0x01 | 0x10

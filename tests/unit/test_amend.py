@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pyqd.broker import amend
-from pyqd.hot.amend import AT_DEFERRED, AT_FINISHED, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.broker.amend import AT_DEFERRED, AT_FINISHED, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import body_of, broker_on, consumer_on
 

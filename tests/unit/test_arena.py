@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.arena: files that are mapped on demand."""
+"""Tests of pyqd.hot.diskqueue.arena: files that are mapped on demand."""
 
 import gc
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot import arena
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
 MAPPED_MAX = 32
@@ -186,7 +186,7 @@ def test_pinning_a_file_that_another_one_has_replaced_is_an_error(tmp_path: Path
 SPOILED = """
     import os, sys
     from pyqd.diskqueue.files import Files
-    from pyqd.hot import arena
+    from pyqd.hot.diskqueue import arena
     arena.configure(32)
     mappings = [Files().new_mapped(f"{sys.argv[1]}/{number}", 4096, False) for number in range(100)]
     for number in range(100):
@@ -223,8 +223,8 @@ LIMITED = """
     import resource, sys
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     from pyqd.diskqueue.files import Files
-    from pyqd.hot import arena
-    from pyqd.hot.mapping import unmanaged_count
+    from pyqd.hot.diskqueue import arena
+    from pyqd.hot.diskqueue.mapping import unmanaged_count
     files = Files()
     mappings = [files.new_mapped(f"{sys.argv[1]}/{number}", 4096, True) for number in range(100)]
     for mapping in mappings:

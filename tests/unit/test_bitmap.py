@@ -1,8 +1,8 @@
-"""Tests of pyqd.hot.bitmap."""
+"""Tests of pyqd.hot.primitives.bitmap."""
 
 import pytest
 
-from pyqd.hot.bitmap import Ring
+from pyqd.hot.primitives.bitmap import Ring
 
 CAPACITIES = [64, 128, 256]
 # Windows that begin at a word, within one, before the end of the ring, and far along the row.

@@ -11,8 +11,8 @@ import pytest
 
 from pyqd.broker.broker import NAMES_PER_SLICE
 from pyqd.diskqueue.files import Files
-from pyqd.hot.clock import wall
-from pyqd.hot.segment import Segment
+from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StartupError, StorageError
 from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
 

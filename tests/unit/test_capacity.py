@@ -7,8 +7,8 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.capacity import MEMORY_LOOK_S, MEMORY_RESERVE_BYTES, Capacity
-from pyqd.hot.clock import wall
-from pyqd.hot.mapping import unmanaged_count
+from pyqd.hot.diskqueue.mapping import unmanaged_count
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives import machine
 from pyqd.primitives.errors import MachineLimitReached
 from tests.support.storage import body_of, options_for

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.channel and pyqd.broker.channel."""
+"""Tests of pyqd.hot.broker.channel and pyqd.broker.channel."""
 
 import errno
 import itertools
@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock

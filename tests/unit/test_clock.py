@@ -1,8 +1,8 @@
-"""Tests of pyqd.hot.clock."""
+"""Tests of pyqd.hot.primitives.clock."""
 
 import time
 
-from pyqd.hot import clock
+from pyqd.hot.primitives import clock
 
 
 def test_the_wall_clock_counts_nanoseconds_since_1970():

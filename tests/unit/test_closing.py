@@ -1,8 +1,8 @@
-"""Tests of pyqd.protocol.closing."""
+"""Tests of pyqd.tcp.closing."""
 
 from typing import Any
 
-from pyqd.protocol.closing import AT_ONCE, BUDGET_S, Closing
+from pyqd.tcp.closing import AT_ONCE, BUDGET_S, Closing
 
 
 class Loop:

@@ -1,12 +1,13 @@
-"""Tests of pyqd.hot.columns and of pyqd.wire.record_columns: one set for both."""
+"""Tests of pyqd.hot.wire.columns and of pyqd.wire.record_columns: one set for both."""
 
 import struct
 
 import pytest
 
-from pyqd.hot import columns, crc32c
-from pyqd.hot.log import Log
-from pyqd.hot.logreader import LogReader
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.logreader import LogReader
+from pyqd.hot.primitives import crc32c
+from pyqd.hot.wire import columns
 from pyqd.wire import record_columns
 from tests.support.storage import FullFiles, body_of
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pyqd.broker import space
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.stragglers import move_parked
+from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from tests.support.storage import body_of, broker_on, consumer_on, run_turns
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pyqd.primitives import options
-from pyqd.primitives.configfile import quoted, read_config, shown, unknown_keys, value_of
+from pyqd.config import options
+from pyqd.config.configfile import quoted, read_config, shown, unknown_keys, value_of
+from pyqd.config.options import parse_args, parse_settings
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogLevel
-from pyqd.primitives.options import parse_args, parse_settings
 
 FLAG_OF = {flag.name: flag for flag in options.FLAGS}
 KEY_OF = {flag.name: flag.config_key for flag in options.FLAGS}

@@ -1,11 +1,11 @@
-"""Tests of pyqd.hot.crc32c against published values, and of its two implementations against each other."""
+"""Tests of pyqd.hot.primitives.crc32c against published values, and of its two implementations against each other."""
 
 import random
 import zlib
 
 import pytest
 
-from pyqd.hot import crc32c
+from pyqd.hot.primitives import crc32c
 
 # The 48 bytes of an iSCSI read command, and the other four blocks: RFC 3720, appendix B.4.
 ISCSI_READ_COMMAND = bytes.fromhex(

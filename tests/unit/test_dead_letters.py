@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.limited and pyqd.broker.channel_limits: messages that were delivered often enough."""
+"""Tests of pyqd.hot.broker.limited and pyqd.broker.channel_limits: messages that were delivered often enough."""
 
 import logging
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.guid import to_hex
-from pyqd.hot.replay import seek
+from pyqd.durability.syncer import Syncer, run_here
+from pyqd.hot.broker.replay import seek
+from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from pyqd.services.syncer import Syncer, run_here
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
 LIMITS = ChannelLimits(max_attempts=2, dead_letter_topic="dead")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from pyqd.broker.broker import Broker
+from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
-from pyqd.hot.consumer import Consumer
-from pyqd.hot.mapping import Mapping
+from pyqd.durability.housekeeper import Housekeeper
+from pyqd.hot.broker.consumer import Consumer
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 from pyqd.primitives.memory import loading
-from pyqd.primitives.options import parse_args
-from pyqd.services.housekeeper import Housekeeper
 
 NOW_NS = 1_795_177_302 * 10**9
 

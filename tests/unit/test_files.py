@@ -9,7 +9,7 @@ from cffi import FFI
 
 from pyqd.diskqueue import files as files_module
 from pyqd.diskqueue.files import Files
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 
 ffi = FFI()

@@ -1,10 +1,10 @@
-"""Tests of pyqd.hot.frames."""
+"""Tests of pyqd.hot.wire.frames."""
 
 import struct
 
 import pytest
 
-from pyqd.hot.frames import frame
+from pyqd.hot.wire.frames import frame
 
 
 @pytest.mark.parametrize("frame_type", [0, 1, 2])

@@ -1,9 +1,9 @@
-"""Tests of pyqd.hot.guid: ids, their growth, and their hex form."""
+"""Tests of pyqd.hot.primitives.guid: ids, their growth, and their hex form."""
 
 import pytest
 
-from pyqd.hot import guid
-from pyqd.hot.guid import GuidFactory
+from pyqd.hot.primitives import guid
+from pyqd.hot.primitives.guid import GuidFactory
 
 EPOCH_TICKS = 1288834974288
 TICK_NS = 1 << 20

@@ -1,10 +1,10 @@
-"""Tests of pyqd.hot.heap."""
+"""Tests of pyqd.hot.primitives.heap."""
 
 import random
 
 import pytest
 
-from pyqd.hot.heap import DeadlineHeap, Heap
+from pyqd.hot.primitives.heap import DeadlineHeap, Heap
 
 ABSENT = 2**32 - 1
 NEVER_NS = 2**63 - 1

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from pyqd.hot.httpfront import HttpFront, PlainPublisher
-from pyqd.hot.topic import TopicCore
+from pyqd.hot.broker.topic import TopicCore
+from pyqd.hot.http.front import HttpFront, PlainPublisher
 
 PLAIN = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
 OTHER = b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"

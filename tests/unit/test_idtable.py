@@ -1,10 +1,10 @@
-"""Tests of pyqd.hot.idtable."""
+"""Tests of pyqd.hot.primitives.idtable."""
 
 import random
 
 import pytest
 
-from pyqd.hot.idtable import IdTable, Table
+from pyqd.hot.primitives.idtable import IdTable, Table
 
 MULTIPLIER = 0xC4677F8B5D699E3B
 # The odd multiplier has an inverse modulo 2**64; with it an id for any wanted hash can be computed.

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.intake and pyqd.hot.draft: large batches stored in slices, and what is published meanwhile."""
+"""Tests of pyqd.hot.broker.intake and pyqd.hot.diskqueue.draft: large batches stored in slices."""
 
 import os
 import struct
@@ -6,9 +6,9 @@ import struct
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.guid import stepped
-from pyqd.hot.intake import begin_small, enqueue_frames, must_queue
+from pyqd.hot.broker.intake import begin_small, enqueue_frames, must_queue
+from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.primitives.guid import stepped
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.journal and pyqd.diskqueue.journal."""
+"""Tests of pyqd.hot.diskqueue.journal and pyqd.diskqueue.journal."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from pyqd.diskqueue import journal as journal_module
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.journal import FILES_MAX, Journal
 from pyqd.diskqueue.redo import Redo, commits_in, entries_of
-from pyqd.hot.journal import BLOCK_SIZE, CommitBuffer
+from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
 from pyqd.primitives.errors import DiskFull, StorageError, storage_error
 from tests.support.storage import body_of, broker_on
 

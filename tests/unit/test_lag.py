@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pyqd.broker import amend, replay
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
 from tests.support.storage import body_of, broker_on, consumer_on, run_turns

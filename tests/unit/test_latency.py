@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from pyqd.broker.latency import LatencyWindow, latency_of
-from pyqd.hot import clock
+from pyqd.hot.primitives import clock
 
 SECOND_NS = 10**9
 HOUR_NS = 3600 * SECOND_NS

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.ledger."""
+"""Tests of pyqd.hot.diskqueue.ledger."""
 
 import os
 import struct
@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.ledger import Ledger
+from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StorageError
 from tests.support.storage import FullFiles
 

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.limited: when a channel with a rate looks again."""
+"""Tests of pyqd.hot.broker.limited: when a channel with a rate looks again."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of pyqd.protocol.listener: the files of unix sockets."""
+"""Tests of pyqd.net.listener: the files of unix sockets."""
 
 import errno
 import socket
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.config.options import UnixAddress
+from pyqd.net.listener import Listener, listening_socket
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.options import UnixAddress
-from pyqd.protocol.listener import Listener, listening_socket
 
 
 def listening_on(path: Path) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.log."""
+"""Tests of pyqd.hot.diskqueue.log."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot import arena
-from pyqd.hot.log import Log
-from pyqd.hot.record import span_bytes
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FullFiles, body_of
 

@@ -1,12 +1,12 @@
-"""Tests of pyqd.hot.logreader."""
+"""Tests of pyqd.hot.diskqueue.logreader."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from pyqd.hot.log import Log
-from pyqd.hot.logreader import WALK_BYTES_PER_TURN, LogReader
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_TURN, LogReader
 from pyqd.wire import records
 from tests.support.storage import FullFiles, body_of
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.mpub import command
+from pyqd.hot.wire.mpub import command
 from tests.support import nsq
 
 BODY_BYTES_MAX = 1 << 20

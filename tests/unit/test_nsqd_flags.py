@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from pyqd.primitives import options
+from pyqd.config import options
 from pyqd.primitives.compat import NSQD_FLAGS
 
 

@@ -6,11 +6,11 @@ import socket
 import pytest
 
 from pyqd import __version__
-from pyqd.primitives import options
+from pyqd.config import options
+from pyqd.config.options import TcpAddress, UnixAddress, parse_args, split_address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import DURATION
 from pyqd.primitives.loglines import LogFormat, LogLevel
-from pyqd.primitives.options import TcpAddress, UnixAddress, parse_args, split_address
 
 MS = 10**6
 S = 10**9

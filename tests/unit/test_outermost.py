@@ -1,7 +1,7 @@
 import pytest
 from greenlet import getcurrent, greenlet
 
-from pyqd.hot.outermost import outermost
+from pyqd.hot.net.outermost import outermost
 
 
 def test_the_outermost_function_gets_its_arguments_and_gives_its_result() -> None:

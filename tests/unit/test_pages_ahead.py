@@ -1,11 +1,11 @@
-"""Tests of how pyqd.hot.log asks for the pages that it will write to."""
+"""Tests of how pyqd.hot.diskqueue.log asks for the pages that it will write to."""
 
 from typing import Any
 
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.log import Log
+from pyqd.hot.diskqueue.log import Log
 from pyqd.primitives.errors import DiskFull
 
 PIECE = 256 << 10

@@ -1,14 +1,14 @@
-"""Tests of pyqd.hot.parked, through a channel."""
+"""Tests of pyqd.hot.broker.parked, through a channel."""
 
 import struct
 
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.ledger import Ledger
-from pyqd.hot.log import Log
-from pyqd.hot.parked import Parked
+from pyqd.hot.broker.parked import Parked
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import broker_on, consumer_on
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import broker_on
 

@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.broker import amend, peek
 from pyqd.broker.channel_limits import ChannelLimits
-from pyqd.hot.clock import wall
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import body_of, broker_on, consumer_on, run_turns
 

@@ -1,9 +1,9 @@
-"""Tests of pyqd.protocol.pieces."""
+"""Tests of pyqd.net.pieces."""
 
 import gevent
 import pytest
 
-from pyqd.protocol.pieces import BUDGET_S, Pieces
+from pyqd.net.pieces import BUDGET_S, Pieces
 
 
 class Clock:

@@ -1,8 +1,8 @@
-"""Tests of pyqd.hot.ratelimit."""
+"""Tests of pyqd.hot.broker.ratelimit."""
 
 import pytest
 
-from pyqd.hot.ratelimit import TokenBucket
+from pyqd.hot.broker.ratelimit import TokenBucket
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, SECOND_NS
 
 

@@ -1,13 +1,13 @@
-"""Tests of pyqd.hot.record."""
+"""Tests of pyqd.hot.wire.record."""
 
 import struct
 
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot import crc32c
-from pyqd.hot.log import Log
-from pyqd.hot.record import span_bytes
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives import crc32c
+from pyqd.hot.wire.record import span_bytes
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pyqd.hot import crc32c
-from pyqd.hot.log import Log
-from pyqd.hot.logreader import LogReader
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.logreader import LogReader
+from pyqd.hot.primitives import crc32c
 from pyqd.wire import records
 from tests.support.storage import FullFiles, body_of
 

@@ -12,8 +12,8 @@ import pytest
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.redo import Redo
-from pyqd.hot import crc32c
-from pyqd.hot.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import LaterFormatError, StartupError, StorageError, storage_error
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
 

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.replay and pyqd.broker.replay: channels are moved, ranges are read."""
+"""Tests of pyqd.hot.broker.replay and pyqd.broker.replay: channels are moved, ranges are read."""
 
 import json
 import struct
@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.broker import amend, replay
 from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.wire import records
 from tests.support.storage import body_of, broker_on, consumer_on

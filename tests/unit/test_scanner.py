@@ -1,11 +1,11 @@
-"""Tests of pyqd.hot.scanner."""
+"""Tests of pyqd.hot.wire.scanner."""
 
 import struct
 
 import pytest
 
-from pyqd.hot import scanner
-from pyqd.hot.scanner import check_batch, digits_value, name_is_valid
+from pyqd.hot.wire import scanner
+from pyqd.hot.wire.scanner import check_batch, digits_value, name_is_valid
 
 LINE_BYTES_MAX = 16384
 NEED_MORE, READY, TOO_LONG, BAD_COUNT, BAD_SIZE, TOO_BIG = range(6)

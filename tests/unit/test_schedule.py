@@ -1,9 +1,9 @@
-"""Tests of pyqd.hot.schedule, through the channels and topics that ask for turns."""
+"""Tests of pyqd.hot.primitives.schedule, through the channels and topics that ask for turns."""
 
 import pytest
 
-from pyqd.hot.clock import mono, wall
-from pyqd.hot.schedule import Scheduled, Scheduler
+from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.primitives.schedule import Scheduled, Scheduler
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from tests.support.storage import broker_on, consumer_on
 

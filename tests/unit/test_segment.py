@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.segment."""
+"""Tests of pyqd.hot.diskqueue.segment."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.layout import parse_segment_header
-from pyqd.hot.log import Log
-from pyqd.hot.segment import Segment
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.segment import Segment
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
 

@@ -5,7 +5,7 @@ import pytest
 from pyqd.broker import space
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.staging, by way of the log that uses it."""
+"""Tests of pyqd.hot.diskqueue.staging, by way of the log that uses it."""
 
 import errno
 import os
@@ -6,8 +6,8 @@ import os
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.clock import wall
-from pyqd.hot.log import Log
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import body_of, broker_on
 
@@ -209,7 +209,7 @@ def test_a_topic_undoes_a_batch_whatever_went_wrong(tmp_path, files, monkeypatch
     bodies = [body_of(number, 1000) for number in range(count)]
     with monkeypatch.context() as patch:
         files.instead = "/dev/full"
-        patch.setattr("pyqd.hot.staging.storage_error", lambda *_: MemoryError())
+        patch.setattr("pyqd.hot.diskqueue.staging.storage_error", lambda *_: MemoryError())
         with pytest.raises(MemoryError):
             topic.publish_bodies(bodies, wall(), due_ns)
         # The next segment's file is opened anew.

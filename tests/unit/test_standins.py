@@ -10,8 +10,8 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.standins import StandIns
-from pyqd.hot.ledger import Ledger, begin_small
-from pyqd.hot.mapping import Mapping
+from pyqd.hot.diskqueue.ledger import Ledger, begin_small
+from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import FullFiles, broker_on, run_turns
 

@@ -9,8 +9,8 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import Selection, snapshot
-from pyqd.hot.consumer import Consumer
-from pyqd.primitives.options import parse_args
+from pyqd.config.options import parse_args
+from pyqd.hot.broker.consumer import Consumer
 
 NO_LATENCY = {"count": 0, "percentiles": None}
 

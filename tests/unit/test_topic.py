@@ -1,10 +1,10 @@
-"""Tests of pyqd.hot.topic and pyqd.broker.topic."""
+"""Tests of pyqd.hot.broker.topic and pyqd.broker.topic."""
 
 import struct
 
 import pytest
 
-from pyqd.hot.clock import mono, wall
+from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of

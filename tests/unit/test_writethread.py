@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.writethread, and of the writer on the event loop that uses it."""
+"""Tests of pyqd.hot.diskqueue.writethread, and of the writer on the event loop that uses it."""
 
 import contextlib
 import errno
@@ -12,9 +12,9 @@ from gevent.event import Event
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.journal import Place
-from pyqd.hot.writethread import WriteThread
+from pyqd.durability.direct import AfterPoll, DirectWriter
+from pyqd.hot.diskqueue.writethread import WriteThread
 from pyqd.primitives.errors import StorageError
-from pyqd.protocol.direct import AfterPoll, DirectWriter
 
 BLOCK = 4096
 FILE_BYTES = 16 * BLOCK

@@ -1,0 +1,153 @@
+"""POST /topic/delete, empty, pause and unpause, and the same of /channel.
+
+Each is done in one turn, after what can be prepared in slices: no other greenlet sees half of it. What a pause is
+stored in outlives the process at once; the answer to all of them leaves when what was done is on stable storage as
+well.
+
+Source: spec of the HTTP API, "Topic and channel administration"; docs/http.md.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+
+import gevent
+
+from pyqd.api.http_names import channel_asked, topic_asked, topic_of_any_name
+from pyqd.api.rights import ADMIN
+from pyqd.broker.broker import Broker, sync_names
+from pyqd.broker.channel import Channel
+from pyqd.broker.topic import Topic
+from pyqd.diskqueue.files import PAGE_BYTES
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.http.messages import HttpError, Request, Response
+from pyqd.http.router import Handler, Route
+from pyqd.net.giveway import in_slices
+from pyqd.primitives.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class AdminRoutes:
+    """The routes that take things away, or hold them up.
+
+    in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
+    """
+
+    def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
+        self.broker = broker
+        self.in_thread = in_thread or gevent.get_hub().threadpool.apply
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        handlers: dict[str, Handler] = {
+            "/topic/delete": self.delete_topic,
+            "/topic/empty": self.empty_topic,
+            "/topic/pause": lambda request: self.pause_topic(request, True),
+            "/topic/unpause": lambda request: self.pause_topic(request, False),
+            "/channel/delete": self.delete_channel,
+            "/channel/empty": self.empty_channel,
+            "/channel/pause": lambda request: self.pause_channel(request, True),
+            "/channel/unpause": lambda request: self.pause_channel(request, False),
+        }
+        return [Route("POST", path, refusing(handler), right=ADMIN) for path, handler in handlers.items()]
+
+    def delete_topic(self, request: Request) -> Response:
+        """Delete a topic with its channels and all they hold, and close their clients. Switches: before and after."""
+        in_slices(topic_of_any_name(self.broker, request.query()).held_files())
+        # It may be another one by now, or gone.
+        topic = topic_of_any_name(self.broker, request.query())
+        directory = topic.directory
+        self.broker.delete_topic(topic.name)
+        self.make_names_durable(directory)
+        return Response(200)
+
+    def empty_topic(self, request: Request) -> Response:
+        """Drop the messages that no channel has been given. Switches: before and after."""
+        in_slices(topic_asked(self.broker, request.query()).prepare_to_empty())
+        # It may be another one by now, or gone.
+        topic = topic_asked(self.broker, request.query())
+        topic.empty()
+        logger.info("TOPIC(%s): emptied", topic.name)
+        self.make_state_durable(topic)
+        return Response(200)
+
+    def pause_topic(self, request: Request, paused: bool) -> Response:
+        """Stop or resume handing messages to the channels. Switches: at the end."""
+        topic = topic_of_any_name(self.broker, request.query())
+        try:
+            topic.pause(paused)
+        except StorageError as error:
+            # It is resumed; the cursors park what they meet, or hand it out where there is no room.
+            logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", topic.name, error)
+        logger.info("TOPIC(%s): %s", topic.name, "paused" if paused else "unpaused")
+        self.make_state_durable(topic)
+        return Response(200)
+
+    def delete_channel(self, request: Request) -> Response:
+        """Delete a channel with all it holds and close its clients. Switches: at the end."""
+        channel = channel_asked(self.broker, request.query())
+        directory = channel.directory
+        channel.topic.delete_channel(channel.name)
+        self.make_names_durable(directory)
+        return Response(200)
+
+    def empty_channel(self, request: Request) -> Response:
+        """Drop what is queued, in flight and deferred. Switches: at the end."""
+        channel = channel_asked(self.broker, request.query())
+        channel.empty()
+        logger.info("TOPIC(%s): channel %s emptied", channel.topic.name, channel.name)
+        self.make_ledgers_durable(channel)
+        return Response(200)
+
+    def pause_channel(self, request: Request, paused: bool) -> Response:
+        """Stop or resume deliveries to the clients. Switches: at the end."""
+        channel = channel_asked(self.broker, request.query())
+        channel.pause(paused)
+        logger.info("TOPIC(%s): channel %s %s", channel.topic.name, channel.name, "paused" if paused else "unpaused")
+        self.make_ledgers_durable(channel)
+        return Response(200)
+
+    def make_state_durable(self, topic: Topic) -> None:
+        if topic.directory is not None:
+            ledgers = [channel.ledger for channel in topic.channel_of.values() if channel.directory is not None]
+            self.make_durable([(topic.mapping, PAGE_BYTES), *(ledger.sync_target() for ledger in ledgers)])
+
+    def make_ledgers_durable(self, channel: Channel) -> None:
+        if channel.directory is not None:
+            self.make_durable([ledger.sync_target() for ledger in channel.ledgers()])
+
+    def make_durable(self, ranges: list[tuple[Mapping, int]]) -> None:
+        """Wait until these first bytes of mappings are on stable storage. Switches: yes."""
+
+        def sync() -> None:
+            for mapping, length_bytes in ranges:
+                self.broker.syncs.sync(mapping, 0, length_bytes)
+
+        self.wait_for(sync)
+
+    def make_names_durable(self, directory: str | None) -> None:
+        """Wait until it is on stable storage that a directory is gone. Switches: yes."""
+        if directory is not None:
+            parent = os.path.dirname(directory)
+            self.wait_for(lambda: sync_names(self.broker.files, parent))
+
+    def wait_for(self, sync: Callable[[], None]) -> None:
+        try:
+            self.in_thread(sync)
+        except StorageError as error:
+            # It is done, and outlives the process: that is what the answer says. The health says the rest.
+            self.broker.note_failed_sync(error)
+
+
+def refusing(handler: Handler) -> Handler:
+    """Return a handler that answers for what the disk refused; nothing was changed then."""
+
+    def answer(request: Request) -> Response:
+        try:
+            return handler(request)
+        except StorageError as error:
+            logger.error("HTTP: %s", error)
+            raise HttpError(500, "INTERNAL_ERROR") from error
+
+    return answer

@@ -1,0 +1,194 @@
+"""GET, PUT and POST /debug/*: what Go's pprof is to nsqd, for a process of CPython.
+
+The paths under /debug/pprof are nsqd's; what stands there is text or an image for people, not Go's formats.
+
+Source: spec of the HTTP API, "/debug"; docs/http.md.
+"""
+
+import re
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import gevent
+
+from pyqd.api.rights import ADMIN
+from pyqd.debug.diagnostics import LINES_SHOWN_MAX, greenlets_text, heap_text, threads_text
+from pyqd.debug.flamegraph import draw, fold
+from pyqd.debug.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
+from pyqd.http.messages import TEXT, HttpError, Request, Response
+from pyqd.http.query import Query
+from pyqd.http.router import Handler, Route
+from pyqd.net.giveway import give_way
+from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.memory import give_back, resident_bytes
+
+SVG: Final = "image/svg+xml"
+FORMAT_SVG: Final = "svg"
+FORMAT_RAW: Final = "raw"
+NO_SNIFFING: Final = (("X-Content-Type-Options", "nosniff"),)
+SECONDS_DEFAULT: Final = 30
+RATE_DEFAULT: Final = 100
+LINES_DEFAULT: Final = 50
+FRAMES_MAX: Final = 25
+INT64_DIGITS: Final = 19
+FORM_BYTES_MAX: Final = 1024
+FORM: Final = b"application/x-www-form-urlencoded"
+
+_INTEGER = re.compile("[+-]?[0-9]+", re.ASCII)
+_COUNT = re.compile("[0-9]{1,9}", re.ASCII)
+
+INDEX = """\
+/debug/pprof/profile?seconds=30     flame graph of the next seconds, an SVG image; also /debug/profile
+/debug/profile?format=raw           the same as stacks with their samples, for other programs that draw them
+/debug/pprof/heap                   memory; also /debug/heap?lines=50
+/debug/pprof/goroutine              stacks of greenlets and threads; also /debug/greenlets
+/debug/pprof/threadcreate           stacks of threads
+/debug/pprof/block                  nothing: waiting greenlets are those of /debug/greenlets
+/debug/pprof/cmdline                the command line
+POST /debug/heap/start?frames=1     trace which line of source holds how much memory; this costs time and memory
+POST /debug/heap/stop               trace no more
+POST /debug/freememory              collect garbage, give free memory back to the system
+"""
+
+
+def form_bytes_max() -> int:
+    """Return the largest form that is read."""
+    return FORM_BYTES_MAX
+
+
+def no_greenlets() -> Iterable[tuple[Any, str]]:
+    """Return no names."""
+    return ()
+
+
+def text(body: str, status: int = 200) -> Response:
+    """Return text whose type browsers are not to guess at."""
+    return Response(status, body.encode(errors="backslashreplace"), TEXT, NO_SNIFFING)
+
+
+class DebugRoutes:
+    """The routes to what the process is doing. greenlets: returns those that have names, and these."""
+
+    def __init__(
+        self, profiler: Profiler | None = None, greenlets: Callable[[], Iterable[tuple[Any, str]]] = no_greenlets
+    ) -> None:
+        self.profiler = profiler or Profiler()
+        self.greenlets = greenlets
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        pprof: list[tuple[str, str, Handler]] = [
+            ("GET", "", lambda _request: text(INDEX)),
+            ("GET", "cmdline", self.cmdline),
+            ("GET", "symbol", self.symbol),
+            ("POST", "symbol", self.symbol),
+            ("GET", "profile", self.profile),
+            ("GET", "heap", self.heap),
+            ("GET", "goroutine", self.stacks),
+            ("GET", "block", lambda _request: text("see /debug/greenlets\n")),
+            ("GET", "threadcreate", lambda _request: text(threads_text())),
+        ]
+        debug: list[tuple[str, str, Handler]] = [
+            ("GET", "profile", self.profile),
+            ("GET", "heap", self.heap),
+            ("POST", "heap/start", self.start_tracing),
+            ("POST", "heap/stop", self.stop_tracing),
+            ("GET", "greenlets", self.stacks),
+            ("PUT", "setblockrate", self.set_block_rate),
+            ("POST", "freememory", self.free_memory),
+        ]
+        return [
+            *(
+                Route(method, f"/debug/pprof/{path}", answer, versioned=False, logged=False, right=ADMIN)
+                for method, path, answer in pprof
+            ),
+            *(
+                Route(method, f"/debug/{path}", handler, form_bytes_max, False, right=ADMIN)
+                for method, path, handler in debug
+            ),
+        ]
+
+    def cmdline(self, _request: Request) -> Response:
+        """Return the command line, its arguments apart by NUL."""
+        return text("\0".join(sys.orig_argv))
+
+    def symbol(self, _request: Request) -> Response:
+        """Say that there are no symbols to look up here."""
+        return text("num_symbols: 0\n")
+
+    def profile(self, request: Request) -> Response:
+        """Return a flame graph of the next seconds, or its stacks. Switches: yes, for so long."""
+        query = request.query()
+        kind = query.get("format") or FORMAT_SVG
+        if kind not in (FORMAT_SVG, FORMAT_RAW):
+            raise HttpError(400, "INVALID_FORMAT")
+        seconds = min(number(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
+        rate = min(number(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
+        try:
+            recorded = self.profiler.record(seconds, rate)
+        except ProfileError as error:
+            return text(f"{error}\n", error.status)
+        # Some ten milliseconds, more after a long profile: too much for the loop.
+        shown = gevent.get_hub().threadpool.apply(draw if kind == FORMAT_SVG else fold, (recorded,))
+        return Response(200, shown.encode(), SVG, NO_SNIFFING) if kind == FORMAT_SVG else text(shown)
+
+    def heap(self, request: Request) -> Response:
+        """Return what memory goes to. Switches: yes."""
+        lines = min(number(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
+        return text(heap_text(lines, give_way))
+
+    def start_tracing(self, request: Request) -> Response:
+        """Trace from now on who allocates."""
+        frames = min(number(request.query(), "frames", 1, 1), FRAMES_MAX)
+        if tracemalloc.is_tracing():
+            return text("traced already\n")
+        tracemalloc.start(frames)
+        return text("traced from now on; GET /debug/heap shows it\n")
+
+    def stop_tracing(self, _request: Request) -> Response:
+        """Trace no more, and forget what was traced."""
+        tracemalloc.stop()
+        return text("not traced any more\n")
+
+    def stacks(self, _request: Request) -> Response:
+        """Return what all greenlets and threads are at. Switches: yes."""
+        return text(greenlets_text(self.greenlets(), give_way))
+
+    def set_block_rate(self, request: Request) -> Response:
+        """Check the rate as nsqd does; there is nothing to set."""
+        rate = form_of(request).get("rate") or request.query().get("rate") or ""
+        reason = None
+        if not _INTEGER.fullmatch(rate):
+            reason = "invalid syntax"
+        elif len(rate.lstrip("+-0")) > INT64_DIGITS or not -(1 << 63) <= int(rate) < 1 << 63:
+            reason = "value out of range"
+        if reason is not None:
+            return text(f"invalid block rate : strconv.Atoi: parsing {go_quote_str(rate)}: {reason}", 400)
+        return Response(200, versioned=False)
+
+    def free_memory(self, _request: Request) -> Response:
+        """Collect garbage and return free memory to the system. Switches: yes."""
+        before = resident_bytes()
+        gevent.get_hub().threadpool.apply(give_back)
+        return text(f"{max(0, before - resident_bytes())} bytes given back\n")
+
+
+def form_of(request: Request) -> Query:
+    """Return the parameters of a form in the body; none where the body is no form."""
+    kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    try:
+        return Query(request.body.decode("ascii") if kind == FORM else "")
+    except ValueError:
+        raise HttpError(400, "INVALID_REQUEST") from None
+
+
+def number(query: Query, name: str, default: int, least: int) -> int:
+    """Return a number of a query. Raises: HttpError 400."""
+    value = query.get(name)
+    if value is None:
+        return default
+    if not _COUNT.fullmatch(value) or int(value) < least:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return int(value)

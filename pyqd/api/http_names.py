@@ -1,0 +1,72 @@
+"""The topic and channel that a query names. The order of the checks is part of the interface.
+
+Source: spec of the HTTP API, "Topic and channel administration".
+"""
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
+from pyqd.broker.topic import Topic
+from pyqd.http.messages import HttpError
+from pyqd.http.query import Query
+from pyqd.primitives.names import is_valid_name_str
+
+
+def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
+    """Return the valid name of a topic that may not exist. code: for a name that is none. Raises: HttpError 400."""
+    name = query.get("topic")
+    if name is None:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    if not is_valid_name_str(name):
+        raise HttpError(400, code)
+    return name
+
+
+def topic_asked(broker: Broker, query: Query) -> Topic:
+    """Return the topic asked for by a valid name. Raises: HttpError 400, 404."""
+    return existing(broker, topic_name(query))
+
+
+def topic_of_any_name(broker: Broker, query: Query) -> Topic:
+    """Return the topic asked for; a name that no topic can have is that of none. Raises: HttpError 400, 404."""
+    name = query.get("topic")
+    if name is None:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    return existing(broker, name)
+
+
+def existing(broker: Broker, name: str) -> Topic:
+    topic = broker.topic_of.get(name)
+    if topic is None or topic.exiting:
+        raise HttpError(404, "TOPIC_NOT_FOUND")
+    return topic
+
+
+def channel_asked(broker: Broker, query: Query) -> Channel:
+    """Return the channel asked for. Raises: HttpError 400, 404."""
+    return existing_channel(*topic_and_channel_name(broker, query))
+
+
+def topic_and_channel_asked(broker: Broker, query: Query) -> tuple[Topic, Channel | None]:
+    """Return the topic asked for, and the channel if one is. Raises: HttpError 400, 404."""
+    if query.get("channel") is None:
+        return existing(broker, topic_name(query, "INVALID_ARG_TOPIC")), None
+    channel = channel_asked(broker, query)
+    return channel.topic, channel
+
+
+def existing_channel(topic: Topic, name: str) -> Channel:
+    channel = topic.channel_of.get(name)
+    if channel is None or channel.exiting:
+        raise HttpError(404, "CHANNEL_NOT_FOUND")
+    return channel
+
+
+def topic_and_channel_name(broker: Broker, query: Query) -> tuple[Topic, str]:
+    """Return the topic asked for and the valid name of a channel, which may not exist. Raises: HttpError 400, 404."""
+    name_of_topic = topic_name(query, "INVALID_ARG_TOPIC")
+    name = query.get("channel")
+    if name is None:
+        raise HttpError(400, "MISSING_ARG_CHANNEL")
+    if not is_valid_name_str(name):
+        raise HttpError(400, "INVALID_ARG_CHANNEL")
+    return existing(broker, name_of_topic), name

@@ -1,0 +1,191 @@
+"""Who may do what over HTTP: a bearer's secret, looked up in the token file, or by the auth servers that TCP clients
+are looked up by, against the right that the route names.
+
+A secret is sent as `Authorization: Bearer <secret>` or as the password of Basic, whose user name is not looked at. One
+that is known is never held up; of unknown ones an address may try some at once and one a second from then on, what is
+beyond is answered with 429 and neither looked up by auth servers nor logged.
+
+Source: docs/security.md.
+"""
+
+import base64
+import binascii
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from ipaddress import ip_address
+from typing import Final
+
+from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant
+from pyqd.api.tokens import TokenFile, TokenFileError
+from pyqd.config.options import PROGRAM, Options, TcpAddress
+from pyqd.http.messages import HttpError, Request, Response, error_response
+from pyqd.net.listener import Address, ip_of
+from pyqd.primitives.errors import StartupError
+from pyqd.tcp import permissions
+from pyqd.tcp.authd import AuthError, AuthServers
+from pyqd.tcp.permissions import Permissions
+
+FAILURES_AT_ONCE_MAX: Final = 10
+FAILURES_PER_S: Final = 1.0
+ADDRESSES_MAX: Final = 10_000
+CACHED_MAX: Final = 10_000
+# Each names a topic that the request touches.
+TOPIC_PARAMETERS: Final = ("topic", "dead_letter_topic")
+CHALLENGE: Final = (("WWW-Authenticate", 'Bearer realm="pyqd"'), ("WWW-Authenticate", 'Basic realm="pyqd"'))
+
+PERMISSION_OF: Final = {
+    PUBLISH: permissions.PUBLISH,
+    CONSUME: permissions.SUBSCRIBE,
+    ADMIN: permissions.ADMIN,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class ServerGrant:
+    """What the auth servers grant."""
+
+    def __init__(self, granted: Permissions) -> None:
+        self.granted = granted
+
+    def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
+        """Return whether they grant a right. Where no topic is named, the patterns have to match the empty name."""
+        if right == STATUS:
+            return bool(self.granted.authorizations)
+        permission = PERMISSION_OF.get(right, "")
+        channel = channel if right == CONSUME else ""
+        return all(self.granted.allows(permission, topic, channel) for topic in topics or ("",))
+
+
+class FailureLimit:
+    """How often an address may fail. Holds the addresses that failed last."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def left(self, address: str) -> float:
+        """Return how many failures an address has left."""
+        count, at_s = self._left.get(address, (float(FAILURES_AT_ONCE_MAX), 0.0))
+        return min(FAILURES_AT_ONCE_MAX, count + (time.monotonic() - at_s) * FAILURES_PER_S)
+
+    def note(self, address: str) -> None:
+        """Count a failure."""
+        self._left[address] = (self.left(address) - 1, time.monotonic())
+        self._left.move_to_end(address)
+        if len(self._left) > ADDRESSES_MAX:
+            self._left.popitem(last=False)
+
+
+class Login:
+    """Decides about requests. tokens: None without a file. servers: None where they are not asked."""
+
+    def __init__(self, tokens: TokenFile | None, servers: AuthServers | None) -> None:
+        self.tokens = tokens
+        self.servers = servers
+        self.failures = FailureLimit()
+        self._granted: OrderedDict[bytes, Permissions] = OrderedDict()
+
+    def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
+        """Return the answer to a request that is refused, None for one that is not.
+
+        Raises: HttpError for a query that cannot be read. Switches: where auth servers are asked.
+        """
+        if right == OPEN:
+            return None
+        secret = secret_of(request)
+        grant: Grant | None
+        if secret is None:
+            grant = None if self.tokens is None else self.tokens.anonymous
+        else:
+            grant = self._grant(secret, remote, tls=tls, common_name=common_name)
+            if grant is None:
+                return self._failed(request, remote)
+        if grant is None:
+            return unauthorized()
+        query = request.query()
+        topics = tuple(filter(None, (query.get(name) for name in TOPIC_PARAMETERS)))
+        if grant.allows(right, topics, query.get("channel") or ""):
+            return None
+        if secret is None:
+            return unauthorized()
+        logger.warning("HTTP: a login may not %s %s (%s)", request.method, request.path, remote)
+        return error_response(HttpError(403, "FORBIDDEN"))
+
+    def _grant(self, secret: bytes, remote: str, *, tls: bool, common_name: str) -> Grant | None:
+        """Return what a secret grants; None for one that grants nothing. Switches: where auth servers are asked."""
+        found = None if self.tokens is None else self.tokens.find(secret)
+        if found is not None or self.servers is None or not secret:
+            return found
+        address = ip_of(remote)
+        text = "\0".join((address, "tls" if tls else "", common_name)).encode()
+        key = hashlib.sha256(hashlib.sha256(secret).digest() + text).digest()
+        granted = self._granted.get(key)
+        if granted is None or granted.expired():
+            self._granted.pop(key, None)
+            if self.failures.left(address) < 1:
+                return None
+            try:
+                granted = self.servers.ask(secret, address, tls=tls, common_name=common_name)
+            except AuthError as error:
+                logger.warning("HTTP: (%s) AUTH failed %s", remote, error)
+                return None
+            self._granted[key] = granted
+            if len(self._granted) > CACHED_MAX:
+                self._granted.popitem(last=False)
+        return ServerGrant(granted) if granted.authorizations else None
+
+    def _failed(self, request: Request, remote: str) -> Response:
+        """Count a login that failed, and answer it."""
+        address = ip_of(remote)
+        if self.failures.left(address) < 1:
+            return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
+        self.failures.note(address)
+        logger.warning("HTTP: a login failed for %s %s (%s)", request.method, request.path, remote)
+        return unauthorized()
+
+
+def unauthorized() -> Response:
+    """Return the answer to who has not logged in, or not with success."""
+    return error_response(HttpError(401, "UNAUTHORIZED"), CHALLENGE)
+
+
+def secret_of(request: Request) -> bytes | None:
+    """Return the secret that a request logs in by; None where there is none, empty where it cannot be read."""
+    header = request.headers.get(b"authorization")
+    if header is None:
+        return None
+    scheme, _, text = header.strip().partition(b" ")
+    text = text.strip()
+    if scheme.lower() == b"bearer":
+        return text
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(text, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""
+
+
+def warn_if_open(name: str, address: Address) -> None:
+    """Warn where an address that needs no login is one that others reach."""
+    if isinstance(address, TcpAddress) and not ip_address(address.host).is_loopback:
+        logger.warning(
+            "%s: whoever reaches %s may publish, read and delete; see --http-auth-token-file, or listen on 127.0.0.1",
+            name,
+            address,
+        )
+
+
+def login_of(options: Options, servers: AuthServers) -> Login | None:
+    """Return what the flags ask for, None for no login. Raises: StartupError."""
+    if options.http_auth and not servers.enabled:
+        raise StartupError(f"failed to instantiate {PROGRAM} - --http-auth needs --auth-http-address")
+    if not options.http_auth and not options.http_auth_token_file:
+        return None
+    try:
+        tokens = TokenFile(options.http_auth_token_file) if options.http_auth_token_file else None
+    except TokenFileError as error:
+        raise StartupError(f"failed to instantiate {PROGRAM} - failed to read tokens - {error}") from error
+    return Login(tokens, servers if options.http_auth else None)

@@ -1,0 +1,178 @@
+"""GET /channel/messages; POST /message/cancel, /message/reschedule, /message/deliver_now: single messages.
+
+Source: docs/http.md, "Single messages".
+"""
+
+import base64
+import re
+from typing import Any, Final
+
+from pyqd.api.http_names import topic_and_channel_asked
+from pyqd.api.rights import CONSUME
+from pyqd.broker import amend, peek
+from pyqd.broker.broker import Broker
+from pyqd.broker.replay import TopicGone
+from pyqd.hot.primitives.clock import wall
+from pyqd.hot.primitives.guid import from_hex
+from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.query import Query
+from pyqd.http.router import Handler, Route
+from pyqd.net.giveway import give_way
+from pyqd.primitives.durations import MILLISECOND_NS
+from pyqd.primitives.moments import parse_moment
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 1000
+BODY_BYTES_MAX: Final = 4096
+BODY_FORMS: Final = ("text", "base64", "none")
+
+_NUMBER = re.compile("[0-9]{1,18}", re.ASCII)
+
+
+class MessageRoutes:
+    """The routes that look at single messages and change what becomes of them."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/channel/messages", of_a_topic(self.messages), logged=False, right=CONSUME),
+            Route("POST", "/message/cancel", of_a_topic(self.cancel), right=CONSUME),
+            Route("POST", "/message/reschedule", of_a_topic(self.reschedule), right=CONSUME),
+            Route("POST", "/message/deliver_now", of_a_topic(self.deliver_now), right=CONSUME),
+        ]
+
+    def messages(self, request: Request) -> Response:
+        """Show a page of messages. Switches: yes, where it begins far back."""
+        query = request.query()
+        topic, channel = topic_and_channel_asked(self.broker, query)
+        state = one_of(query, "state", peek.STATES, "INVALID_STATE")
+        form = one_of(query, "body", BODY_FORMS, "INVALID_BODY")
+        limit_text = query.get("limit") or str(LIMIT)
+        if not _NUMBER.fullmatch(limit_text) or not 0 < int(limit_text) <= LIMIT_MAX:
+            raise HttpError(400, "INVALID_LIMIT")
+        cursor = peek.Cursor()
+        after = query.get("after")
+        if after:
+            try:
+                cursor = peek.parse_cursor(after, state) if channel else peek.parse_cursor(after, peek.READY)
+            except ValueError:
+                raise HttpError(400, "INVALID_AFTER") from None
+        body_bytes_max = 0 if form == "none" else BODY_BYTES_MAX
+        if channel is None:
+            page = peek.page_of_topic(topic, state, cursor, int(limit_text), body_bytes_max, give_way)
+        else:
+            page = peek.page_of_channel(topic, channel, state, cursor, int(limit_text), body_bytes_max, give_way)
+        return json_response(
+            {
+                "topic": topic.name,
+                "channel": None if channel is None else channel.name,
+                "state": state,
+                "messages": [shown(row, state, form) for row in page.rows],
+                "next": page.after,
+            }
+        )
+
+    def cancel(self, request: Request) -> Response:
+        """Finish a message unread. Switches: yes."""
+        return self.amended(request, lambda _topic: amend.cancel)
+
+    def reschedule(self, request: Request) -> Response:
+        """Give a message another due time. Switches: yes."""
+        due_ns = self.due_ns(request.query())
+        return self.amended(request, lambda topic: amend.putting_off(topic, due_ns), due=due_ns)
+
+    def deliver_now(self, request: Request) -> Response:
+        """Make a message due. Switches: yes."""
+        now_ns = wall()
+        return self.amended(request, lambda topic: amend.putting_off(topic, now_ns))
+
+    def amended(self, request: Request, change_for: Any, **shown_too: int) -> Response:
+        """Change a message and tell what became of it on each channel."""
+        query = request.query()
+        topic, channel = topic_and_channel_asked(self.broker, query)
+        id_text = query.get("id")
+        if id_text is None:
+            raise HttpError(400, "MISSING_ARG_ID")
+        try:
+            guid = from_hex(id_text.encode())
+        except ValueError:
+            raise HttpError(400, "INVALID_ARG_ID") from None
+        channels = list(topic.channel_of.values()) if channel is None else [channel]
+        outcomes = amend.amend(topic, channels, guid, change_for(topic), give_way)
+        statuses = [outcome.status for outcome in outcomes]
+        if all(status == amend.UNKNOWN for status in statuses):
+            raise HttpError(404, "MESSAGE_NOT_FOUND")
+        answer: dict[str, Any] = {"topic": topic.name, "id": id_text, **shown_too}
+        answer["results"] = [
+            {"channel": outcome.channel, "status": outcome.status, **({"was": outcome.was} if outcome.was else {})}
+            for outcome in outcomes
+        ]
+        if amend.FAILED in statuses:
+            return json_response({"message": "INTERNAL_ERROR", **answer}, 500)
+        return json_response(answer)
+
+    def due_ns(self, query: Query) -> int:
+        """Return the moment that `defer` or `due` stands for; never one before now."""
+        now_ns = wall()
+        defer, due = query.get("defer"), query.get("due")
+        if defer is None and due is None:
+            raise HttpError(400, "MISSING_ARG_DUE")
+        due_ns = 0
+        if defer is not None:
+            if due is not None or not _NUMBER.fullmatch(defer):
+                raise HttpError(400, "INVALID_DEFER" if due is None else "INVALID_DUE")
+            due_ns = now_ns + int(defer) * MILLISECOND_NS
+        elif due is not None:
+            try:
+                due_ns = int(due) * MILLISECOND_NS if _NUMBER.fullmatch(due) else parse_moment(due, now_ns)
+            except ValueError:
+                raise HttpError(400, "INVALID_DUE") from None
+        if due_ns > now_ns + self.broker.options.defer_ns_max():
+            raise HttpError(400, "INVALID_DUE" if defer is None else "INVALID_DEFER")
+        return max(due_ns, now_ns)
+
+
+def shown(row: peek.Row, state: str, form: str) -> dict[str, Any]:
+    """Return what is shown of a message."""
+    found: dict[str, Any] = {
+        "id": f"{row.guid:016x}",
+        "state": state,
+        "timestamp": row.timestamp_ns,
+        "attempts": row.attempts,
+        "size": row.size_bytes,
+        "position": row.position,
+    }
+    if state == peek.IN_FLIGHT:
+        client = None if row.consumer is None else row.consumer.stats()
+        found["client"] = client and {key: client[key] for key in ("client_id", "hostname", "remote_address")}
+        found["delivered"] = row.delivered_ns
+        found["deadline"] = row.deadline_ns
+    else:
+        found["due"] = row.due_ns or None
+    if form != "none":
+        found["body"] = base64.b64encode(row.body).decode() if form == "base64" else row.body.decode(errors="replace")
+        found["truncated"] = len(row.body) < row.size_bytes
+    return found
+
+
+def one_of(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
+    """Return a parameter that is one of these values, the first where it is missing."""
+    value = query.get(name) or values[0]
+    if value not in values:
+        raise HttpError(400, code)
+    return value
+
+
+def of_a_topic(handler: Handler) -> Handler:
+    """Return a handler that answers for a topic or channel that was deleted meanwhile."""
+
+    def answer(request: Request) -> Response:
+        try:
+            return handler(request)
+        except TopicGone:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    return answer

@@ -1,0 +1,252 @@
+"""POST /pub and /mpub.
+
+The order of the checks is part of the interface: a request with two faults is refused for the same one everywhere.
+
+Source: spec of the HTTP API, "Publishing".
+"""
+
+import logging
+import re
+import struct
+from collections.abc import Callable
+
+from gevent.event import Event
+
+from pyqd.api.http_names import topic_name
+from pyqd.api.rights import PUBLISH
+from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
+from pyqd.config.options import Options
+from pyqd.hot.broker.intake import enqueue_frames, must_queue
+from pyqd.hot.http.front import PlainPublisher
+from pyqd.hot.primitives.clock import wall
+from pyqd.hot.primitives.guid import stepped, to_hex
+from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
+from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
+from pyqd.http.query import Query
+from pyqd.http.router import Route
+from pyqd.net.giveway import give_way
+from pyqd.primitives.durations import MILLISECOND_NS
+from pyqd.primitives.errors import StorageError
+from pyqd.primitives.moments import parse_moment
+
+SIZE_BYTES = 4
+ID_HEADER = "X-NSQ-Message-Id"
+COUNT_HEADER = "X-NSQ-Message-Count"
+# The least that a message takes in a binary body: its size and one byte.
+MESSAGE_BYTES_MIN = SIZE_BYTES + 1
+# Of a body, taken apart at once; in lines of a byte it takes half a millisecond.
+PIECE_BYTES = 128 << 10
+
+_int32 = struct.Struct(">i")
+_UNIX_MS = re.compile("[0-9]{1,30}")
+_DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
+
+logger = logging.getLogger(__name__)
+
+
+def plain_publisher(broker: Broker) -> PlainPublisher:
+    """Return what takes the plain publishes of an HTTP server: those that need storing and no more."""
+
+    def find_topic(name: bytes) -> Topic | None:
+        topic = broker.topic_of.get(name.decode("ascii"))
+        waits = broker.options.sync_every == 1 and topic is not None and not topic.ephemeral
+        return None if waits else topic
+
+    options = broker.options
+    return PlainPublisher(options.max_msg_size, options.max_body_size, count_max(options), find_topic)
+
+
+def count_max(options: Options) -> int:
+    """Return how many messages a binary body may have."""
+    return (options.max_body_size - SIZE_BYTES) // MESSAGE_BYTES_MIN
+
+
+class PublishRoutes:
+    """The routes that accept messages."""
+
+    def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None] | None = None) -> None:
+        self.broker = broker
+        self.wait_durable = wait_durable
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH),
+            Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH),
+        ]
+
+    def msg_size_max(self) -> int:
+        """Return the largest message."""
+        return self.broker.options.max_msg_size
+
+    def body_size_max(self) -> int:
+        """Return the largest body of many messages."""
+        return self.broker.options.max_body_size
+
+    def pub(self, request: Request) -> Response:
+        """Accept the body as one message, perhaps deferred."""
+        if request.body_too_big:
+            raise HttpError(413, "MSG_TOO_BIG")
+        if not request.body:
+            raise HttpError(400, "MSG_EMPTY")
+        query = request.query()
+        topic = self.topic(query)
+        now_ns = wall()
+        due_ns = self.due_asked(query, now_ns)
+        try:
+            if topic.busy:
+                guid = self.store_queued(topic, one_frame(request.body), now_ns, due_ns)
+            else:
+                guid = topic.publish_body(request.body, now_ns, due_ns)
+            self.make_durable(topic)
+        except StorageError as error:
+            raise self.refused(error) from error
+        return published(guid)
+
+    def mpub(self, request: Request) -> Response:
+        """Accept the messages in the body, all or none, perhaps deferred."""
+        if request.content_length > self.body_size_max():
+            raise HttpError(413, "BODY_TOO_BIG")
+        query = request.query()
+        topic = self.topic(query)
+        now_ns = wall()
+        due_ns = self.due_asked(query, now_ns)
+        options = self.broker.options
+        if is_binary(query.get("binary")):
+            frames = binary_frames(request, options.max_msg_size, count_max(options))
+        else:
+            frames = line_frames(request, options.max_msg_size)
+        if frames.count == 0:
+            return text_response("OK")
+        try:
+            if must_queue(topic, frames):
+                guid = self.store_queued(topic, frames, now_ns, due_ns)
+            else:
+                guid = topic.publish_frames(frames, now_ns, due_ns)
+            self.make_durable(topic)
+        except StorageError as error:
+            raise self.refused(error) from error
+        return published(guid, frames.count)
+
+    def store_queued(self, topic: Topic, frames: Frames, now_ns: int, due_ns: int) -> int:
+        """Store messages in turns of the loop, after those that are queued. Returns: the first one's id.
+
+        Raises: StorageError, HttpError if the topic is deleted meanwhile. Switches: yes.
+        """
+        queued = enqueue_frames(topic, frames, now_ns, due_ns)
+        finished = Event()
+        queued.on_done = finished.set
+        try:
+            finished.wait()
+        finally:
+            queued.cancel()
+        if queued.error is not None:
+            raise queued.error
+        if not queued.stored:
+            raise HttpError(503, "EXITING")
+        return stepped(queued.last_id, 1 - frames.count)
+
+    def make_durable(self, topic: Topic) -> None:
+        """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
+        if self.wait_durable is not None and self.broker.options.sync_every == 1 and not topic.ephemeral:
+            self.wait_durable([topic])
+
+    def topic(self, query: Query) -> Topic:
+        """Return the topic asked for, made if it is missing."""
+        name = topic_name(query)
+        try:
+            topic = self.broker.topic(name)
+        except StorageError as error:
+            logger.error("TOPIC(%s): not created - %s", name, error)
+            raise HttpError(503, "EXITING") from error
+        if topic.exiting:
+            raise HttpError(503, "EXITING")
+        return topic
+
+    def due_asked(self, query: Query, now_ns: int) -> int:
+        """Return the moment at which what is published is due; 0 for at once."""
+        defer_text = query.get("defer")
+        due_text = query.get("due")
+        due_ns = 0
+        if defer_text is not None:
+            defer_ns = self.defer_ns(defer_text)
+            due_ns = now_ns + defer_ns if defer_ns else 0
+        if due_text is not None:
+            if defer_text is not None:
+                raise HttpError(400, "INVALID_DUE")
+            due_ns = self.due_ns(due_text, now_ns)
+        return due_ns
+
+    def defer_ns(self, text: str) -> int:
+        """Return a delay, given in milliseconds."""
+        if not _DEFER_MS.fullmatch(text):
+            raise HttpError(400, "INVALID_DEFER")
+        defer_ns = int(text) * MILLISECOND_NS
+        if not 0 <= defer_ns <= self.broker.options.defer_ns_max():
+            raise HttpError(400, "INVALID_DEFER")
+        return defer_ns
+
+    def due_ns(self, text: str, now_ns: int) -> int:
+        """Return a moment, given in Unix milliseconds or as RFC 3339; 0 for one that has passed."""
+        try:
+            due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_moment(text, now_ns)
+        except ValueError as error:
+            raise HttpError(400, "INVALID_DUE") from error
+        if due_ns > now_ns + self.broker.options.defer_ns_max():
+            raise HttpError(400, "INVALID_DUE")
+        return due_ns if due_ns > now_ns else 0
+
+    def refused(self, error: StorageError) -> HttpError:
+        """Note that a message could not be accepted. Returns: what the client is told."""
+        self.broker.note_failed_write(error)
+        return HttpError(503, "EXITING")
+
+
+def one_frame(body: bytes) -> Frames:
+    """Return a body as one framed message."""
+    return Frames(_int32.pack(len(body)) + body, 0, 1, (len(body) + 7) // 8)
+
+
+def published(guid: int, count: int | None = None) -> Response:
+    """Return the answer that names what was accepted: a message, or the first of `count`."""
+    headers: tuple[tuple[str, str], ...] = ((ID_HEADER, to_hex(guid).decode("ascii")),)
+    if count is not None:
+        headers += ((COUNT_HEADER, str(count)),)
+    return Response(200, b"OK", TEXT, headers)
+
+
+def is_binary(value: str | None) -> bool:
+    """Return whether the body is in the binary form. A value that is neither is taken as yes."""
+    if value is None or value in ("false", "0"):
+        return False
+    if value not in ("true", "1"):
+        logger.warning("deprecated value used for /mpub binary param: %s", value)
+    return True
+
+
+def line_frames(request: Request, msg_size_max: int) -> Frames:
+    """Return the lines of the body without the empty ones. Switches: where there are many."""
+    framer = LineFramer(request.body, msg_size_max)
+    while not framer.step(PIECE_BYTES):
+        give_way()
+    if not framer.failed and not request.body_too_big:
+        return framer.frames
+    # The last line of a body that was cut off may be any length.
+    is_too_long = framer.failed and not (framer.cut and request.body_too_big)
+    raise HttpError(413, "MSG_TOO_BIG" if is_too_long else "BODY_TOO_BIG")
+
+
+def binary_frames(request: Request, msg_size_max: int, batch_count_max: int) -> Frames:
+    """Return the messages of a body of a count, then each one's size and bytes; what follows them is ignored.
+
+    Switches: where there are many.
+    """
+    framer = BinaryFramer(request.body, msg_size_max, batch_count_max)
+    while not framer.step(PIECE_BYTES):
+        give_way()
+    if not framer.failed:
+        return framer.frames
+    if not framer.counts:
+        raise HttpError(413, "BAD_BODY")
+    raise HttpError(413, "BODY_TOO_BIG" if framer.cut and request.body_too_big else "BAD_MESSAGE")

@@ -1,0 +1,173 @@
+"""GET /topic/positions and /topic/log, POST /channel/seek: a topic is read again. POST /topic/create, /channel/create.
+
+The order of the checks is that of all routes below /topic and /channel: names first, then whether they exist, then what
+is asked of them.
+
+Source: docs/http.md; spec of the HTTP API, "Topic and channel administration".
+"""
+
+import logging
+import re
+
+from pyqd.api.http_names import channel_asked, topic_and_channel_name, topic_asked, topic_name
+from pyqd.api.rights import ADMIN, CONSUME
+from pyqd.broker import replay
+from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
+from pyqd.hot.primitives.clock import wall
+from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.query import Query
+from pyqd.http.router import Handler, Route
+from pyqd.net.giveway import give_way
+from pyqd.primitives.errors import StorageError
+from pyqd.primitives.moments import parse_moment
+
+RANGE_BYTES = 1 << 20
+RANGE_BYTES_MAX = 4 << 20
+OCTETS = "application/octet-stream"
+
+_COUNT = re.compile("[0-9]{1,18}", re.ASCII)
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayRoutes:
+    """The routes that read a topic by position and move channels, and those that make topics and channels."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/topic/positions", refusing(self.positions), right=CONSUME),
+            Route("GET", "/topic/log", refusing(self.log), logged=False, right=CONSUME),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
+            Route("POST", "/channel/create", refusing(self.create_channel), right=ADMIN),
+            Route("POST", "/channel/seek", refusing(self.seek), right=CONSUME),
+        ]
+
+    def positions(self, request: Request) -> Response:
+        """Tell what can be read of a topic, and the position at a time. Switches: yes."""
+        query = request.query()
+        topic = topic_asked(self.broker, query)
+        time_text = query.get("time")
+        place = None
+        if time_text is not None:
+            try:
+                place = replay.Place(time_ns=parse_moment(time_text, wall()))
+            except ValueError:
+                raise HttpError(400, "INVALID_TIME") from None
+        return json_response(replay.positions(topic, place, give_way))
+
+    def log(self, request: Request) -> Response:
+        """Return records of a topic as they lie in its log. Switches: yes, in large answers."""
+        query = request.query()
+        topic = topic_asked(self.broker, query)
+        place = place_of(query, "from", "INVALID_FROM", replay.EARLIEST)
+        stop = replay.POSITION_MAX
+        stop_text = query.get("to")
+        if stop_text is not None:
+            try:
+                stop = replay.parse_position(stop_text)
+            except ValueError:
+                raise HttpError(400, "INVALID_TO") from None
+        bytes_max = RANGE_BYTES
+        bytes_text = query.get("max_bytes")
+        if bytes_text is not None:
+            if not _COUNT.fullmatch(bytes_text) or int(bytes_text) == 0:
+                raise HttpError(400, "INVALID_MAX_BYTES")
+            bytes_max = min(int(bytes_text), RANGE_BYTES_MAX)
+        found = replay.read_range(topic, place, stop, bytes_max, give_way)
+        headers = (
+            ("X-Pyqd-Format", str(replay.FORMAT)),
+            ("X-Pyqd-Node", self.broker.node_name),
+            ("X-Pyqd-Created", str(topic.created_ns)),
+            ("X-Pyqd-From", str(found.first)),
+            ("X-Pyqd-Next", str(found.next)),
+            ("X-Pyqd-End", str(found.end)),
+            ("X-Pyqd-Count", str(found.records)),
+        )
+        return Response(200, found.data, OCTETS, headers)
+
+    def create_topic(self, request: Request) -> Response:
+        """Make a topic, if it is missing."""
+        name = topic_name(request.query())
+        try:
+            self.broker.topic(name)
+        except StorageError as error:
+            raise self.failed(error) from error
+        return Response(200)
+
+    def create_channel(self, request: Request) -> Response:
+        """Make a channel, if it is missing; beginning at a place of the log where one is given. Switches: yes."""
+        query = request.query()
+        topic, name = topic_and_channel_name(self.broker, query)
+        place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
+        if place is not None and name not in topic.channel_of:
+            # Before there is a channel: it is not made where the place is refused.
+            replay.find(topic, place, give_way)
+        if topic.exiting:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        created = name not in topic.channel_of
+        try:
+            channel = topic.channel(name)
+            if place is None:
+                return Response(200)
+            if not created:
+                return json_response({"topic": topic.name, "channel": name, "created": False})
+            moved = replay.move(topic, channel, place, give_way)
+        except StorageError as error:
+            raise self.failed(error) from error
+        shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
+        return json_response({**shown, "created": True})
+
+    def seek(self, request: Request) -> Response:
+        """Move a channel, or tell what that would do. Switches: yes."""
+        query = request.query()
+        channel = channel_asked(self.broker, query)
+        if query.get("to") is None:
+            raise HttpError(400, "MISSING_ARG_TO")
+        place = place_of(query, "to", "INVALID_TO")
+        dry_run = query.get("dry_run")
+        if dry_run not in (None, "true", "1", "false", "0"):
+            raise HttpError(400, "INVALID_DRY_RUN")
+        return json_response(self.moved(channel, place, dry_run in ("true", "1")))
+
+    def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
+        """Move a channel unless it is a dry run. Returns: what that means."""
+        try:
+            if dry_run:
+                return {**replay.preview(channel.topic, channel, place, give_way), "dry_run": True}
+            return {**replay.move(channel.topic, channel, place, give_way), "dry_run": False}
+        except StorageError as error:
+            raise self.failed(error) from error
+
+    def failed(self, error: StorageError) -> HttpError:
+        """Note what the disk refused. Returns: what the client is told."""
+        logger.error("HTTP: %s", error)
+        return HttpError(500, "INTERNAL_ERROR")
+
+
+def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:
+    """Return the place in the log that a parameter stands for."""
+    try:
+        return replay.parse_place(query.get(name) or default, wall())
+    except ValueError:
+        raise HttpError(400, code) from None
+
+
+def refusing(handler: Handler) -> Handler:
+    """Return a handler that answers for places that are not there."""
+
+    def answer(request: Request) -> Response:
+        try:
+            return handler(request)
+        except replay.TopicGone:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+        except replay.PositionGone as error:
+            return json_response({"message": "POSITION_GONE", "earliest": error.earliest}, 410)
+        except replay.PositionBeyondEnd as error:
+            return json_response({"message": "POSITION_BEYOND_END", "next": error.next}, 400)
+
+    return answer

@@ -1,0 +1,55 @@
+"""The table of the daemon's routes. Source: spec of the HTTP API, "Endpoint summary"."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyqd.api.admin import AdminRoutes
+from pyqd.api.config import ConfigRoutes
+from pyqd.api.debug import DebugRoutes
+from pyqd.api.limits import LimitRoutes
+from pyqd.api.messages import MessageRoutes
+from pyqd.api.metrics import MetricsRoutes
+from pyqd.api.publish import PublishRoutes
+from pyqd.api.replay import ReplayRoutes
+from pyqd.api.status import StatusRoutes
+from pyqd.api.topics import TopicRoutes
+from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
+from pyqd.config.live_options import LiveOptions
+from pyqd.http.router import Route
+from pyqd.metrics.identity import Identity
+from pyqd.metrics.prometheus import Metrics
+from pyqd.metrics.statsd import full_prefix
+
+
+def daemon_routes(
+    broker: Broker,
+    identity: Identity,
+    wait_durable: Callable[[list[Topic]], None] | None = None,
+    metrics: Metrics | None = None,
+    live: LiveOptions | None = None,
+    debug: DebugRoutes | None = None,
+) -> list[Route]:
+    """Return all routes of the daemon.
+
+    wait_durable: for publishes with --sync-every=1; none is waited for without. metrics: of the broker, for /metrics.
+    live: the options, and who is told of their change; the broker alone without. debug: what the process is doing.
+    """
+    options = broker.options
+    resolved: dict[str, Callable[[], Any]] = {
+        "statsd_prefix": lambda: full_prefix(options, identity),
+        "broadcast_tcp_port": lambda: options.broadcast_tcp_port or identity.tcp_port,
+        "broadcast_http_port": lambda: options.broadcast_http_port or identity.http_port,
+    }
+    return [
+        *StatusRoutes(broker, identity).routes(),
+        *PublishRoutes(broker, wait_durable).routes(),
+        *ReplayRoutes(broker).routes(),
+        *MessageRoutes(broker).routes(),
+        *TopicRoutes(broker).routes(),
+        *AdminRoutes(broker).routes(),
+        *LimitRoutes(broker).routes(),
+        *MetricsRoutes(metrics or Metrics(broker)).routes(),
+        *ConfigRoutes(live or LiveOptions(broker), resolved).routes(),
+        *(debug or DebugRoutes()).routes(),
+    ]

@@ -1,0 +1,161 @@
+"""GET /ping, /info and /stats. Source: spec of the HTTP API, "/ping and /info", "GET /stats"."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from pyqd.api.rights import OPEN, STATUS
+from pyqd.api.stats_text import stats_text
+from pyqd.broker.broker import Broker
+from pyqd.broker.stats import (
+    CHANNELS_PER_PAUSE,
+    Selection,
+    StatsDict,
+    head_stats,
+    shown_producers,
+    topic_stats,
+    topics_shown,
+)
+from pyqd.broker.topic import Topic
+from pyqd.http.messages import JSON, Request, Response, json_response, text_response, to_json
+from pyqd.http.query import Query
+from pyqd.http.router import Route
+from pyqd.metrics.identity import Identity
+from pyqd.net.giveway import give_way
+from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.primitives.memory import memory_stats
+
+SECOND_NS = 1_000_000_000
+DAMAGE_HEADER = "X-Pyqd-Damage"
+
+
+class StatusRoutes:
+    """The routes that tell of the daemon."""
+
+    def __init__(self, broker: Broker, identity: Identity) -> None:
+        self.broker = broker
+        self.identity = identity
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/ping", self.ping, versioned=False, right=OPEN),
+            Route("GET", "/info", self.info, right=STATUS),
+            Route("GET", "/stats", self.stats, right=STATUS),
+        ]
+
+    def ping(self, _request: Request) -> Response:
+        """Say whether the last write succeeded; and in a header how much was found damaged, which is no failure."""
+        health = self.broker.health()
+        response = text_response(health, 200 if health == "OK" else 500)
+        damage_count = self.broker.damage.found_count
+        if damage_count:
+            response.headers = ((DAMAGE_HEADER, str(damage_count)),)
+        return response
+
+    def info(self, _request: Request) -> Response:
+        """Say who and where the daemon is, and what clients may ask for."""
+        options = self.broker.options
+        identity = self.identity
+        return json_response(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": identity.hostname,
+                "http_port": identity.http_port,
+                "tcp_port": identity.tcp_port,
+                "start_time": identity.start_ns // SECOND_NS,
+                "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+                "max_deflate_level": options.max_deflate_level,
+                "topology_zone": options.topology_zone,
+                "topology_region": options.topology_region,
+            }
+        )
+
+    def stats(self, request: Request) -> Response:
+        """Return the counters as JSON, or as text for people. Switches: yes."""
+        query = request.query()
+        selection = selection_of(query)
+        topics = self.topics(selection)
+        head = head_stats(self.broker, self.identity.start_ns // SECOND_NS)
+        memory = memory_stats() if selection.include_mem else None
+        producers = None
+        if selection.include_clients and topics is not None:
+            producers = shown_producers(self.identity.producers(), selection)
+        if query.get("format") == "json":
+            return Response(200, stats_json(head, topics, memory, producers), JSON)
+        uptime_ns = time.time_ns() - self.identity.start_ns
+        return text_response(stats_text(head, uptime_ns, topics or [], memory, producers or []))
+
+    def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
+        """Return what the topics say; None where the one asked for does not exist."""
+        topics = topics_shown(self.broker, selection)
+        return None if topics is None else walked(topics, selection)
+
+
+def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
+    """Yield what topics say, each at a moment of its own. Switches: yes.
+
+    Whoever keeps all of it has the garbage collector walk over it, again and again, and hold the loop.
+    """
+    channel_count = 0
+    for topic in topics:
+        if topic.exiting:
+            continue
+        stats = topic_stats(topic, selection, give_way)
+        if stats is not None:
+            yield stats
+        channel_count += 1 + len(topic.channel_of)
+        if channel_count >= CHANNELS_PER_PAUSE:
+            channel_count = 0
+            give_way()
+
+
+def selection_of(query: Query) -> Selection:
+    """Return what a query asks for."""
+    return Selection(
+        topic=query.get("topic") or "",
+        channel=query.get("channel") or "",
+        include_clients=query.flag("include_clients"),
+        include_mem=query.flag("include_mem"),
+    )
+
+
+def stats_json(
+    head: StatsDict,
+    topics: Iterable[StatsDict] | None,
+    memory: dict[str, int] | None,
+    producers: list[StatsDict] | None,
+) -> bytes:
+    """Return the JSON of all, made in pieces. Switches: yes."""
+    parts = [to_json(head)[:-1], b',"topics":']
+    if topics is None:
+        parts.append(b"null")
+    else:
+        parts.append(b"[")
+        for topic in topics:
+            parts += topic_json(topic)
+            parts.append(b",")
+        # Behind the last one there is none.
+        parts[-1] = b"]" if parts[-1] == b"," else b"[]"
+    if memory is not None:
+        parts += [b',"memory":', to_json(memory)]
+    parts += [b',"producers":', to_json(producers), b"}"]
+    return b"".join(parts)
+
+
+def topic_json(topic: StatsDict) -> Iterator[bytes]:
+    """Yield the JSON of a topic in parts. Switches: where it has many channels."""
+    channels = topic["channels"]
+    if len(channels) <= CHANNELS_PER_PAUSE:
+        yield to_json(topic)
+        return
+    before, after = to_json({**topic, "channels": []}).split(b'"channels":[]', 1)
+    yield before + b'"channels":['
+    for start in range(0, len(channels), CHANNELS_PER_PAUSE):
+        if start:
+            give_way()
+            yield b","
+        yield to_json(channels[start : start + CHANNELS_PER_PAUSE])[1:-1]
+    yield b"]" + after

@@ -1,0 +1,120 @@
+"""GET and POST /topic/retention, /topic/quota: what one topic keeps and may take, changed while it runs.
+
+Source: docs/space.md.
+"""
+
+import logging
+import re
+
+from pyqd.api.http_names import topic_asked
+from pyqd.api.rights import ADMIN, STATUS
+from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
+from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.query import Query
+from pyqd.http.router import Route
+from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
+
+FLAG = "default"
+
+_BYTES = re.compile("[0-9]{1,18}", re.ASCII)
+
+logger = logging.getLogger(__name__)
+
+
+class TopicRoutes:
+    """The routes to a topic's limits."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/topic/retention", self.retention, right=STATUS),
+            Route("POST", "/topic/retention", self.set_retention, right=ADMIN),
+            Route("GET", "/topic/quota", self.quota, right=STATUS),
+            Route("POST", "/topic/quota", self.set_quota, right=ADMIN),
+        ]
+
+    def retention(self, request: Request) -> Response:
+        """Tell what finished messages a topic keeps."""
+        return retention_of(topic_asked(self.broker, request.query()))
+
+    def set_retention(self, request: Request) -> Response:
+        """Change what finished messages a topic keeps, from now on and over restarts."""
+        query = request.query()
+        topic = topic_asked(self.broker, query)
+        limits: dict[str, int | None] = {}
+        if query.get("bytes") is not None:
+            limits["retention_bytes"] = bytes_of(query, "INVALID_BYTES")
+        if query.get("time") is not None:
+            limits["retention_time_ns"] = time_of(query)
+        if not limits:
+            raise HttpError(400, "MISSING_ARG_BYTES")
+        topic.space.set_own(**limits)
+        logger.info("TOPIC(%s): keeps %d bytes, %d ns", topic.name, topic.retention_bytes, topic.retention_time_ns)
+        return retention_of(topic)
+
+    def quota(self, request: Request) -> Response:
+        """Tell what a topic may take of the disk, and what it takes."""
+        return quota_of(topic_asked(self.broker, request.query()))
+
+    def set_quota(self, request: Request) -> Response:
+        """Change what a topic may take of the disk, from now on and over restarts."""
+        query = request.query()
+        topic = topic_asked(self.broker, query)
+        if query.get("bytes") is None:
+            raise HttpError(400, "MISSING_ARG_BYTES")
+        topic.space.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
+        logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.space.bytes_max)
+        return quota_of(topic)
+
+
+def bytes_of(query: Query, code: str) -> int | None:
+    """Return the parameter `bytes`; None for the daemon's flag."""
+    text = query.get("bytes") or ""
+    if text == FLAG:
+        return None
+    if not _BYTES.fullmatch(text):
+        raise HttpError(400, code)
+    return int(text)
+
+
+def time_of(query: Query) -> int | None:
+    """Return the parameter `time`, a duration, in nanoseconds; None for the daemon's flag."""
+    text = query.get("time") or ""
+    if text == FLAG:
+        return None
+    try:
+        time_ns = parse_duration(text)
+    except ValueError:
+        raise HttpError(400, "INVALID_TIME") from None
+    if not 0 <= time_ns < INT64_MAX:
+        raise HttpError(400, "INVALID_TIME")
+    return time_ns
+
+
+def retention_of(topic: Topic) -> Response:
+    own_bytes, own_time_ns, _ = topic.own_limits
+    return json_response(
+        {
+            "topic": topic.name,
+            "bytes": topic.retention_bytes,
+            "time": format_duration(topic.retention_time_ns),
+            "own_bytes": own_bytes,
+            "own_time": None if own_time_ns is None else format_duration(own_time_ns),
+        }
+    )
+
+
+def quota_of(topic: Topic) -> Response:
+    return json_response(
+        {
+            "topic": topic.name,
+            "bytes": topic.space.bytes_max,
+            "own_bytes": topic.own_limits[2],
+            "used": topic.space.bytes_used(),
+            "refused": topic.space.refusal,
+        }
+    )

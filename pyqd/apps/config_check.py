@@ -1,0 +1,115 @@
+"""`pyqd --check-config`: what the flags and the configuration file ask for, tried as far as that changes nothing.
+
+What is printed is a configuration file: with it, and without flags, the same is in force.
+"""
+
+import errno
+import os
+import shlex
+import stat
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyqd.api.login import login_of
+from pyqd.config.configfile import shown
+from pyqd.config.options import FLAGS, PROGRAM, Options, Settings
+from pyqd.net.listener import ListeningAddresses
+from pyqd.net.tls import TlsServer
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.goflags import Flag
+from pyqd.tcp.authd import AuthServers
+
+SHOWN_COLUMNS = 60
+
+
+def check_config(settings: Settings) -> int:
+    """Print what is in force on stdout, or what is wrong, a line each, on stderr. Returns: the exit code, 0 or 1."""
+    for notice in settings.notices:
+        print(f"warning: {notice}", file=sys.stderr)
+    options = settings.options_without_doubtful()
+    problems = list(settings.problems)
+    problems += [failed(check, options) for check, flags in CHECKS.items() if not settings.doubtful.intersection(flags)]
+    problems = [problem for problem in problems if problem]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        return 1
+    print(effective(settings), end="")
+    return 0
+
+
+def effective(settings: Settings) -> str:
+    """Return what is in force as a configuration file, each value with where it comes from."""
+    options = settings.options()
+    lines: list[str] = []
+    group = ""
+    for flag in FLAGS:
+        if flag.config_key is None:
+            continue
+        if flag.group != group:
+            group = flag.group
+            lines += ["", f"# {group}"] if lines else [f"# {group}"]
+        setting = f"{flag.config_key} = {shown(flag, getattr(options, flag.attribute))}"
+        lines.append(f"{setting:<{SHOWN_COLUMNS}}  # {origin(settings, flag)}")
+    return "\n".join(lines) + "\n"
+
+
+def origin(settings: Settings, flag: Flag) -> str:
+    """Return where a flag's value comes from."""
+    if flag.name in settings.in_file:
+        assert settings.file is not None
+        return settings.file.where(flag)
+    return "command line" if flag.name in settings.values else "default"
+
+
+def check_addresses(options: Options) -> None:
+    """Raise StartupError for an address that is none; without a certificate nothing listens for HTTPS."""
+    ListeningAddresses(options, https=bool(options.tls_cert))
+
+
+def check_data_path(options: Options) -> None:
+    """Raise StartupError if the data path is no directory, or none that this process may read and write."""
+    path = os.path.abspath(options.data_path or os.curdir)
+    remedy = "--data-path names another"
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            problem = f"cannot be reached: {(error.strerror or str(error)).lower()}"
+        else:
+            problem = f"does not exist; mkdir -p {shlex.quote(path)} makes it"
+    else:
+        if not stat.S_ISDIR(found.st_mode):
+            problem = "is not a directory"
+        elif os.statvfs(path).f_flag & os.ST_RDONLY:
+            problem = "lies in a file system that is mounted read-only"
+        elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            problem = f"may not be read and written by this process, of user id {os.geteuid()}"
+        else:
+            return
+    raise StartupError(f"failed to instantiate {PROGRAM} - data path {path} {problem}; {remedy}")
+
+
+def check_login(options: Options) -> None:
+    """Raise StartupError where logins could not be decided about."""
+    login_of(options, AuthServers(options))
+
+
+TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tls-"))
+# Each check with the flags it depends on: it says nothing where one of them has a value that is in doubt.
+CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
+    check_data_path: ("data-path",),
+    TlsServer: TLS_FLAGS,
+    check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
+    check_addresses: ("tcp-address", "http-address", "https-address", "tls-cert"),
+}
+
+
+def failed(check: Callable[[Options], Any], options: Options) -> str:
+    """Return why a check fails; empty where it does not."""
+    try:
+        check(options)
+    except StartupError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,1 @@
+"""Table of flags, the configuration file, and the options that change while the daemon runs."""

@@ -1,0 +1,95 @@
+"""The options that can be changed while the daemon runs: by whom they are read, and how a value is written.
+
+A change lasts until the process ends; the command line counts again at the next start.
+
+Source: spec of the HTTP API, "/config/:opt".
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pyqd.config.options import FLAGS, Options
+from pyqd.primitives.durations import parse_duration, parse_int
+from pyqd.primitives.goflags import Flag
+from pyqd.primitives.loglines import parse_level, set_level
+
+
+def text_of(body: bytes) -> str:
+    """Return the text of a body. Raises: ValueError."""
+    return body.decode()
+
+
+def addresses_of(body: bytes) -> tuple[str, ...] | None:
+    """Return the strings of a JSON array; None for null. Raises: ValueError."""
+    found = json.loads(body)
+    if found is None:
+        return None
+    # null leaves an element as it is, which is empty.
+    if not isinstance(found, list) or not all(item is None or isinstance(item, str) for item in found):
+        raise ValueError("not an array of strings")
+    return tuple(item or "" for item in found)
+
+
+def duration_of(body: bytes) -> int:
+    """Return a duration in nanoseconds, written as for a flag or as the number that is shown. Raises: ValueError."""
+    text = text_of(body)
+    return int(text) if text.isascii() and text.isdigit() else parse_duration(text)
+
+
+def count_of(body: bytes) -> int:
+    """Return a number, written as for a flag. Raises: ValueError."""
+    return parse_int(text_of(body))
+
+
+# By key. nsqd has the first two.
+PARSE_OF: dict[str, Callable[[bytes], Any]] = {
+    "nsqlookupd_tcp_addresses": addresses_of,
+    "log_level": lambda body: parse_level(text_of(body)),
+    "max_channel_consumers": count_of,
+    "max_channels_per_topic": count_of,
+    "max_connections": count_of,
+    "max_connections_per_address": count_of,
+    "max_http_connections": count_of,
+    "max_topics": count_of,
+    "max_topic_bytes": count_of,
+    "min_free_bytes": count_of,
+    "retention_bytes": count_of,
+    "retention_time": duration_of,
+    "sync_timeout": duration_of,
+}
+
+FLAG_OF: dict[str, Flag] = {flag.config_key: flag for flag in FLAGS if flag.config_key is not None}
+
+
+class OptionsOwner(Protocol):
+    """The object that reads the options while it runs: the broker."""
+
+    options: Options
+
+    def change_options(self, options: Options) -> None:
+        """Use other options from now on."""
+
+
+class LiveOptions:
+    """The options of a running broker. listeners: called with them all after each change."""
+
+    def __init__(self, broker: OptionsOwner) -> None:
+        self.broker = broker
+        self.listeners: list[Callable[[Options], None]] = [broker.change_options]
+
+    def value_of(self, key: str) -> Any:
+        """Return an option's value. Raises: KeyError for a key that no option has."""
+        return getattr(self.broker.options, FLAG_OF[key].attribute)
+
+    def change(self, key: str, body: bytes) -> None:
+        """Change an option. Raises: KeyError for one that cannot be changed, ValueError for a value that cannot be."""
+        parse = PARSE_OF[key]
+        flag = FLAG_OF[key]
+        value = parse(body)
+        flag.check(value)
+        options = dataclasses.replace(self.broker.options, **{flag.attribute: value})
+        set_level(options.log_level)
+        for listener in self.listeners:
+            listener(options)

@@ -1,0 +1,598 @@
+"""The daemon's options: one table of flags with their defaults, ranges and meanings, and the class they fill.
+
+Names, defaults and meanings are those of nsqd 1.3; each flag is declared here once, when it works. Durations are held
+in nanoseconds (`_ns`), sizes in bytes. The value of an option is that of its flag where the command line gives it, else
+that of its key in the configuration file, else its default.
+"""
+
+import dataclasses
+import hashlib
+import ipaddress
+import os
+import platform
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pyqd import __version__
+from pyqd.config.configfile import ConfigFile, read_config, unknown_keys, values_of
+from pyqd.config.percentiles import PERCENTILES, Percentiles
+from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags, parse_or_exit
+from pyqd.primitives.goquote import go_quote_str
+from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_format, parse_level
+
+PROGRAM: Final = "pyqd"
+SYNOPSIS: Final = """\
+pyqd [flags]                                the daemon; its flags are below
+pyqd --check-config [flags]                 says what would be in force, or what is wrong; starts nothing
+pyqd --help                                 this text
+pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
+pyqd export [--from DATA_DIR] DIR           write what a stopped pyqd holds as a data directory of nsqd
+pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
+"""
+NODE_ID_COUNT: Final = 1024
+PORT_MAX: Final = 65535
+DEFAULT_TCP_PORT: Final = 4150
+# A due time, which is this much after now at most, is an int64.
+DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
+
+TLS_NOT_REQUIRED: Final = 0
+TLS_REQUIRED_EXCEPT_HTTP: Final = 1
+TLS_REQUIRED: Final = 2
+# By their number in the protocol.
+TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
+
+
+def parse_tls_required(text: str) -> int:
+    """Return one of the TLS_REQUIRED numbers for what --tls-required says. Raises: ValueError."""
+    if text.lower() == "tcp-https":
+        return TLS_REQUIRED_EXCEPT_HTTP
+    try:
+        return TLS_REQUIRED if parse_bool(text.lower()) else TLS_NOT_REQUIRED
+    except ValueError:
+        raise ValueError("must be true, false or tcp-https") from None
+
+
+def read_tls_required(found: Any) -> int:
+    """Return the same for a boolean or a string of a configuration file. Raises: ValueError."""
+    if isinstance(found, bool):
+        return TLS_REQUIRED if found else TLS_NOT_REQUIRED
+    if not isinstance(found, str):
+        raise ValueError('must be true, false or "tcp-https"')
+    return parse_tls_required(found)
+
+
+def parse_tls_version(text: str) -> int:
+    """Return the number of the TLS version that --tls-min-version names; empty is the default. Raises: ValueError."""
+    number = TLS_VERSIONS.get(text.lower() or "tls1.0")
+    if number is None:
+        raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())} ({', '.join(TLS_VERSIONS)})")
+    return number
+
+
+def show_tls_version(number: int) -> str:
+    """Return the name of a TLS version."""
+    return next(name for name, known in TLS_VERSIONS.items() if known == number)
+
+
+LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
+TLS_NEED: Final = FlagType(
+    "", parse_tls_required, ("false", "tcp-https", "true").__getitem__, is_boolean=True, read=read_tls_required
+)
+TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
+LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
+NO_PERCENTILES: Final[Percentiles] = ()
+
+
+def default_node_id() -> int:
+    """Return nsqd's default node id: crc32 of the md5 of the host name, modulo 1024."""
+    digest = hashlib.md5(os.fsencode(socket.gethostname()), usedforsecurity=False).digest()
+    return zlib.crc32(digest) % NODE_ID_COUNT
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the daemon is told; a change at run time replaces the whole (dataclasses.replace).
+
+    notices: one line for each thing given that has no effect, to be logged as a warning once logging is set up.
+    """
+
+    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
+    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqd's keys", key=None)
+    check_config: bool = declare(
+        "check-config", BOOL, False, "check flags and configuration file, print what is in force, and exit", key=None
+    )
+    verbose: bool = declare(
+        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
+    )
+    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
+    )
+    log_prefix: str = declare("log-prefix", STRING, DEFAULT_PREFIX, "text before each log line")
+    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    )
+    node_id: int = declare(
+        "node-id",
+        INT,
+        default_node_id,
+        "unique part of the message ids made here, 0 to 1023",
+        key="id",
+        minimum=0,
+        maximum=NODE_ID_COUNT - 1,
+        range_text=f"must be [0,{NODE_ID_COUNT})",
+        default_text="from the host name",
+    )
+    worker_id: bool = declare(
+        "worker-id", BOOL, False, "deprecated, has no effect; use --node-id", key=None, without_effect=True
+    )
+
+    tcp_address: str = declare(
+        "tcp-address", STRING, f"0.0.0.0:{DEFAULT_TCP_PORT}", "<addr>:<port>, or path of a unix socket, for TCP clients"
+    )
+    http_address: str = declare(
+        "http-address", STRING, "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
+    )
+    https_address: str = declare(
+        "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, where TLS is set up; empty for none"
+    )
+    broadcast_address: str = declare(
+        "broadcast-address",
+        STRING,
+        socket.gethostname,
+        "address under which others reach this daemon",
+        default_text="the host name",
+    )
+    broadcast_tcp_port: int = declare(
+        "broadcast-tcp-port", INT, 0, "TCP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
+    )
+    broadcast_http_port: int = declare(
+        "broadcast-http-port", INT, 0, "HTTP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
+    )
+
+    lookupd_tcp_address: tuple[str, ...] = declare(
+        "lookupd-tcp-address",
+        STRING,
+        (),
+        "has no effect yet; <addr>:<port> of an nsqlookupd, may be given several times",
+        key="nsqlookupd_tcp_addresses",
+        repeatable=True,
+        without_effect=True,
+    )
+
+    topology_region: str = declare("topology-region", STRING, "", "region that clients are told the daemon is in")
+    topology_zone: str = declare("topology-zone", STRING, "", "zone that clients are told the daemon is in")
+
+    enable_experiment: tuple[str, ...] = declare(
+        "enable-experiment",
+        STRING,
+        (),
+        f"turn on an experiment (may be given more than once): {TOPOLOGY_AWARE_CONSUMPTION}",
+        repeatable=True,
+    )
+
+    tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate, with its chain")
+    tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")
+    tls_client_auth_policy: str = declare(
+        "tls-client-auth-policy",
+        STRING,
+        "",
+        "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
+    )
+    tls_root_ca_file: str = declare(
+        "tls-root-ca-file", STRING, "", "path of the authorities' certificates that those of clients are checked by"
+    )
+    tls_required: int = declare(
+        "tls-required", TLS_NEED, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only"
+    )
+    tls_min_version: int = declare(
+        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.0"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+    )
+
+    auth_http_address: tuple[str, ...] = declare(
+        "auth-http-address",
+        STRING,
+        (),
+        "<addr>:<port>, or full URL, of a server to ask what clients that AUTH may do; may be given several times",
+        key="auth_http_addresses",
+        repeatable=True,
+    )
+    auth_http_request_method: str = declare(
+        "auth-http-request-method", STRING, "get", "how auth servers are asked: get or post"
+    )
+    http_auth: bool = declare("http-auth", BOOL, False, "ask the auth servers who may use the HTTP API too")
+    http_auth_token_file: str = declare(
+        "http-auth-token-file", STRING, "", "path of the file of tokens that let into the HTTP API"
+    )
+    http_client_connect_timeout_ns: int = declare(
+        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "time to connect to an HTTP server; 0 is no limit"
+    )
+    http_client_request_timeout_ns: int = declare(
+        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "time for a request to an HTTP server; 0 is no limit"
+    )
+
+    data_path: str = declare(
+        "data-path", STRING, "", "directory of the data, which must exist; empty is the current one"
+    )
+    mem_queue_size: int = declare(
+        "mem-queue-size", INT, 10_000, "messages per topic and channel to keep in memory", minimum=0
+    )
+    max_bytes_per_file: int = declare(
+        "max-bytes-per-file", INT, 100 * 1024 * 1024, "bytes in one file of the disk queue before the next", minimum=1
+    )
+    retention_bytes: int = declare(
+        "retention-bytes", INT, 0, "bytes of finished messages to keep per topic; 0 is none", minimum=0
+    )
+    retention_time_ns: int = declare(
+        "retention-time", DURATION, 0, "time to keep finished messages for; 0 is none", minimum=0
+    )
+    max_topic_bytes: int = declare(
+        "max-topic-bytes", INT, 0, "bytes on disk per topic, beyond which publishing fails; 0 is no limit", minimum=0
+    )
+    min_free_bytes: int = declare(
+        "min-free-bytes",
+        INT,
+        64 * 1024 * 1024,
+        "bytes to leave free on the disk: publishing fails rather than take them",
+        minimum=0,
+    )
+    # Of nsqd's readings of 0, sync always or never, neither is plain; it is refused.
+    sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)
+    sync_timeout_ns: int = declare(
+        "sync-timeout", DURATION, 2 * SECOND_NS, "longest time between two fsyncs of the disk queue", minimum=1
+    )
+    sync_fin: bool = declare(
+        "sync-fin", BOOL, False, "count a finished message against its consumer's RDY until the FIN is on disk"
+    )
+    queue_scan_worker_pool_max: int = declare(
+        "queue-scan-worker-pool-max", INT, 4, "has no effect; time-outs are exact", without_effect=True
+    )
+    queue_scan_selection_count: int = declare(
+        "queue-scan-selection-count", INT, 20, "has no effect; time-outs are exact", without_effect=True
+    )
+
+    msg_timeout_ns: int = declare(
+        "msg-timeout", DURATION, MINUTE_NS, "time a client has for a message before it is requeued", minimum=1
+    )
+    max_msg_timeout_ns: int = declare(
+        "max-msg-timeout", DURATION, 15 * MINUTE_NS, "longest time a client may have for a message", minimum=1
+    )
+    deflate: bool = declare("deflate", BOOL, True, "compress with deflate for clients that ask for it")
+    snappy: bool = declare("snappy", BOOL, True, "compress with snappy for clients that ask for it")
+    max_deflate_level: int = declare(
+        "max-deflate-level",
+        INT,
+        6,
+        "highest compression level a client may ask for, 1 to 9",
+        minimum=1,
+        maximum=9,
+        range_text="must be [1,9]",
+    )
+    max_msg_size: int = declare("max-msg-size", INT, 1024 * 1024, "bytes in one message at most", minimum=1)
+    max_req_timeout_ns: int = declare(
+        "max-req-timeout", DURATION, HOUR_NS, "longest delay of a requeued or deferred message", minimum=0
+    )
+    max_defer_ns: int = declare(
+        "max-defer", DURATION, 0, "longest time a message may be deferred; 0 is that of --max-req-timeout", minimum=0
+    )
+    max_body_size: int = declare("max-body-size", INT, 5 * 1024 * 1024, "bytes in one command body at most", minimum=1)
+
+    max_heartbeat_interval_ns: int = declare(
+        "max-heartbeat-interval", DURATION, MINUTE_NS, "longest heartbeat interval a client may ask for", minimum=0
+    )
+    max_rdy_count: int = declare("max-rdy-count", INT, 2500, "largest RDY count of a client", minimum=0)
+    max_output_buffer_size: int = declare(
+        "max-output-buffer-size", INT, 64 * 1024, "largest output buffer, in bytes, a client may ask for", minimum=0
+    )
+    max_output_buffer_timeout_ns: int = declare(
+        "max-output-buffer-timeout", DURATION, 30 * SECOND_NS, "longest flush interval a client may ask for", minimum=0
+    )
+    min_output_buffer_timeout_ns: int = declare(
+        "min-output-buffer-timeout",
+        DURATION,
+        25 * MILLISECOND_NS,
+        "shortest flush interval a client may ask for",
+        minimum=0,
+    )
+    output_buffer_timeout_ns: int = declare(
+        "output-buffer-timeout",
+        DURATION,
+        250 * MILLISECOND_NS,
+        "flush interval of a client that asks for none",
+        minimum=1,
+    )
+    max_channel_consumers: int = declare(
+        "max-channel-consumers", INT, 0, "consumers of one channel at most; 0 is no limit", minimum=0
+    )
+
+    max_connections: int = declare(
+        "max-connections", INT, 0, "TCP clients at once; 0 is as many as the limit of open files allows", minimum=0
+    )
+    max_http_connections: int = declare(
+        "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0
+    )
+    max_connections_per_address: int = declare(
+        "max-connections-per-address",
+        INT,
+        0,
+        "connections from one address at once, over TCP and over HTTP each; 0 is no limit",
+        minimum=0,
+    )
+    max_mapped_files: int = declare(
+        "max-mapped-files",
+        INT,
+        0,
+        "files that are mapped at a time at most; 0 is as many as vm.max_map_count allows",
+        minimum=0,
+    )
+    max_topics: int = declare(
+        "max-topics", INT, 0, "topics at most, beyond which none is made; 0 is no limit", minimum=0
+    )
+    max_channels_per_topic: int = declare(
+        "max-channels-per-topic", INT, 0, "channels of one topic at most; 0 is no limit", minimum=0
+    )
+    max_buffer_bytes: int = declare(
+        "max-buffer-bytes",
+        INT,
+        1024 * 1024 * 1024,
+        "memory for what all connections have half received or not sent yet; beyond it those with the most are closed;"
+        " 0 is no limit",
+        minimum=0,
+    )
+    first_command_timeout_ns: int = declare(
+        "first-command-timeout",
+        DURATION,
+        MINUTE_NS,
+        "time from connecting to the end of a client's first command; 0 is no limit",
+        minimum=0,
+    )
+    command_timeout_ns: int = declare(
+        "command-timeout",
+        DURATION,
+        2 * MINUTE_NS,
+        "time for the rest of a command, with its body, once a part of it has come; 0 is no limit",
+        minimum=0,
+    )
+    http_header_timeout_ns: int = declare(
+        "http-header-timeout", DURATION, 30 * SECOND_NS, "time for the headers of a request; 0 is no limit", minimum=0
+    )
+    http_body_timeout_ns: int = declare(
+        "http-body-timeout",
+        DURATION,
+        MINUTE_NS,
+        "time for the body of a request, and a second more for each KiB of it; 0 is no limit",
+        minimum=0,
+    )
+    http_idle_timeout_ns: int = declare(
+        "http-idle-timeout", DURATION, 5 * MINUTE_NS, "time between two requests; 0 is no limit", minimum=0
+    )
+    http_write_timeout_ns: int = declare(
+        "http-write-timeout", DURATION, MINUTE_NS, "time for a peer to take more of an answer; 0 is no limit", minimum=0
+    )
+    max_http_header_size: int = declare(
+        "max-http-header-size", INT, 64 * 1024, "bytes in the headers of one request at most", minimum=1024
+    )
+
+    statsd_address: str = declare(
+        "statsd-address", STRING, "", "<addr>:<port> of a statsd server to send statistics to over UDP; empty for none"
+    )
+    statsd_prefix: str = declare(
+        "statsd-prefix", STRING, "nsq.%s", "text before each statsd key; %s is the broadcast address with its HTTP port"
+    )
+    statsd_interval_ns: int = declare(
+        "statsd-interval", DURATION, MINUTE_NS, "time between two sends to statsd", minimum=1
+    )
+    statsd_mem_stats: bool = declare("statsd-mem-stats", BOOL, True, "send statistics of memory to statsd too")
+    statsd_udp_packet_size: int = declare(
+        "statsd-udp-packet-size", INT, 508, "bytes in a UDP packet to statsd at most", minimum=1
+    )
+    statsd_exclude_ephemeral: bool = declare(
+        "statsd-exclude-ephemeral", BOOL, False, "leave ephemeral topics and channels out of what statsd is sent"
+    )
+    metrics_max_series: int = declare(
+        "metrics-max-series",
+        INT,
+        100_000,
+        "time series of topics and channels in /metrics at most, the rest as their sum; 0 is no limit",
+        minimum=0,
+    )
+    e2e_processing_latency_percentile: Percentiles = declare(  # noqa: RUF009 - makes a field, of a tuple
+        "e2e-processing-latency-percentile",
+        PERCENTILES,
+        NO_PERCENTILES,
+        "percentile of the time from publishing to FIN to tell, above 0 and up to 1; several with commas or flags",
+        key="e2e_processing_latency_percentiles",
+    )
+    e2e_processing_latency_window_time_ns: int = declare(
+        "e2e-processing-latency-window-time",
+        DURATION,
+        10 * MINUTE_NS,
+        "time that those percentiles look back over",
+        minimum=1,
+    )
+
+    notices: tuple[str, ...] = ()
+
+    def defer_ns_max(self) -> int:
+        """Return how long a message may be deferred."""
+        return min(self.max_defer_ns or self.max_req_timeout_ns, DEFER_NS_MAX)
+
+
+# By its first flag.
+GROUPS: Final = {
+    "version": "General",
+    "tcp-address": "Addresses",
+    "topology-region": "Topology",
+    "tls-cert": "TLS",
+    "auth-http-address": "Authorisation",
+    "data-path": "Data",
+    "msg-timeout": "Messages and commands",
+    "max-heartbeat-interval": "What clients may ask for",
+    "max-connections": "Limits on connections",
+    "statsd-address": "Statistics",
+}
+FLAGS: Final = declared_flags(Options, GROUPS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What a command line and its configuration file ask for.
+
+    values: by flag name, those given. file: None where there is none. in_file: names of the flags whose values are its.
+    problems: why these are no options, whole texts. notices: what has no effect. doubtful: names of the flags whose
+    values the problems are about: their own are wrong, or those of a file that cannot be read are unknown.
+    """
+
+    values: Mapping[str, Any]
+    file: ConfigFile | None
+    in_file: frozenset[str]
+    problems: tuple[str, ...]
+    notices: tuple[str, ...]
+    doubtful: frozenset[str] = frozenset()
+
+    def options(self) -> Options:
+        """Return the options. Raises: StartupError with the first problem."""
+        if self.problems:
+            raise StartupError(self.problems[0])
+        return self.options_without_doubtful()
+
+    def options_without_doubtful(self) -> Options:
+        """Return the options with the defaults of the flags that are in doubt."""
+        sure = self.values.keys() - self.doubtful
+        given = {flag.attribute: self.values[flag.name] for flag in FLAGS if flag.name in sure}
+        if given.get("tls_client_auth_policy") and not given.get("tls_required"):
+            given["tls_required"] = TLS_REQUIRED
+        return Options(**given, notices=self.notices)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Return what the values of a command line, by flag name, and the file they name ask for."""
+    try:
+        file = read_config(given["config"]) if given.get("config") else None
+    except StartupError as error:
+        unknown = frozenset(flag.name for flag in FLAGS if flag.name not in given)
+        return Settings(given, None, frozenset(), (str(error),), (), unknown)
+    from_file, problems = ({}, []) if file is None else values_of(file, [f for f in FLAGS if f.name not in given])
+    values = {**from_file, **given}
+    notices: list[str] = []
+    doubtful = {flag.name for flag in FLAGS if file is not None and flag.config_key in file.values} - values.keys()
+    for flag in FLAGS:
+        if flag.name not in values:
+            continue
+        place = f"{file.where(flag)}: " if file is not None and flag.name in from_file else ""
+        try:
+            flag.check(values[flag.name])
+        except ValueError as error:
+            problems.append(f"failed to instantiate {PROGRAM} - {place}{error}")
+            doubtful.add(flag.name)
+        if flag.without_effect:
+            notices.append(f"{place}--{flag.name} {flag.help.removeprefix('deprecated, ')}")
+    if file is not None:
+        notices += unknown_keys(file, FLAGS)
+    return Settings(values, file, frozenset(from_file), tuple(problems), tuple(notices), frozenset(doubtful))
+
+
+def build(given: Mapping[str, Any]) -> Options:
+    """Return the options of a command line's values, by flag name. Raises: StartupError."""
+    return settings_of(given).options()
+
+
+def parse_settings(argv: Sequence[str]) -> Settings:
+    """Return what a command line asks for, argv without the program's name.
+
+    Leaves the process after --version and --help (stdout, exit code 0) and a wrong command line (stderr, 2).
+    """
+    values = parse_or_exit(PROGRAM, FLAGS, argv, SYNOPSIS)
+    if values.get("version"):
+        print(version_line(PROGRAM))
+        raise SystemExit(0)
+    return settings_of(values)
+
+
+def parse_args(argv: Sequence[str]) -> Options:
+    """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
+    return parse_settings(argv).options()
+
+
+def version_line(program: str) -> str:
+    """Return what --version prints, in the form of NSQ's programs."""
+    return f"{program} v{__version__} (built w/python{platform.python_version()})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """Where to listen or connect: host, empty for every interface, and port, 0 for any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """The path of a unix socket."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def is_ip_address(text: str) -> bool:
+    """Return whether text is an IPv4 or IPv6 address, without brackets."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def split_address(text: str) -> TcpAddress | UnixAddress:
+    """Return the address text stands for: what splits into host and port is TCP, all else a unix socket's path.
+
+    An IPv6 host stands in brackets: [::1]:4150. A port may be a number, a service name, or empty for 0.
+    Raises: ValueError for empty text, for a port that is none, and for a port or an IP address alone: nsqd takes both
+    for the path of a unix socket, which nobody means.
+    """
+    if not text:
+        raise ValueError("missing address")
+    head, colon, port = text.rpartition(":")
+    if head.startswith("["):
+        host = head[1:-1]
+        splits = head.endswith("]") and not any(bracket in host + port for bracket in "[]")
+    else:
+        host = head
+        splits = bool(colon) and not any(char in host for char in ":[]") and not any(char in port for char in "[]")
+    if splits:
+        return TcpAddress(host, _port_number(port))
+    _refuse_half_an_address(text)
+    return UnixAddress(text)
+
+
+def _refuse_half_an_address(text: str) -> None:
+    """Raise ValueError for a port or an IP address alone."""
+    if text.isascii() and text.isdigit():
+        raise ValueError(f"address {text}: missing colon before the port; write :{text}, or 127.0.0.1:{text}")
+    host = text[1:-1] if text[0] == "[" and text[-1] == "]" else text
+    if is_ip_address(host):
+        example = TcpAddress(host, DEFAULT_TCP_PORT)
+        raise ValueError(f"address {text}: missing port in address; write for example {example}")
+
+
+def _port_number(port: str) -> int:
+    if not port:
+        return 0
+    if port.isascii() and port.isdigit():
+        if len(port) > 5 or int(port) > PORT_MAX:
+            raise ValueError(f"address {port}: invalid port")
+        return int(port)
+    try:
+        return socket.getservbyname(port, "tcp")
+    except (OSError, UnicodeError):
+        raise ValueError(f"lookup tcp/{port}: unknown port") from None

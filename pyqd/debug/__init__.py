@@ -1,0 +1,1 @@
+"""Profiles, flame graphs and diagnostics of the running process."""

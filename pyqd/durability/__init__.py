@@ -1,0 +1,1 @@
+"""Syncs of logs and ledgers to stable storage, the group commit of publishers, the care of disk space."""

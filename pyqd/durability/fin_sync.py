@@ -1,0 +1,180 @@
+"""With --sync-fin: a FIN counts against its consumer's RDY until it is on stable storage; all that wait share a sync.
+
+A FIN is a bit in a ledger, set at once. Its channel comes here, and its consumer is given no message in its place
+before a sync of the channel's files is complete. The first channel to come starts a round at the end of the loop's
+pass; those that come while a round's sync runs in a thread gather for the next one. Rounds of publishers (group_commit)
+run beside.
+
+A round writes the ledgers of its channels, and their parked logs: a start finishes the origin of each parked record
+that it finds there (pyx/broker/parked.pyx). New names are written too, as a ledger without a durable name does not
+exist. A dead letter that is finished must not be published again: if the topic has letters whose originals wait for a
+sync, the round syncs its log, and then the ledgers of the originals.
+
+If a sync fails, its FINs stand in memory, health is bad, and their consumers get nothing in their place. The syncer's
+next pass has each of these channels tried again by itself, so that one bad file keeps no other channel.
+
+Invariant: whatever goes wrong in a round, its FINs are either on stable storage or wait for another round.
+
+Source: docs/reliability.md.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
+from pyqd.durability.syncer import Job, no_bug_handler, not_timed
+from pyqd.hot.broker.consumer import Consumer
+from pyqd.primitives.errors import StorageError
+
+Done = Callable[[Any, BaseException | None], None]
+
+logger = logging.getLogger(__name__)
+
+
+class FinRound:
+    """Channels whose ledgers one sync covers, with the consumers and numbers of FINs that wait for it."""
+
+    def __init__(self, channels: Iterable[Channel]) -> None:
+        self.covered: dict[Channel, list[tuple[Consumer, int]]] = {
+            channel: channel.begin_fin_sync() for channel in channels if not channel.exiting
+        }
+        self.buriers = {burier for channel in self.covered for burier in channel.topic.buriers}
+
+
+class FinSync:
+    """Makes FINs durable, one sync at a time.
+
+    in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
+    the end of the loop's pass. on_timed: is told how many seconds each sync took. on_bug: is called with what went
+    wrong where that is no StorageError.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        in_background: Callable[[Callable[[], Any], Done], None],
+        soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        broker.on_finished = self.note
+        self.on_timed: Callable[[float], None] = not_timed
+        self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        self._broker = broker
+        self._in_background = in_background
+        self._soon = soon
+        self._waiting: dict[Channel, None] = {}
+        self._failed: dict[Channel, None] = {}
+        # Of the failed ones, those that are to be tried again now.
+        self._again: list[Channel] = []
+        self._running = False
+        self._failure: str | None = None
+
+    def note(self, channel: Channel) -> None:
+        """Have a round cover what a channel has finished. Switches: no."""
+        self._waiting[channel] = None
+        self._begin()
+
+    def retry(self) -> None:
+        """Try again what has failed, each channel by itself."""
+        self._again, self._failed = list({**dict.fromkeys(self._again), **self._failed}), {}
+        if self._again:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._running:
+            self._running = True
+            self._soon(self._start)
+
+    def _start(self) -> None:
+        if self._waiting:
+            channels, self._waiting = list(self._waiting), {}
+        else:
+            channels = [self._again.pop()]
+        try:
+            gathered = self._gather(channels)
+        except Exception as error:
+            # What it has taken from the channels would be waited for for ever.
+            logger.critical("a sync of FINs could not be gathered", exc_info=error)
+            self.on_bug(error)
+            raise
+        if not gathered.covered:
+            self._go_on()
+            return
+        self._write(gathered, gathered.covered, self._sync_originals if gathered.buriers else self._finish)
+
+    def _gather(self, channels: list[Channel]) -> FinRound:
+        """Return a round that covers what these channels have finished until now."""
+        return FinRound(channels)
+
+    def _write(
+        self,
+        gathered: FinRound,
+        channels: Iterable[Channel],
+        done: Callable[[FinRound, BaseException | None], None],
+    ) -> None:
+        """Make channels durable, then call done(gathered, error)."""
+        try:
+            job = job_of(channels)
+
+            def written(_result: Any, error: BaseException | None) -> None:
+                done(gathered, error or self._note(job))
+
+            self._in_background(lambda: job.run(self._broker.syncs), written)
+        except Exception as error:
+            self._finish(gathered, error)
+
+    def _note(self, job: Job) -> Exception | None:
+        """Note that a job is on stable storage. Returns: what went wrong in that."""
+        try:
+            job.note(whole=False)
+            self.on_timed(job.took_s)
+        except Exception as error:
+            return error
+        return None
+
+    def _sync_originals(self, gathered: FinRound, error: BaseException | None) -> None:
+        """Make the originals of dead letters durable, which the sync of the letters has let be finished."""
+        originals = [channel for channel in gathered.buriers if not channel.exiting and channel.directory is not None]
+        if error is not None or not originals:
+            self._finish(gathered, error)
+        else:
+            self._write(gathered, originals, self._finish)
+
+    def _finish(self, gathered: FinRound, error: BaseException | None) -> None:
+        """Let the consumers of a round have messages in place of the finished ones, and begin the next."""
+        for channel, covered in gathered.covered.items():
+            if error is None:
+                channel.end_fin_sync(covered)
+            else:
+                channel.fail_fin_sync(covered)
+                self._failed[channel] = None
+        self._go_on()
+        if error is None:
+            # What others failed at is not good yet for what is written here.
+            if self._broker.failed_sync is self._failure:
+                self._broker.note_synced()
+            return
+        self._broker.note_failed_sync(error)
+        self._failure = self._broker.failed_sync
+        if not isinstance(error, StorageError):
+            logger.critical("internal error: a sync of FINs - %s", error, exc_info=error)
+            self.on_bug(error)
+
+    def _go_on(self) -> None:
+        if self._waiting or self._again:
+            self._soon(self._start)
+        else:
+            self._running = False
+
+
+def job_of(channels: Iterable[Channel]) -> Job:
+    """Gather all that what is finished in some channels depends on."""
+    job = Job()
+    durable = [channel for channel in channels if not channel.exiting]
+    for topic in dict.fromkeys(channel.topic for channel in durable):
+        if topic.names or topic.buriers:
+            job.add_topic(topic)
+            job.add_names(topic)
+    job.add_channels(durable)
+    return job

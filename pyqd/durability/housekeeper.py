@@ -1,0 +1,64 @@
+"""Gives room back in the background: each topic is looked at every few seconds, sooner where one is short of room.
+
+Looking at a topic that has nothing to give costs about a microsecond; topics are looked at some at a time, and others
+get their turn in between. Source: docs/space.md.
+"""
+
+from collections.abc import Callable
+
+import gevent
+
+from pyqd.broker.broker import Broker
+from pyqd.hot.primitives.clock import mono
+from pyqd.net.giveway import give_way
+from pyqd.net.greenlets import spawn_service
+from pyqd.primitives.errors import StorageError
+
+LOOK_S = 5.0
+LOOK_SHORT_OF_ROOM_S = 0.25
+TOPICS_PER_TURN = 128
+
+
+class Housekeeper:
+    """Calls `Space.tend` of every topic, again and again.
+
+    on_bug: is called with an error that ends that; if it is None, the housekeeper goes on.
+    """
+
+    def __init__(self, broker: Broker, on_bug: Callable[[BaseException], None] | None = None) -> None:
+        self._broker = broker
+        self._on_bug = on_bug
+        self._greenlet: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        """Look after the topics from now on."""
+        self._greenlet = spawn_service("housekeeper", self._run, self._on_bug)
+
+    def stop(self) -> None:
+        """Leave them alone."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+            self._greenlet = None
+
+    def _run(self) -> None:
+        waited_s = 0.0
+        while True:
+            gevent.sleep(LOOK_SHORT_OF_ROOM_S)
+            waited_s += LOOK_SHORT_OF_ROOM_S
+            if self._broker.short_of_room or self._broker.stand_ins or waited_s >= LOOK_S:
+                waited_s = 0.0
+                self._broker.try_write_again()
+                self.tend_all()
+
+    def tend_all(self) -> None:
+        """Look at every topic once, after the stand-ins of missing files. Switches: yes."""
+        self._broker.stand_ins.settle()
+        self._broker.retry_removals()
+        for index, topic in enumerate(list(self._broker.topic_of.values()), 1):
+            if not topic.exiting:
+                try:
+                    topic.space.tend(mono())
+                except StorageError as error:
+                    self._broker.log_failure(None, error)
+            if index % TOPICS_PER_TURN == 0:
+                give_way()

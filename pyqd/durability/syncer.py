@@ -1,0 +1,390 @@
+"""Durability against power loss, in the background.
+
+What is accepted or finished lies in mapped pages and survives the process; that it survives the machine takes msync(2).
+It runs in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been
+appended since the last began. The loop gathers what is dirty, a bounded number of topics for each job, and notes the
+outcome; it never waits for the disk.
+
+What is dirty: a topic's *mark* is a tuple of the numbers that move when its files change. A topic whose mark is that of
+its last sync is passed over; that is all an idle topic costs. Names in its directories are counted as they change, by
+whoever makes or removes a file (`Names`); a start after anything but a clean stop takes none of them for durable.
+
+Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
+channels with durable names were given messages (pyx/broker/topic.pyx). With the states go the headers of ledgers whose
+bits reach a lap further than at the sync before: a header may trust these bits only when the ring is on stable storage.
+The origins of parked messages are finished after the job; these bits are on stable storage after the job that follows.
+
+Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
+
+Source: docs/storage.md, "Syncs"; msync(2).
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import gevent
+from gevent.event import Event
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.channel import Channel
+from pyqd.broker.topic import Mark, Topic
+from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
+from pyqd.diskqueue.unsynced import Gathered, Names
+from pyqd.hot.broker.parked import Parked
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.segment import Segment
+from pyqd.net.giveway import give_way
+from pyqd.net.greenlets import spawn_service
+from pyqd.primitives.errors import StorageError
+
+# Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
+DIRTY_TOPICS_PER_JOB = 64
+TOPICS_PER_TURN = 256
+# Each msync waits for the disk's cache to be flushed; from here on, one flush for the whole file system is cheaper.
+RANGES_MANY = 128
+# From here on a range is written out before its sync, if publishers wait for the disk.
+LARGE_BYTES = 256 << 10
+# The first page of a ledger: see docs/storage.md.
+LEDGER_HEADER_BYTES = 4096
+# Between two looks at how much has been appended.
+COUNT_CHECKS_PER_TIMEOUT = 8
+SECOND_NS = 1_000_000_000
+
+InThread = Callable[[Callable[[], None]], None]
+
+logger = logging.getLogger(__name__)
+
+
+class SyncedLedger(NamedTuple):
+    """What a job makes durable of a ledger: its state at the gathering."""
+
+    ledger: Ledger
+    bits_from: int
+    floor: int
+    reset_count: int
+    change_count: int
+
+
+class SyncedParked(NamedTuple):
+    """What a job makes durable of a channel's parked messages.
+
+    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job. dropped: nothing below
+    it counts any more, as the channel's ledger says in this job. Both 0: it has no ledgers.
+    """
+
+    channel: Channel
+    parked: Parked
+    end: int
+    settled: int
+    dropped: int
+
+
+class SyncedLog(NamedTuple):
+    """What a job makes durable of a log, as the log itself has it."""
+
+    log: Log
+    ranges: list[tuple[Segment, int, int]]
+    end: int
+
+
+class Job:
+    """Some topics' dirty bytes, gathered on the loop and written in a thread."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[str, Mark]] = []
+        self.directories: list[str] = []
+        self.names: list[tuple[Names, Gathered]] = []
+        self.ranges: list[Range] = []
+        self.states: list[Range] = []
+        self.given: list[tuple[Topic, int]] = []
+        self.logs: list[SyncedLog] = []
+        self.ledgers: list[SyncedLedger] = []
+        self.headers: list[tuple[SyncedLedger, Range]] = []
+        self.parked: list[SyncedParked] = []
+        self.topics: list[Topic] = []
+        self.took_s = 0.0
+        # Others wait for the disk meanwhile: what is large is written a piece at a time before it is synced.
+        self.gives_way = False
+        self._ledgers_gathered: set[Ledger] = set()
+
+    def add(self, topic: Topic, mark: Mark) -> None:
+        """Gather what of a topic and its channels is dirty."""
+        self.marks.append((topic.name, mark))
+        self.add_topic(topic)
+        self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
+        self.add_names(topic)
+
+    def add_channels(self, channels: Sequence[Channel]) -> None:
+        """Gather what of channels is dirty; none is ephemeral."""
+        for channel in channels:
+            self.add_parked(channel, with_ledgers=True)
+        for channel in channels:
+            for ledger in channel.ledgers():
+                self.add_ledger(ledger)
+
+    def add_topic(self, topic: Topic) -> None:
+        """Gather the state of a topic and what is dirty of its log."""
+        self.topics.append(topic)
+        state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
+        if topic.names:
+            self.states.append(state)
+            self.given.append((topic, topic.end))
+        else:
+            topic.note_given(topic.end)
+            self.ranges.append(state)
+        self.add_log(topic.log)
+
+    def add_names(self, topic: Topic) -> None:
+        """Gather the names in a topic's directories that are not durable, with the ledgers that are new."""
+        gathered = topic.names.gather()
+        self.names.append((topic.names, gathered))
+        self.directories += gathered
+        for change in gathered.values():
+            for ledger in change.ledgers:
+                self.add_ledger(ledger)
+
+    def add_parked(self, channel: Channel, with_ledgers: bool) -> None:
+        """Gather what of a channel's parked log is dirty. with_ledgers: so are the channel's ledgers."""
+        parked = channel.parked
+        if parked is not None:
+            self.add_log(parked.log)
+            settled, dropped = (parked.settled, parked.dropped_below) if with_ledgers else (0, 0)
+            self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
+
+    def add_ledger(self, ledger: Ledger) -> None:
+        """Gather a ledger, all of it, once."""
+        if ledger in self._ledgers_gathered:
+            return
+        self._ledgers_gathered.add(ledger)
+        mapping, length_bytes = ledger.sync_target()
+        self.ranges.append(dirty_range(mapping, 0, length_bytes))
+        gathered = SyncedLedger(ledger, ledger.bits_from, ledger.floor, ledger.reset_count, ledger.change_count)
+        self.ledgers.append(gathered)
+        if ledger.has_bits_in_doubt():
+            self.headers.append((gathered, dirty_range(mapping, 0, LEDGER_HEADER_BYTES)))
+
+    def add_log(self, log: Log) -> None:
+        """Gather what of a log is dirty."""
+        ranges, end = log.dirty_ranges()
+        self.ranges += [dirty_range(segment.mapping, start, length) for segment, start, length in ranges]
+        self.logs.append(SyncedLog(log, ranges, end))
+        # A segment that was never synced may be a new file.
+        if log.directory is not None and any(start == 0 for _, start, _ in ranges):
+            self.directories.append(log.directory)
+
+    def run(self, syncs: Syncs) -> None:
+        """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        started_s = time.perf_counter()
+        if self.gives_way:
+            for mapping, start_bytes, length_bytes, _ in self.ranges:
+                if length_bytes > LARGE_BYTES:
+                    syncs.files.write_out(mapping, start_bytes, length_bytes)
+        many = len(self.ranges) + len(self.states) + len(self.headers) >= RANGES_MANY
+        self.write(syncs, self.ranges, self.directories, many)
+        for topic, end in self.given:
+            topic.note_given(end)
+        for (ledger, bits_from, _, reset_count, _), _ in self.headers:
+            # Not the changes: if this fails, the next job is to write all of the ledger.
+            ledger.note_synced(bits_from, reset_count, 0)
+        behind = self.states + [header for _, header in self.headers]
+        if behind:
+            self.write(syncs, behind, [], many)
+        self.took_s = time.perf_counter() - started_s
+
+    def write(self, syncs: Syncs, ranges: list[Range], directories: list[str], many: bool) -> None:
+        """Write ranges and directories, each by itself or, where there are many, all of the file system."""
+        if many and syncs.sync_file_system(ranges):
+            return
+        for each in ranges:
+            syncs.sync(*each)
+        for directory in dict.fromkeys(directories):
+            try:
+                syncs.files.sync_directory(directory)
+            except StorageError as error:
+                # Its topic or channel was deleted meanwhile.
+                if error.errno != errno.ENOENT:
+                    raise
+
+    def note(self, whole: bool) -> None:
+        """Tell logs and ledgers how far they are on stable storage, and finish what they were parked from.
+
+        whole: all of it now; else in turns of the loop to come as well.
+        """
+        for log, ranges, end in self.logs:
+            log.mark_synced(ranges, end)
+        for ledger, bits_from, floor, reset_count, change_count in self.ledgers:
+            ledger.note_synced(bits_from, reset_count, change_count)
+            ledger.note_floor_synced(floor, reset_count)
+        for channel, parked, end, settled, dropped in self.parked:
+            if channel.parked is parked and not channel.exiting:
+                channel.note_dropped(dropped)
+                channel.note_settled(settled)
+                channel.settle(end, whole)
+        for names, gathered in self.names:
+            names.note_synced(gathered)
+        for topic in self.topics:
+            topic.settle_burials()
+
+
+def go_on() -> None:
+    """Let nobody else have a turn."""
+
+
+def not_timed(_took_s: float) -> None:
+    """Do nothing with the time that a sync took."""
+
+
+def no_bug_handler(_error: BaseException) -> None:
+    """Leave it at the log and the health: nobody is there to end."""
+
+
+class Syncer:
+    """Makes the broker's data durable while it runs.
+
+    in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
+    on_timed: is told how many seconds each job took. on_bug: is called with what went wrong where that is no
+    StorageError; health is bad from then on, and the next sync is tried as ever.
+    """
+
+    def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
+        self._broker = broker
+        broker.parks_durably = True
+        self.on_timed: Callable[[float], None] = not_timed
+        self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        # Called after each sync of all that is dirty.
+        self.on_end: Callable[[], object] = go_on
+        self._in_thread = in_thread or gevent.get_hub().threadpool.apply
+        self._synced: dict[str, Mark] = {}
+        self._wanted = Event()
+        self._appended_count = 0
+        self._greenlet: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        """Sync from now on. What a load has found durable is taken as it is."""
+        for topic in self._broker.topic_of.values():
+            if topic.durable_mark is not None:
+                self._synced[topic.name] = topic.durable_mark
+        self._appended_count = self._broker.accepted_count()
+        if self._broker.journals():
+            self._broker.journal.on_sync_wanted = self._wanted.set
+            self._broker.journal.start()
+        self._greenlet = spawn_service("syncer", self._run, self.on_bug)
+
+    def stop(self) -> None:
+        """Start no more jobs. `sync_all` does what is left."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+            self._greenlet = None
+
+    def note(self) -> None:
+        """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics).
+
+        With --sync-every=1 they are on stable storage already.
+        """
+        if self._broker.journals():
+            return
+        if self._broker.accepted_count() - self._appended_count >= self._broker.options.sync_every:
+            self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            timeout_s = self._broker.options.sync_timeout_ns / SECOND_NS
+            for _ in range(COUNT_CHECKS_PER_TIMEOUT):
+                if self._wanted.wait(timeout_s / COUNT_CHECKS_PER_TIMEOUT):
+                    break
+                self.note()
+            self._wanted.clear()
+            self.sync_dirty()
+
+    def sync_dirty(self) -> bool:
+        """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
+        self._appended_count = self._broker.accepted_count()
+        begun = arena.begin_sync()
+        kept = self._broker.journal.cut()
+        done = self._do_all(self._jobs(pause=give_way), self._in_thread)
+        if done:
+            arena.end_sync(begun)
+            self._broker.journal.release(kept)
+        self.on_end()
+        return done
+
+    def sync_all(self) -> bool:
+        """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
+        # The second time for the bits of what was parked: they are set when it is on stable storage.
+        return all(self._do_all(self._jobs(pause=go_on), run_here) for _ in range(2))
+
+    def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
+        """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""
+        topic_of = self._broker.topic_of
+        for name in self._synced.keys() - topic_of.keys():
+            del self._synced[name]
+        job = self._new_job()
+        for index, topic in enumerate(list(topic_of.values()), 1):
+            if topic.directory is not None and topic_of.get(topic.name) is topic:
+                mark = topic.mark()
+                if mark != self._synced.get(topic.name):
+                    job.add(topic, mark)
+            if len(job.marks) == DIRTY_TOPICS_PER_JOB:
+                yield job
+                job = self._new_job()
+            if index % TOPICS_PER_TURN == 0:
+                pause()
+        if job.marks:
+            yield job
+
+    def _new_job(self) -> Job:
+        job = Job()
+        job.gives_way = self._broker.journals()
+        return job
+
+    def _do_all(self, jobs: Iterable[Job], in_thread: InThread) -> bool:
+        failed_count = 0
+        try:
+            for job in jobs:
+                failed_count += not self._do(job, in_thread)
+        except Exception as error:
+            self._broker.note_failed_sync(error)
+            logger.critical("a sync went wrong", exc_info=error)
+            self.on_bug(error)
+            return False
+        if failed_count == 0:
+            self._broker.note_synced()
+        return failed_count == 0
+
+    def _do(self, job: Job, in_thread: InThread) -> bool:
+        """Run a job and note its outcome; what failed is tried again with the next."""
+        if not do(self._broker, job, in_thread):
+            return False
+        self.on_timed(job.took_s)
+        self._synced.update(job.marks)
+        return True
+
+
+def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
+    """Run a job and note its outcome. Returns: whether all of it is on stable storage. Switches: as in_thread."""
+    try:
+        in_thread(lambda: job.run(broker.syncs))
+    except StorageError as error:
+        broker.note_failed_sync(error)
+        return False
+    job.note(whole=in_thread is run_here)
+    return True
+
+
+def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
+    """Make a channel durable now, with its name, beside what the syncer does. Returns, switches: as `do`."""
+    job = Job()
+    job.add_topic(channel.topic)
+    job.add_channels([channel])
+    job.add_names(channel.topic)
+    return do(channel.topic.broker, job, in_thread or gevent.get_hub().threadpool.apply)
+
+
+def run_here(function: Callable[[], None]) -> None:
+    """Run a function on the spot."""
+    function()

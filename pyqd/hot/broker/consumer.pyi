@@ -1,0 +1,22 @@
+from typing import Any
+
+from typing_extensions import Self
+
+from pyqd.hot.primitives.schedule import Scheduled
+
+class Consumer(Scheduled):
+    rdy: int
+    in_flight: int
+    @property
+    def unsynced_count(self) -> int: ...
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    msg_timeout_ns: int
+    sample_rate: int
+    locality: int
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    @property
+    def number(self) -> int: ...
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...

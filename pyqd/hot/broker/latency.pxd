@@ -1,0 +1,12 @@
+# The end-to-end latencies of one channel, given on in batches. Design notes: pyx/broker/latency.pyx.
+from libc.stdint cimport int64_t
+
+cdef enum:
+    LATENCIES_PER_BATCH = 512
+
+cdef class LatencyBuffer:
+    cdef float[LATENCIES_PER_BATCH] values   # nanoseconds
+    cdef int count
+    cdef public int64_t move_ns          # monotonic: when half of the window is over
+
+    cdef int note(self, int64_t published_ns) except -1

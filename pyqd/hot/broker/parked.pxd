@@ -1,0 +1,63 @@
+# A channel's parked messages: deferred, or requeued with a delay. Design notes: pyx/broker/parked.pyx.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Log
+from pyqd.hot.primitives.arrays cimport Array
+from pyqd.hot.primitives.heap cimport DeadlineHeap
+from pyqd.hot.primitives.idtable cimport IdTable
+from pyqd.hot.wire.record cimport Record
+
+cdef class Parked:
+    cdef readonly Log log
+    cdef readonly Ledger ledger
+    cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
+    cdef const Record** records          # by slot; of a free one 1 + the next free slot
+    cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches
+    cdef Array records_memory
+    cdef Array prints_memory
+    cdef uint32_t free_slot              # 1 + the first free slot; 0: there is none
+    cdef uint32_t capacity
+    cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on, behind a gap
+    cdef Array origins_memory
+    cdef uint64_t origins_capacity
+    cdef uint64_t origins_gap            # entries before them of records that are settled
+    cdef readonly uint64_t settled       # the origins of records below are finished
+    cdef readonly uint64_t dropped_below # records below do not count; the channel's ledger says so
+    cdef IdTable twins                   # id to last ordinal here, less the `settled` of the start; see design notes
+
+    cdef uint64_t last_twin_guid         # the highest of them; 0: there are none
+    cdef readonly uint64_t highest_guid  # of what the start found here, unfinished or with an origin to finish
+
+    cdef inline uint32_t count(self) noexcept:
+        return self.dues.count
+
+    cdef int prepare(self, uint64_t span_bytes) except -1
+    cdef int prepare_slots(self, uint32_t count) except -1
+    cdef inline uint64_t unsettled(self) noexcept:
+        return self.log.end - self.settled
+
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef inline uint64_t origin_at(self, uint64_t index) noexcept:
+        return self.origins[self.origins_gap + index]
+
+    cdef int grow_origins(self) except -1
+    cdef int make_room_for_origins(self, uint64_t count) except -1
+    cdef int close_gap(self) noexcept
+    cdef int add_origin(self, uint64_t origin) noexcept
+    cdef int forget_origins(self, uint64_t end) except -1
+    cdef int note_settled(self, uint64_t end) except -1
+    cdef int find_twins(self, uint64_t origins_unknown_below) except -1
+    cdef bint is_superseded(self, const Record* record) noexcept
+    cdef bint has_twin(self, const Record* record) noexcept
+    cdef int trim(self) except -1
+    cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL
+    cdef const Record* take(self, uint32_t slot) except NULL
+    cdef int finish(self, const Record* record) except -1
+    cdef int drop_all(self) except -1
+    cdef int finish_dropped(self, uint64_t end) except -1
+    cdef int forget(self) except -1
+    cdef int abandon(self) except -1
+    cdef int give_back(self, uint32_t slot) noexcept
+    cdef int grow(self) except -1
+    cdef int wait_for(self, const Record* record) except -1

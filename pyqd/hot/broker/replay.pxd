@@ -1,0 +1,24 @@
+# Moving a channel to another place of its topic's log. Design notes: pyx/broker/replay.pyx.
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Log, Position
+from pyqd.hot.diskqueue.segment cimport Segment
+
+cdef class SeekPlace:
+    cdef ChannelCore channel
+    cdef uint64_t change_count           # of the channel's list of cancelled messages
+    cdef Position position               # of the target; None before the first look
+    cdef uint64_t count                  # deferred messages from the target up to the place where the walk is
+    cdef Segment segment                 # of that place
+    cdef uint64_t offset
+    cdef uint64_t ordinal
+    cdef uint64_t number                 # the segment's, when it was entered; another one: it was recycled
+    cdef uint64_t first_number           # the same of the target's segment
+
+    cdef bint is_kept(self, Log log) noexcept
+    cdef bint is_left_out(self, uint64_t ordinal) noexcept
+
+cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept
+cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1

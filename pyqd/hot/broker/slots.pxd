@@ -1,0 +1,68 @@
+# What is in flight, and what waits for redelivery. Design notes: pyx/broker/slots.pyx.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.primitives.arrays cimport Array
+from pyqd.hot.primitives.heap cimport DeadlineHeap
+from pyqd.hot.primitives.idtable cimport IdTable
+from pyqd.hot.wire.record cimport Record
+
+cdef inline uint32_t print_of(uint64_t guid) noexcept nogil:
+    # The fingerprint of an id.
+    return <uint32_t> ((guid * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
+
+cdef enum Source:
+    FROM_TOPIC = 0                       # the record lies in the topic's log
+    FROM_PARKED = 1                      # in the channel's parked log
+
+cdef struct Slot:
+    const Record* record                 # stays mapped while the record is not finished
+    int64_t delivered_ns                 # monotonic
+    uint64_t consumer                    # number of the owner
+    uint16_t attempts                    # deliveries, this one included
+    uint8_t source
+
+cdef class SlotTable:
+    cdef Slot* slots
+    cdef uint32_t* free_slots            # stack of free indices
+    cdef Array slots_memory
+    cdef Array free_memory
+    cdef uint32_t free_count
+    cdef uint32_t capacity
+    cdef IdTable ids                     # message id to slot
+    cdef DeadlineHeap deadlines          # by slot; monotonic ns
+
+    cdef inline uint32_t count(self) noexcept:
+        return self.capacity - self.free_count
+
+    cdef int add(
+        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
+        int64_t now_ns, int64_t deadline_ns) except -1
+    cdef int remove(self, uint32_t slot) except -1
+    cdef int clear(self) except -1
+    cdef int grow(self) except -1
+
+cdef struct ReadyEntry:
+    const Record* record
+    uint32_t print                       # of the message's id, so that a search need not read the records
+    uint16_t attempts                    # deliveries so far
+    uint8_t source
+
+cdef class ReadyRing:
+    cdef ReadyEntry* entries             # capacity is a power of two
+    cdef Array memory
+    cdef uint32_t capacity
+    cdef uint32_t head                   # index of the oldest
+    cdef uint32_t count
+    cdef readonly uint64_t run           # the number it began with; that of no other ring
+    cdef uint64_t first                  # number of the oldest; entries are numbered as they come
+
+    cdef inline uint32_t place(self, uint64_t number) noexcept:
+        # Where the entry of that number lies.
+        return (self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)
+
+    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef ReadyEntry pop(self) noexcept
+    cdef int remove(self, uint64_t number) except -1
+    cdef int grow(self) except -1
+    cdef int release(self) noexcept
+    cdef int clear(self) except -1

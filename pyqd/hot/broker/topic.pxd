@@ -1,0 +1,97 @@
+# A topic: accept, append, wake the channels. Design notes: pyx/broker/topic.pyx.
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from pyqd.hot.broker.feed cimport Feed
+from pyqd.hot.diskqueue.mapping cimport Mapping
+from pyqd.hot.primitives.guid cimport GuidFactory
+from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record
+
+cdef enum:
+    TOPIC_STATE_BYTES = 4096
+    TOPIC_STATE_VERSION = 1
+
+cdef struct TopicState:
+    uint64_t magic
+    uint32_t version
+    uint32_t paused
+    uint64_t held_from                   # ordinal of the first message no channel has been given
+    uint64_t deferred_below              # 1 + ordinal of the last record with a due time; 0: there was none
+    uint64_t last_guid                   # no id to come is at or below it
+    uint64_t message_count               # accepted, ever
+    uint64_t message_bytes               # of their bodies
+    uint64_t retention_bytes             # this and the next two: 1 + the topic's own limit; 0: it has none
+    uint64_t retention_time_ns
+    uint64_t bytes_max
+    int64_t created_ns                   # wall clock; 0: made before this was noted
+    uint64_t given_below                 # 1 + the end of what channels with durable names were given; 0: not noted
+
+# What the journal keeps of a state beside the records of a log, so that its page need not be synced for them.
+cdef struct JournaledState:
+    int64_t created_ns                   # tells a topic from an earlier one of its name
+    uint64_t deferred_below
+    uint64_t last_guid
+    uint64_t message_count
+    uint64_t message_bytes
+
+# Messages that are accepted all together or not at all: each a big-endian int32 size and a body, checked before.
+cdef struct MessageBatch:
+    const char* at                       # of the next message to add
+    uint32_t count
+    uint32_t done                        # added so far
+    uint64_t body_words                  # 8-byte words of all bodies, each rounded up
+    int64_t now_ns                       # Unix
+    int64_t due_ns                       # Unix, of all of them; 0: at once
+    const int64_t* dues                  # or one for each, and 8 bytes, not looked at, stand before each size
+    uint64_t body_bytes                  # this and the next two: of those added
+    uint64_t deferred_count
+    uint64_t deferred_end                # 1 + ordinal of the last one with a due time
+    bint in_slices                       # the loop runs between the parts that are added
+    bint at_once                         # the channels park them at once
+    uint32_t kept                        # of `count`: how many are stored; the rest an ephemeral topic has no room for
+
+# Bytes that a batch takes in a log.
+cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
+    return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
+
+cdef class TopicCore(Feed):
+    cdef readonly GuidFactory guids
+    cdef readonly Mapping mapping
+    cdef TopicState* state
+    cdef readonly list channels          # ChannelCore
+    cdef readonly bint ephemeral
+    cdef public bint exiting
+    cdef public bint leaving             # it is deleted, and takes leave of its channels in its turns
+    cdef readonly bint busy                    # publishes wait in `intake`: each further one queues up behind them
+    cdef public object intake            # Intake; None until a publish was stored in slices
+    cdef readonly uint64_t memory_count_max
+    cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
+    cdef public int64_t retention_time_ns
+    cdef uint64_t state_change_count     # goes up with changes of the state that no message makes
+    cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
+    cdef uint64_t open_bytes             # of their bodies
+    cdef uint64_t held_deferred          # messages with a due time among those held, if that is known
+    cdef bint held_known                 # it is not, where an earlier run held some
+
+    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
+    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
+    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
+
+    cdef int restore(self, bytes journaled, bint fresh) except -1
+    cdef uint64_t depth_here(self) noexcept
+    cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
+    cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
+    cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept
+    cdef int commit_batches(self) except -1
+    cdef int abort_batches(self) except -1
+    cdef int publish_deferred_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns,
+        const int64_t* dues) except -1
+    cdef int begin_messages(self, MessageBatch* batch) except -1
+    cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1
+    cdef int accept_messages(self, MessageBatch* batch) except -1
+    cdef int drop_messages(self, MessageBatch* batch) except -1
+    cdef bint shown(self) noexcept
+    cdef int show(self) except -1
+    cdef int finish_missing(self, uint64_t start) except -1
+    cdef int drained(self) except -1

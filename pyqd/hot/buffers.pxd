@@ -1,5 +1,0 @@
-# How much memory the buffers of all connections take together. Design notes: pyx/buffers.pyx.
-from libc.stdint cimport int64_t, uint64_t
-
-cdef int buffer_grown(uint64_t size_bytes) except -1
-cdef void buffer_freed(uint64_t size_bytes) noexcept nogil

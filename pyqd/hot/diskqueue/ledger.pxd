@@ -1,0 +1,100 @@
+# What a channel has finished: cursor, floor, one bit per record between. Design notes: pyx/diskqueue/ledger.pyx.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.diskqueue.mapping cimport Mapping
+
+cdef enum:
+    LEDGER_HEADER_BYTES = 4096
+    LEDGER_VERSION = 1
+    SETTINGS_BYTES_MAX = 112
+
+cdef struct LedgerSettings:
+    uint32_t checksum                    # crc32c over all that follows
+    uint32_t size_bytes
+    uint64_t number
+    char[SETTINGS_BYTES_MAX] content     # the channel's own business
+
+cdef struct LedgerHeader:
+    uint64_t magic
+    uint32_t version
+    uint32_t paused                      # 1: nothing is delivered
+    uint64_t capacity_bits               # of the ring behind this header; a power of two
+    uint64_t floor                       # ordinal of the first record not finished
+    uint64_t cursor                      # ordinal of the next record never handed out; >= floor
+    uint64_t cursor_segment              # number of the segment the cursor is in
+    uint64_t cursor_offset               # and the offset there
+    # Deferred records of the topic below this ordinal are parked already. In a parked log's ledger: the origins of
+    # the records below it are finished, on stable storage.
+    uint64_t parked_below
+    uint64_t start                       # ordinal at which the channel began; moves up by what it was spared
+    uint64_t requeue_count
+    uint64_t timeout_count
+    uint64_t finish_count
+    uint64_t absorb_from                 # the run of bits being cleared behind the floor ...
+    uint64_t absorb_to                   # ... and its end; 0: no run is being cleared
+    uint64_t reset_to                    # 1 + ordinal a reset under way goes to; 0: none
+    uint64_t trusted_below               # bits of ordinals from here on may be stale after a power failure
+    uint64_t moved_until                 # records of the parked log below it may stand for queued ones with no due time
+    uint64_t dead_letter_count
+    LedgerSettings[2] settings           # the one with the higher number counts, if its checksum is right
+    uint64_t parked_from                 # records of the parked log below it were dropped by a reset
+    uint64_t reset_parked_from           # parked_from of a reset under way
+    # Records of the parked log below it may be finished and their origins not, as an earlier ledger is lost.
+    uint64_t origins_unknown_below
+
+cdef class Ledger:
+    cdef readonly object files
+    cdef readonly str path               # None: anonymous memory
+    cdef public object on_replaced       # called without arguments when another file has the name; None: nobody is
+    cdef object stand_ins                # while the file is missing for want of room; else None
+    cdef Mapping mapping
+    cdef LedgerHeader* header
+    cdef uint64_t* words                 # the ring
+    cdef readonly uint64_t capacity_bits
+    cdef public bint clears_late         # bits behind the floor are cleared only when a sync has covered the floor
+    cdef uint64_t uncleared_from         # if some are not cleared yet: the first of them; else the highest number
+    cdef bint pristine                   # the file is new: no bit was ever set in it, and none can be on the disk
+    cdef readonly bint rebuilt           # the file was damaged: it says nothing of what is finished
+    cdef readonly bint outran            # `clamp` has dropped what it said of records behind the log's end
+    cdef readonly uint64_t reset_count   # since it was opened
+    cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
+    cdef readonly uint64_t synced_change_count    # as of the last completed sync; 0: there was none
+    cdef readonly uint64_t ones          # bits set in the ring
+    cdef readonly uint64_t ahead         # of these, at or past the cursor
+
+    cdef inline bint reaches(self, uint64_t ordinal) noexcept:
+        # Whether finishing a record that is not finished takes no growth.
+        return ordinal - self.bits_start() < self.capacity_bits
+
+    cdef inline uint64_t bits_start(self) noexcept:
+        # The ring has the bits of `capacity_bits` records from here on; those below the floor wait to be cleared.
+        return min(self.header.floor, self.uncleared_from)
+
+    cdef inline uint64_t bits_end(self) noexcept:
+        # Never below the floor.
+        return max(self.header.floor, self.bits_start() + self.capacity_bits)
+
+    cdef int finish(self, uint64_t ordinal) except -1
+    cdef bint try_finish(self, uint64_t ordinal) except -1
+    cdef int reach(self, uint64_t ordinal) except -1
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1
+    cdef bint is_finished(self, uint64_t ordinal) noexcept
+    cdef uint64_t finished_end(self) noexcept
+    cdef int hand_out(self) except -1
+    cdef bint next_is_finished(self) noexcept
+    cdef int skip(self) except -1
+    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef int absorb(self) except -1
+    cdef int clear_absorbed(self) except -1
+    cdef int clear_late_bits(self, uint64_t end) except -1
+    cdef int sync_floor(self) except -1
+    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1
+    cdef int sync_and_replace(self, Mapping mapping) except -1
+    cdef int count_ahead(self) except -1
+    cdef LedgerSettings* newest_settings(self) noexcept
+    cdef Mapping new_file(self, uint64_t capacity_bits)
+    cdef int replace_file(self, Mapping mapping) except -1
+    cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1
+    cdef int clear_bits(self, uint64_t start, uint64_t end) except -1
+    cdef int grow(self, uint64_t ordinal) except -1
+    cdef int adopt(self, Mapping mapping) except -1

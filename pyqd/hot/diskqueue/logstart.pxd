@@ -1,0 +1,24 @@
+# Start of a log from the segments of an earlier run. Design notes: pyx/diskqueue/logstart.pyx.
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.diskqueue.segment cimport Segment
+
+cdef class FoundSegments:
+    cdef object files
+    cdef object directory
+    cdef object damage
+    cdef bint power_failed
+    cdef Segment first                   # None where there is none
+    cdef Segment last                    # records are appended here
+    cdef uint64_t end                    # ordinal behind its records
+    cdef uint64_t end_of_spares          # where the records of the last spare found would have begun
+    cdef bint renumber                   # records at the end were lost: their numbers are not given again
+    cdef uint64_t file_counter           # above the names that are numbers; 0: there is none
+    cdef list spares
+    cdef list holes                      # (ordinal, ordinal) ranges that are missing
+
+    cdef int load_segments(self) except -1
+    cdef Segment load_segment(self, path)
+    cdef int open_segment(self, Segment segment, bint last) except -1
+    cdef bint is_spare_for_good(self, Segment segment) except -1
+    cdef int chain(self, list segments) except -1

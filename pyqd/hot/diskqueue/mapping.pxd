@@ -1,0 +1,58 @@
+# A range of mapped memory and who gives it back. Design notes: pyx/diskqueue/mapping.pyx.
+from libc.stdint cimport uint32_t, uint64_t
+
+from pyqd.hot.diskqueue.arena cimport Extent, extent_is_lost
+
+cdef extern from *:
+    """
+    #define pyqd_barrier() __asm__ volatile("" ::: "memory")
+    """
+    # Keeps the compiler from moving stores over it. x86 itself keeps stores in order, and what a killed process had
+    # stored into a shared mapping is in the page cache; so program order is what recovery finds.
+    void store_barrier "pyqd_barrier" () noexcept nogil
+
+cdef extern from *:
+    """
+    /* Not __atomic_fetch_or: a compiler may make a mere load of an "or 0". */
+    static inline void pyqd_store_again(char *at) {
+    #if defined(__x86_64__)
+        __asm__ volatile("lock; orb $0, %0" : "+m"(*at) : : "memory");
+    #else
+        char is = __atomic_load_n(at, __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n((volatile char *) at, &is, is, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    #endif
+    }
+    """
+    # Stores the byte that is there, without losing what another thread stores meanwhile.
+    void store_again "pyqd_store_again" (char* at) noexcept nogil
+
+cdef class Mapping:
+    cdef char* base                      # owned; page aligned
+    cdef readonly uint64_t size_bytes
+    cdef Extent* extent                  # owned; NULL for memory that the caller has mapped
+    cdef bint counted                    # it is a file, mapped outside the arena
+    cdef bint on_heap                    # it is memory of malloc(3)
+    cdef readonly str path               # None for anonymous memory
+    cdef int fd                          # owned, open for writing; -1: none
+    cdef uint32_t place                  # among those that own a descriptor
+    cdef bint fd_refused                 # it could not be opened
+    cdef bint alone                      # a page that is not in the cache is brought in alone
+    cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
+    cdef public uint64_t healed_syncs    # how many of these a sync has made good
+
+    cdef inline bint is_lost(self, uint64_t start, uint64_t length) noexcept:
+        # Whether some of those bytes could not be read from the disk: there are zeros in their place.
+        # They have been accessed before: the compiler must not look first.
+        store_barrier()
+        return self.extent != NULL and self.extent.lost_pages != 0 and extent_is_lost(self.extent, start, length)
+
+    cdef inline void set_verified(self, bint verified) noexcept:
+        # Once what it holds has been checked, zeros must not take the place of a page that cannot be read.
+        if self.extent != NULL:
+            self.extent.verified = verified
+
+    cdef void close(self) noexcept
+    cdef void stop_read_ahead(self) noexcept
+    cdef void read_ahead(self) noexcept
+    cdef void advise(self, bint alone) noexcept
+    cdef void bring_in(self, uint64_t start, uint64_t length) noexcept

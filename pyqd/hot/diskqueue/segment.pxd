@@ -1,0 +1,69 @@
+# One mapped file of a log. Layout and design notes: pyx/diskqueue/segment.pyx; the format: docs/storage.md, "Segment".
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyqd.hot.diskqueue.mapping cimport Mapping
+
+cdef enum:
+    SEGMENT_HEADER_BYTES = 128
+    SEGMENT_VERSION = 1
+
+cdef struct SegmentHeader:
+    uint64_t magic
+    uint32_t version
+    uint32_t checksum                    # crc32c over number, first_seq, created_ns; of a spare, with 0 for the number
+    uint64_t number                      # place in the log, from 1; 0: a spare, holds no record
+    uint64_t first_seq                   # of its first record
+    int64_t created_ns                   # Unix, when it became the log's last
+    uint64_t sealed_count                # records, once sealed
+    uint64_t sealed_bytes                # where they end; 0: not sealed; stored after sealed_count
+    uint64_t synced_bytes                # at least so much is on stable storage
+
+cdef class Segment:
+    cdef readonly Mapping mapping
+    cdef char* base                      # of the mapping
+    cdef readonly uint64_t file_bytes    # as many as it takes of the disk
+    cdef readonly uint64_t capacity_bytes  # the same, but for a segment that takes no more records: its tail
+    cdef readonly uint64_t limit_bytes   # records are appended up to there now: the capacity, or what was read already
+    cdef readonly uint64_t checked_bytes  # its pages up to there are no unreadable ones of an earlier run
+    cdef readonly uint64_t tail          # offset of the next record, relative to base
+    cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before
+    cdef readonly uint64_t first_ordinal
+    cdef readonly uint64_t count         # records
+    cdef readonly uint64_t number
+    cdef readonly Segment next           # None for the last
+    cdef readonly bint unverified        # its checksums have not been looked at since it was mapped
+    cdef readonly uint64_t highest_guid  # of the records that `walk` or `mend` has verified
+    cdef readonly bint worn              # a page behind the tail cannot be read: no record is appended any more
+    cdef readonly uint64_t journaled_bytes  # at least so much is in the journal, or on stable storage here
+    cdef uint64_t file_number            # its file is called so; 0: not looked up yet
+    cdef readonly bint cut               # records behind the tail are known to be missing
+
+    cdef inline SegmentHeader* header(self) noexcept:
+        return <SegmentHeader*> self.base
+
+    cdef inline uint64_t end_ordinal(self) noexcept:
+        return self.first_ordinal + self.count
+
+    cdef inline uint64_t room_bytes(self) noexcept:
+        return self.limit_bytes - self.tail
+
+    cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int take_no_more(self) except -1
+    cdef int take_more(self) except -1
+    cdef int set_checked(self, uint64_t checked_bytes) except -1
+    cdef int leave(self) except -1
+    cdef bint open_up(self, files, uint64_t span_bytes) except -1
+    cdef bint read_to(self, files, uint64_t end) except -1
+    cdef uint64_t deferred_end(self) noexcept
+    cdef int seal(self) except -1
+    cdef int vacate(self) noexcept
+    cdef int retire(self) except -1
+    cdef int load(self) except -1
+    cdef bint is_blank(self) noexcept
+    cdef int walk(self, bint power_failed, report) except -1
+    cdef int mend(self, report) except -1
+    cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept
+    cdef bint is_tail_readable(self) noexcept
+    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept
+    cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1

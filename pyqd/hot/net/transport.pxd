@@ -1,0 +1,29 @@
+# What lies between a connection's buffers and its socket when it is encrypted or compressed.
+# Notes: pyx/net/transport.pyx.
+from libc.stdint cimport uint64_t
+
+cdef class Transport:
+    cdef int fd
+    cdef Transport below                 # None: the socket
+    cdef bytes early                     # what was received before this transport was put in place
+    cdef bytes encoded                   # encoded[encoded_at:] waits for what lies below
+    cdef uint64_t encoded_at
+    cdef char* scratch                   # what is received from below, until decoded or copied
+    cdef bint more                       # decode stopped for want of room
+    cdef bint ended                      # the peer has ended its stream
+    cdef uint64_t codec_bytes            # memory of the codec, by the subclass
+    cdef uint64_t counted_bytes          # part of `buffers`
+
+    cdef ssize_t receive(self, char* into, uint64_t capacity) except -3
+    cdef ssize_t receive_below(self, char* into, uint64_t capacity) except -3
+    cdef bint has_more(self) noexcept
+    cdef ssize_t send(self, const char* data, uint64_t size_bytes) except -2
+    cdef int flush(self) except -2
+    cdef int push(self) except -2
+    cdef int put_encoded(self, bytes piece) except -1
+    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0
+    cdef int finish_encoding(self) except -1
+    cdef int take(self, const char* data, uint64_t size_bytes) except -1
+    cdef ssize_t decode(self, char* into, uint64_t capacity) except -1
+    cdef int count_bytes(self) except -1
+    cdef uint64_t held_bytes(self) noexcept

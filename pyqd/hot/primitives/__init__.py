@@ -1,0 +1,1 @@
+"""Compiled modules of the layer `primitives`: interfaces (.pxd) and types (.pyi); sources in pyx/primitives/."""

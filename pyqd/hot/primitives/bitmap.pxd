@@ -1,0 +1,138 @@
+# A window of an endless row of bits, kept in a ring of words. Design notes: pyx/primitives/bitmap.pyx.
+#
+# Arguments of all functions: `words` has capacity_bits / 64 words; capacity_bits is a power of two, at least 64. Bits
+# are named by their position in the endless row, 0 to 2**63. [start, end) is at most capacity_bits long, start <= end.
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from pyqd.hot.primitives.debug cimport debug_require
+
+cdef extern from *:
+    """
+    #define PYQD_ALL_ONES (~0ULL)
+    #define PYQD_ONE_BIT(position) (1ULL << ((position) & 63))
+    """
+    const uint64_t ALL_ONES "PYQD_ALL_ONES"
+    # The bit of a position within its word.
+    uint64_t one_bit "PYQD_ONE_BIT" (uint64_t position) noexcept nogil
+    # Index of the lowest one bit; word is not 0.
+    int lowest_one "__builtin_ctzll" (uint64_t word) noexcept nogil
+    int count_ones "__builtin_popcountll" (uint64_t word) noexcept nogil
+
+
+cdef inline bint is_ring_range(uint64_t capacity_bits, uint64_t start, uint64_t end) noexcept nogil:
+    return (
+        capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
+        and start <= end and end - start <= capacity_bits
+    )
+
+
+# The index of the word that holds a position.
+cdef inline uint64_t ring_word(uint64_t capacity_bits, uint64_t position) noexcept nogil:
+    return (position & (capacity_bits - 1)) >> 6
+
+
+# The bits of [start, end) in the word of `start`; start < end.
+cdef inline uint64_t ring_mask(uint64_t start, uint64_t end) noexcept nogil:
+    cdef uint64_t mask = ALL_ONES << (start & 63)
+    if end - (start & ~<uint64_t>63) < 64:
+        mask &= one_bit(end) - 1
+    return mask
+
+
+# The first position of the next word.
+cdef inline uint64_t ring_after_word(uint64_t position) noexcept nogil:
+    return (position | 63) + 1
+
+
+cdef inline void ring_set(uint64_t* words, uint64_t capacity_bits, uint64_t position) noexcept nogil:
+    words[ring_word(capacity_bits, position)] |= one_bit(position)
+
+
+cdef inline void ring_clear(uint64_t* words, uint64_t capacity_bits, uint64_t position) noexcept nogil:
+    words[ring_word(capacity_bits, position)] &= ~one_bit(position)
+
+
+cdef inline bint ring_test(const uint64_t* words, uint64_t capacity_bits, uint64_t position) noexcept nogil:
+    return words[ring_word(capacity_bits, position)] >> (position & 63) & 1
+
+
+# The first position of [start, end) whose bit is 1; end when there is none.
+cdef inline uint64_t ring_next_one(
+    const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
+) noexcept nogil:
+    cdef uint64_t rest
+    debug_require(is_ring_range(capacity_bits, start, end))
+    while start < end:
+        rest = words[ring_word(capacity_bits, start)] >> (start & 63)
+        if rest:
+            start += <uint64_t>lowest_one(rest)
+            return start if start < end else end
+        start = ring_after_word(start)
+    return end
+
+
+# The first position of [start, end) whose bit is 0; end when there is none.
+cdef inline uint64_t ring_next_zero(
+    const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
+) noexcept nogil:
+    cdef uint64_t rest
+    debug_require(is_ring_range(capacity_bits, start, end))
+    while start < end:
+        rest = ~words[ring_word(capacity_bits, start)] >> (start & 63)
+        if rest:
+            start += <uint64_t>lowest_one(rest)
+            return start if start < end else end
+        start = ring_after_word(start)
+    return end
+
+
+# How many bits from start on are 1, at most end - start.
+cdef inline uint64_t ring_run_of_ones(
+    const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
+) noexcept nogil:
+    return ring_next_zero(words, capacity_bits, start, end) - start
+
+
+cdef inline void ring_set_range(uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end) noexcept nogil:
+    debug_require(is_ring_range(capacity_bits, start, end))
+    while start < end:
+        words[ring_word(capacity_bits, start)] |= ring_mask(start, end)
+        start = ring_after_word(start)
+
+
+cdef inline void ring_clear_range(uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end) noexcept nogil:
+    debug_require(is_ring_range(capacity_bits, start, end))
+    while start < end:
+        words[ring_word(capacity_bits, start)] &= ~ring_mask(start, end)
+        start = ring_after_word(start)
+
+
+# How many bits of [start, end) are 1.
+cdef inline uint64_t ring_count(
+    const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
+) noexcept nogil:
+    cdef uint64_t count = 0
+    debug_require(is_ring_range(capacity_bits, start, end))
+    while start < end:
+        count += <uint64_t>count_ones(words[ring_word(capacity_bits, start)] & ring_mask(start, end))
+        start = ring_after_word(start)
+    return count
+
+
+# Makes `target` hold [start, end) of `source`, and zeros in all other places. The two do not overlap in memory.
+cdef inline void ring_copy(
+    const uint64_t* source, uint64_t source_capacity_bits,
+    uint64_t* target, uint64_t target_capacity_bits,
+    uint64_t start, uint64_t end,
+) noexcept nogil:
+    debug_require(is_ring_range(source_capacity_bits, start, end))
+    debug_require(is_ring_range(target_capacity_bits, start, end))
+    memset(target, 0, target_capacity_bits >> 3)
+    while start < end:
+        # A window as long as the ring may begin and end in the same word, hence the |=.
+        target[ring_word(target_capacity_bits, start)] |= (
+            source[ring_word(source_capacity_bits, start)] & ring_mask(start, end)
+        )
+        start = ring_after_word(start)

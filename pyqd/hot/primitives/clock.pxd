@@ -1,0 +1,30 @@
+# pyqd/hot/primitives/clock.pxd: the two clocks. Design notes: pyx/primitives/clock.pyx.
+
+from libc.stdint cimport int64_t
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
+
+
+# Times that a test has set in place of the system's; 0: the system's count.
+cdef struct HeldClock:
+    int64_t wall_ns
+    int64_t mono_ns
+
+cdef HeldClock held_clock
+
+
+# Nanoseconds since 1970-01-01 UTC. May jump either way; for timestamps and ids only.
+cdef inline int64_t wall_ns() noexcept nogil:
+    cdef timespec now
+    if held_clock.wall_ns != 0:
+        return held_clock.wall_ns
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+
+
+# Nanoseconds since an arbitrary moment of this boot. Never goes backwards; for deadlines and durations.
+cdef inline int64_t mono_ns() noexcept nogil:
+    cdef timespec now
+    if held_clock.mono_ns != 0:
+        return held_clock.mono_ns
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec

@@ -1,0 +1,7 @@
+# pyqd/hot/primitives/crc32c.pxd: the checksum of records. Design notes: pyx/primitives/crc32c.pyx.
+
+from libc.stdint cimport uint32_t
+
+# Returns the CRC-32C of data[:count], or of what `crc` already covers followed by data[:count]. Start with crc = 0.
+# `data` needs no alignment, and may be NULL when count is 0.
+cdef uint32_t crc32c(uint32_t crc, const void* data, size_t count) noexcept nogil

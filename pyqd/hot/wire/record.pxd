@@ -1,0 +1,82 @@
+# One record of a log: its layout and its codec. The format is described in docs/storage.md, "Record".
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from pyqd.hot.primitives.crc32c cimport crc32c
+
+cdef enum:
+    RECORD_HEADER_BYTES = 48
+    RECORD_ALIGN_BYTES = 8
+    ORDINAL_BITS = 48                    # the rest of a sequence number is the epoch
+    RECORD_LOST = 1                      # flag: stands where a damaged record was; never delivered
+    RECORD_SPAN_MIN = 56                 # no record takes fewer bytes
+
+cdef struct Record:
+    uint32_t size_bytes                  # of the body; this word and the next are stored last, as one
+    uint32_t checksum                    # crc32c over all that follows, continued from the size
+    uint64_t seq                         # epoch << 48 | ordinal
+    uint64_t guid                        # the message's id
+    int64_t timestamp_ns                 # of publishing, Unix
+    int64_t due_ns                       # Unix; 0: due at once
+    uint16_t attempts                    # deliveries before this record was written
+    uint16_t flags                       # RECORD_LOST or 0
+    uint16_t handed_out                  # attempts that its last delivery told, 0: none; see record_checksum
+    uint16_t reserved                    # zero
+
+cdef extern from *:
+    """
+    #define pyqd_store_word(at, word) __atomic_store_n((uint64_t*)(at), (word), __ATOMIC_RELEASE)
+    #define pyqd_load_word(at) __atomic_load_n((const uint64_t*)(at), __ATOMIC_ACQUIRE)
+    """
+    void store_word "pyqd_store_word" (char* at, uint64_t word) noexcept nogil
+    uint64_t load_word "pyqd_load_word" (const char* at) noexcept nogil
+
+cdef inline uint64_t record_span(uint64_t body_bytes) noexcept nogil:
+    # Bytes a record of that body takes in a segment.
+    return (RECORD_HEADER_BYTES + body_bytes + RECORD_ALIGN_BYTES - 1) & ~(<uint64_t> RECORD_ALIGN_BYTES - 1)
+
+cdef inline const char* record_body(const Record* record) noexcept nogil:
+    return <const char*> record + RECORD_HEADER_BYTES
+
+cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
+    return record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+
+# `handed_out` changes in place, so it counts as the 0 that it was when the record was written.
+cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
+    cdef Record header = record[0]
+    header.handed_out = 0
+    return crc32c(
+        crc32c(record.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
+        record_body(record), record.size_bytes)
+
+# How often the message has been delivered, as far as the record tells.
+cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
+    return max(record.attempts, record.handed_out)
+
+# Fills all of a record but its first word, and returns that word: storing it makes the record valid.
+cdef inline uint64_t record_fill(
+    char* at, uint64_t seq, uint64_t guid, int64_t timestamp_ns, int64_t due_ns, uint16_t attempts,
+    const char* body, uint32_t body_bytes,
+) noexcept nogil:
+    cdef Record* record = <Record*> at
+    cdef uint64_t span = record_span(body_bytes)
+    store_word(at, 0)
+    record.seq = seq
+    record.guid = guid
+    record.timestamp_ns = timestamp_ns
+    record.due_ns = due_ns
+    record.attempts = attempts
+    record.flags = 0
+    record.handed_out = 0
+    record.reserved = 0
+    (<uint64_t*> (at + span - 8))[0] = 0
+    memcpy(at + RECORD_HEADER_BYTES, body, body_bytes)
+    return body_bytes | <uint64_t> crc32c(
+        body_bytes, at + 8, RECORD_HEADER_BYTES - 8 + body_bytes) << 32
+
+cdef enum Verdict:
+    RECORD_VALID = 0
+    RECORD_ABSENT = 1                    # zeros, or what an earlier life of the segment left: the end of the log
+    RECORD_DAMAGED = 2                   # the sequence number is the next one and the checksum disagrees
+
+cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil

@@ -1,0 +1,1 @@
+"""HTTP server: connections, parser, router and limits."""

@@ -1,0 +1,233 @@
+"""One HTTP connection: a greenlet that reads, has requests answered in order, and sends.
+
+It waits for the socket before each read, even when more is there already: so each connection gets its turn, and what
+one read brings bounds the work of a turn. All read into one buffer, which is free again before anything may switch. The
+answers of one read leave in one send, or in several where they are large. Plain publishes are answered before they come
+here, by the compiled half.
+
+Whenever a connection waits for its peer it has a deadline, moved by progress; a sweep of the server's shuts the socket
+of those that are past it, which wakes the greenlet.
+
+Source: spec of the HTTP API, "Conventions".
+"""
+
+import contextlib
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from pyqd.hot.http.front import HttpFront, PlainPublisher
+from pyqd.hot.net.buffers import note_change
+from pyqd.http.limits import BODY_BYTES_PER_S, DEFAULT_LIMITS, HttpLimits
+from pyqd.http.messages import TEXT, Request, Response, render
+from pyqd.http.reader import RequestReader, State
+from pyqd.http.router import Router
+from pyqd.net.giveway import give_way
+from pyqd.primitives.errors import reason_of
+
+WRITE_EVENT = 2
+SENT_AT_ONCE_BYTES = 256 * 1024
+LINGER_BYTES_MAX = 16 * 1024 * 1024
+
+LINGER_S = 5.0
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+REASONS = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+
+logger = logging.getLogger(__name__)
+
+
+class HttpConnection(HttpFront):
+    """One connection.
+
+    answer: returns the response to a request; may switch. remote: the peer's address as text. publisher: takes the
+    plain publishes; None where all requests are answered by routes.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        remote: str,
+        router: Router,
+        answer: Callable[[Request, str], Response],
+        publisher: PlainPublisher | None = None,
+        limits: HttpLimits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__(connection.fileno(), gevent.get_hub(), publisher)
+        # By State.
+        self.wait_s = (limits.idle_s, limits.header_s, limits.body_s, limits.write_s, limits.write_s)
+        self.idle_s = limits.idle_s
+        self.gone = False
+        self.buffer_bytes = 0
+        self.deadline_s = time.monotonic() + self.idle_s
+        self.remote = remote
+        self._socket = connection
+        self._reader = RequestReader(router, limits.header_bytes_max)
+        self._body_since_s = 0.0
+        self._answer = answer
+        self._hub = gevent.get_hub()
+        self._writable: Any = None
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+
+    def run(self) -> None:
+        """Serve the connection to its end. Switches: yes."""
+        try:
+            while self._serve_once():
+                pass
+        except ConnectionError:
+            logger.debug("HTTP: the connection of %s broke", self.remote)
+        except OSError as error:
+            logger.warning("HTTP: the connection of %s failed - %s", self.remote, reason_of(error))
+        finally:
+            self._close()
+
+    def close_because(self, reason: str) -> None:
+        """Close the connection at once."""
+        logger.warning("HTTP: closing %s - %s", self.remote, reason)
+        self.shut()
+
+    def shut(self) -> None:
+        """Make the greenlet end, whatever it waits for."""
+        self.gone = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _close(self) -> None:
+        self.close_front()
+        if self._writable is not None:
+            self._writable.close()
+            self._writable = None
+        self._reader.release()
+        self._count_buffers(0)
+        self._socket.close()
+
+    def transport_bytes(self) -> int:
+        """Return the memory of what lies between the connection and its socket."""
+        return 0
+
+    def _note_buffers(self, size_bytes: int) -> None:
+        """Count what is half received or not sent yet."""
+        self._count_buffers(size_bytes + self.transport_bytes())
+
+    def _count_buffers(self, size_bytes: int) -> None:
+        if size_bytes != self.buffer_bytes:
+            note_change(size_bytes - self.buffer_bytes)
+            self.buffer_bytes = size_bytes
+
+    def _serve_once(self) -> bool:
+        """Read once, and answer what is whole. Returns: whether the connection goes on."""
+        reader = self._reader
+        before = reader.state
+        data = self.next_bytes(before == State.IDLE)
+        if data is None:
+            self._send()
+            return True
+        if not data:
+            return False
+        reader.feed(data)
+        state = reader.state
+        # A slow header does not get more time by each of its bytes.
+        if state != State.HEADERS or before != State.HEADERS or reader.ready:
+            self.deadline_s = time.monotonic() + self.wait_s[state]
+        if state == State.BODY:
+            if before != State.BODY or reader.ready:
+                self._body_since_s = time.monotonic()
+            longest_s = self.wait_s[State.BODY] + reader.body_bytes / BODY_BYTES_PER_S
+            self.deadline_s = min(self.deadline_s, self._body_since_s + longest_s)
+        self._note_buffers(reader.held_bytes)
+        goes_on = self._answer_ready()
+        if goes_on and state >= State.CUT_SHORT:
+            goes_on = self._refuse()
+        elif goes_on and reader.wants_continue:
+            reader.wants_continue = False
+            self._put(CONTINUE)
+        self._send()
+        if not goes_on and state >= State.CUT_SHORT:
+            self._linger()
+        return goes_on
+
+    def _answer_ready(self) -> bool:
+        reader = self._reader
+        if not reader.ready:
+            return True
+        requests, reader.ready = reader.ready, []
+        for number, request in enumerate(requests, 1):
+            self._put_answer(request)
+            if not request.keep_alive:
+                return False
+            if self._unsent_bytes > SENT_AT_ONCE_BYTES:
+                self._send()
+                if number < len(requests):
+                    give_way()
+        return True
+
+    def _refuse(self) -> bool:
+        """Answer what cannot go on: a request with too much body, or what is no request at all."""
+        request = self._reader.cut
+        if request is not None:
+            self._put_answer(request)
+            return False
+        status = self._reader.failure
+        reason = f"{status} {REASONS[status]}"
+        self._put(render(Response(status, reason.encode(), TEXT, versioned=False)))
+        return False
+
+    def _put_answer(self, request: Request) -> None:
+        deadline_s = self.deadline_s
+        self.deadline_s = math.inf
+        response = self._answer(request, self.remote)
+        self.deadline_s = deadline_s
+        keep_alive = request.keep_alive and request.complete
+        self._put(
+            render(
+                response,
+                version=request.version,
+                keep_alive=keep_alive,
+                body_left_out=request.method == "HEAD",
+            )
+        )
+
+    def queue_answers(self, data: bytes) -> None:
+        """Queue what the socket did not take of the answers to plain publishes."""
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+
+    def _send(self) -> None:
+        """Send what is to be sent. Switches: where the socket is full."""
+        if not self._unsent:
+            return
+        data = memoryview(self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent))
+        self._unsent = []
+        self._unsent_bytes = 0
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._socket.send(data) :]
+            if not data:
+                self._note_buffers(self._reader.held_bytes)
+                return
+            self._note_buffers(self._reader.held_bytes + len(data))
+            self.deadline_s = max(self.deadline_s, time.monotonic() + self.wait_s[State.CUT_SHORT])
+            if self._writable is None:
+                self._writable = self._hub.loop.io(self._socket.fileno(), WRITE_EVENT)
+            self._hub.wait(self._writable)
+
+    def _linger(self) -> None:
+        """Read on and drop for a moment: closing with unread bytes would reset, and the answer might be lost."""
+        self.deadline_s = time.monotonic() + LINGER_S
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        left_bytes = LINGER_BYTES_MAX
+        while left_bytes > 0:
+            data = self.next_bytes(False)
+            if not data:
+                return
+            left_bytes -= len(data)

@@ -1,0 +1,41 @@
+"""What an HTTP connection may take: time for each of its parts, and bytes of headers."""
+
+import dataclasses
+import math
+
+from pyqd.config.options import Options
+from pyqd.primitives.durations import SECOND_NS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """How long to wait for a peer: between requests, for a request's headers, for its body, until it reads an answer.
+
+    A body gets a second more for each BODY_BYTES_PER_S of it that have come. header_bytes_max: of one request.
+    """
+
+    idle_s: float = 300.0
+    header_s: float = 30.0
+    body_s: float = 60.0
+    write_s: float = 60.0
+    header_bytes_max: int = 64 * 1024
+
+
+BODY_BYTES_PER_S = 1024
+DEFAULT_LIMITS = HttpLimits()
+
+
+def http_limits(options: Options) -> HttpLimits:
+    """Return the limits that the flags ask for; a time of 0 there is no limit."""
+    return HttpLimits(
+        idle_s=seconds(options.http_idle_timeout_ns),
+        header_s=seconds(options.http_header_timeout_ns),
+        body_s=seconds(options.http_body_timeout_ns),
+        write_s=seconds(options.http_write_timeout_ns),
+        header_bytes_max=options.max_http_header_size,
+    )
+
+
+def seconds(time_ns: int) -> float:
+    """Return a time in seconds; 0 is for ever."""
+    return time_ns / SECOND_NS if time_ns else math.inf

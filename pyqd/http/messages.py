@@ -1,0 +1,164 @@
+"""Requests and responses: plain values, no sockets.
+
+Source: spec of the HTTP API, "Conventions".
+"""
+
+import http
+import json
+import time
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, Final
+
+from pyqd.http.query import Query
+
+if TYPE_CHECKING:
+    from pyqd.http.router import Match
+
+JSON: Final = "application/json; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
+HTML: Final = "text/html; charset=utf-8"
+CHUNKED: Final = -1
+
+_STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in http.HTTPStatus}
+
+
+class HttpError(Exception):
+    """Why a request is refused: a status, and one of nsqd's codes that becomes the body `{"message":"CODE"}`."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(status, code)
+        self.status = status
+        self.code = code
+
+
+class Response:
+    """A status, a body and its type.
+
+    content_type None: the body is empty. headers: further ones, as (name, value).
+    versioned: it says which version of the API it is of, as all but a few do.
+    """
+
+    __slots__ = ("body", "content_type", "headers", "status", "versioned")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        versioned: bool = True,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+        self.versioned = versioned
+
+
+def text_response(text: str, status: int = 200) -> Response:
+    """Return text as it is, without quotes."""
+    return Response(status, text.encode(errors="backslashreplace"), TEXT)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return a value as JSON, without spaces."""
+    return Response(status, to_json(value), JSON)
+
+
+def error_response(error: HttpError, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    """Return the body that stands for an error."""
+    return Response(error.status, to_json({"message": error.code}), JSON, headers)
+
+
+def to_json(value: Any) -> bytes:
+    """Return JSON without spaces, in ASCII."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+class Request:
+    """One request; complete, or as much of it as was taken.
+
+    target: as it came. path: of it, as it came. content_length: of the body as announced, or CHUNKED.
+    body: at most the route's limit. body_too_big: there was, or is to come, more than that; the rest was dropped.
+    complete: the body has been read to its end. keep_alive: the client means to send another request.
+    """
+
+    __slots__ = (
+        "_query",
+        "body",
+        "body_too_big",
+        "complete",
+        "content_length",
+        "headers",
+        "keep_alive",
+        "match",
+        "method",
+        "path",
+        "query_text",
+        "target",
+        "version",
+    )
+
+    match: "Match"
+
+    def __init__(self, method: str, target: str, version: str, headers: dict[bytes, bytes]) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.headers = headers
+        self.path, _, self.query_text = target.partition("?")
+        self.content_length = CHUNKED if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
+        self.body = b""
+        self.body_too_big = False
+        self.complete = False
+        self.keep_alive = False
+        self._query: Query | None = None
+
+    def query(self) -> Query:
+        """Return the parameters of the query. Raises: HttpError 400 INVALID_REQUEST for malformed ones."""
+        if self._query is None:
+            try:
+                self._query = Query(self.query_text)
+            except ValueError:
+                raise HttpError(400, "INVALID_REQUEST") from None
+        return self._query
+
+
+class DateLine:
+    """The Date header, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = ""
+
+    def now(self) -> str:
+        """Return the header line for this second."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
+        return self._line
+
+
+_date = DateLine()
+
+
+def render(response: Response, *, version: str = "1.1", keep_alive: bool = False, body_left_out: bool = False) -> bytes:
+    """Return a response as it goes over the wire.
+
+    version: of HTTP, the request's. body_left_out: the answer to HEAD, which has the headers alone.
+    """
+    lines = f"HTTP/{version} {_STATUS_LINES[response.status]}\r\n"
+    if response.content_type is not None:
+        lines += f"Content-Type: {response.content_type}\r\n"
+    if response.versioned:
+        lines += "X-Nsq-Content-Type: nsq; version=1.0\r\n"
+    for name, value in response.headers:
+        lines += f"{name}: {value}\r\n"
+    if not keep_alive:
+        lines += "Connection: close\r\n"
+    elif version == "1.0":
+        lines += "Connection: keep-alive\r\n"
+    lines += f"{_date.now()}Content-Length: {len(response.body)}\r\n\r\n"
+    head = lines.encode("latin-1", "replace")
+    return head if body_left_out else head + response.body

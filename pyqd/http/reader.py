@@ -1,0 +1,240 @@
+"""From bytes to requests: no sockets, no clock, no waiting.
+
+`feed` takes what a socket gave. Requests that are whole then stand in `ready`, in order; of the one that is arriving,
+the state says what is to be done before more is read:
+
+    IDLE       between two requests
+    HEADERS    a request has begun
+    BODY       its headers are known, its body arrives; `wants_continue`: the client waits for leave to send it
+    CUT_SHORT  it is to be answered as it is, in `cut`, and the connection closed; nothing more is fed
+    FAILED     what came is no HTTP, in `failure`; nothing more is fed
+
+A body is limited while it arrives: at the headers the route is known and with it the limit, and what is beyond is
+dropped and not held. A short rest is read to its end, so that the connection can go on; behind a long one it is cut.
+
+Invariants: 1. a request holds at most its route's limit of body. 2. What a request costs beside its body is bounded by
+the limit on headers and a multiple of the body's bytes, for the chunks' headers.
+"""
+
+import enum
+from typing import Any
+
+import httptools
+
+from pyqd.http.limits import DEFAULT_LIMITS
+from pyqd.http.messages import Request
+from pyqd.http.router import Router
+
+CHUNK_HEADER_BYTES_MAX = 16
+DROPPED_BYTES_MAX = 256 * 1024
+VERSIONS = ("1.0", "1.1")
+CHUNKED_CODING = b"chunked"
+# With two values of one of these, a proxy and the daemon may disagree where the request ends, or whose it is.
+SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
+
+
+class State(enum.IntEnum):
+    """Where the reader stands."""
+
+    IDLE = 0
+    HEADERS = 1
+    BODY = 2
+    CUT_SHORT = 3
+    FAILED = 4
+
+
+def head_without_upgrade(request: Request) -> bytes:
+    """Return the bytes of a request's line and headers but for `Upgrade`."""
+    lines = [f"{request.method} {request.target} HTTP/{request.version}".encode()]
+    lines += [name + b": " + value for name, value in request.headers.items() if name != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+class RequestReader:
+    """The requests of one connection. Its methods `on_...` are the parser's. header_bytes_max: of one request."""
+
+    def __init__(self, router: Router, header_bytes_max: int = DEFAULT_LIMITS.header_bytes_max) -> None:
+        self._header_bytes_max = header_bytes_max
+        self.state = State.IDLE
+        self.ready: list[Request] = []
+        self.wants_continue = False
+        self.failure = 0
+        self.cut: Request | None = None
+        self._router = router
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._overhead_bytes = 0
+        self._body_bytes = 0
+        self._fed_body_bytes = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._request: Request | None = None
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
+        self._limit_bytes = 0
+        self._body: bytes | bytearray = b""
+        self._dropped_bytes = 0
+
+    def feed(self, data: memoryview) -> None:
+        """Take bytes; copies what it keeps."""
+        self._fed_body_bytes = 0
+        rest: memoryview | None = data
+        try:
+            while rest is not None:
+                rest = self._parse(rest)
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError:
+            self._fail(400)
+        # An upper bound, as one feed may hold the end of one request and the start of another.
+        self._overhead_bytes += len(data) - self._fed_body_bytes
+        if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
+            self._fail(431)
+
+    def _parse(self, data: memoryview) -> memoryview | None:
+        """Parse bytes, up to the headers of a request that offers another protocol; return what is still to be parsed.
+
+        Only HTTP/1.1 is spoken here, so such a request counts without its offer. The parser takes it for the last one
+        and does not read its body, so another parser begins with the same headers less `Upgrade`.
+        """
+        try:
+            self._parser.feed_data(data)
+            return None
+        except httptools.HttpParserUpgrade as upgrade:
+            # A request that was refused or cut while it came is not among those that are ready.
+            if self.state != State.IDLE:
+                return None
+            if self.ready[-1].method == "CONNECT":
+                self.ready[-1].keep_alive = False
+                return None
+            request = self.ready.pop()
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head_without_upgrade(request))
+            return data[upgrade.args[0] :]
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body has come of the request that is arriving."""
+        return self._body_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the request takes that is arriving."""
+        return len(self._body)
+
+    def release(self) -> None:
+        """Let go of the parser, which holds this object."""
+        self._parser = None
+
+    def _fail(self, status: int) -> None:
+        if self.state < State.CUT_SHORT:
+            self.state = State.FAILED
+            self.failure = status
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._clear()
+        self._overhead_bytes = self._body_bytes = 0
+        if self.state == State.IDLE:
+            self.state = State.HEADERS
+
+    def on_url(self, part: bytes) -> None:
+        """Take the target, or a part of it."""
+        self._target += part
+        self._count_header(len(part))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those behind a chunked body are dropped."""
+        if self._request is None:
+            key = name.lower()
+            former = self._headers.get(key)
+            if former is not None and key in SINGLE_HEADERS:
+                self._fail(400)
+            self._headers[key] = value if former is None else former + b", " + value
+        self._count_header(len(name) + len(value))
+
+    def _count_header(self, size_bytes: int) -> None:
+        self._header_bytes += size_bytes
+        if self._header_bytes > self._header_bytes_max:
+            self._fail(431)
+
+    def _is_ambiguous(self, version: str) -> bool:
+        """Return whether proxies may disagree with this parser about the end of the body. Source: RFC 9112, 6.1."""
+        coding = self._headers.get(b"transfer-encoding")
+        return coding is not None and (
+            coding.lower() != CHUNKED_CODING or version != "1.1" or b"content-length" in self._headers
+        )
+
+    def on_headers_complete(self) -> None:
+        """Find the route, and with it how much body is taken."""
+        parser = self._parser
+        version = parser.get_http_version()
+        if (
+            version not in VERSIONS
+            or (version == "1.1" and b"host" not in self._headers)
+            or self._is_ambiguous(version)
+        ):
+            self._fail(400)
+        if self.state != State.HEADERS:
+            return
+        request = Request(
+            parser.get_method().decode("ascii"),
+            self._target.decode("ascii", "backslashreplace"),
+            version,
+            self._headers,
+        )
+        request.match = self._router.match(request)
+        self._request = request
+        self.state = State.BODY
+        route = request.match.route
+        self._limit_bytes = 0 if route is None else route.body_limit()
+        if request.content_length > self._limit_bytes:
+            request.body_too_big = True
+            self._limit_bytes = 0
+        if request.headers.get(b"expect", b"").lower() == b"100-continue" and request.content_length != 0:
+            if route is None or request.body_too_big:
+                self._cut_short(request)
+            self.wants_continue = self.state == State.BODY
+        elif request.body_too_big and request.content_length > DROPPED_BYTES_MAX:
+            self._cut_short(request)
+
+    def on_body(self, part: bytes) -> None:
+        """Take a part of the body, or drop it."""
+        self.wants_continue = False
+        self._body_bytes += len(part)
+        self._fed_body_bytes += len(part)
+        request = self._request
+        if request is None or self.state != State.BODY:
+            return
+        room = self._limit_bytes - len(self._body)
+        if len(part) > room:
+            request.body_too_big = True
+            self._dropped_bytes += len(part) - room
+            part = part[:room]
+        if not self._body:
+            self._body = part
+        elif part:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
+        if self._dropped_bytes > DROPPED_BYTES_MAX:
+            self._cut_short(request)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        request = self._request
+        if request is None or self.state != State.BODY:
+            return
+        request.body = bytes(self._body)
+        request.complete = True
+        request.keep_alive = self._parser.should_keep_alive()
+        self.wants_continue = False
+        self.ready.append(request)
+        self._clear()
+        self.state = State.IDLE
+
+    def _cut_short(self, request: Request) -> None:
+        request.body = bytes(self._body)
+        self.cut = request
+        self.state = State.CUT_SHORT

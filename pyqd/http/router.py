@@ -1,0 +1,129 @@
+"""Which handler answers a request, and what is said where none does.
+
+A GET route answers HEAD too, as HTTP demands; the connection leaves out the body. nsqd says 405 to HEAD.
+A route's path may end in one parameter, `/config/:opt`, which takes one segment. A path that is a route's but for case,
+a doubled or a trailing slash is redirected to it, if that route takes the request's method.
+
+Source: spec of the HTTP API, "Conventions".
+"""
+
+import html
+import posixpath
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyqd.http.messages import HTML, HttpError, Request, Response, error_response
+from pyqd.http.query import unescape
+
+Handler = Callable[[Request], Response]
+
+
+def no_body() -> int:
+    """Return the body limit of a route that reads and ignores bodies."""
+    return 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """A method and a path, and what answers them.
+
+    handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
+    rest is dropped as it comes. versioned: its answers name the version of the API. logged: its requests are logged.
+    right: what a login needs to grant, one of `rights.RIGHTS`; where there are logins, nobody gets to one without.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    body_limit: Callable[[], int] = no_body
+    versioned: bool = True
+    logged: bool = True
+    right: str = ""
+
+
+class Match(NamedTuple):
+    """What was found for a request: a route, or the answer where there is none. argument: the path's parameter."""
+
+    route: Route | None
+    answer: Response | None = None
+    argument: str = ""
+    logged: bool = True
+
+
+NOT_FOUND = Match(None, error_response(HttpError(404, "NOT_FOUND")))
+
+
+class Router:
+    """A table of routes."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._found: dict[tuple[str, str], Match] = {}
+        self._with_argument: dict[tuple[str, str], Route] = {}
+        self._path_of_folded: dict[str, str] = {}
+        methods_of: dict[str, set[str]] = {}
+        for route in routes:
+            head, colon, _ = route.path.partition(":")
+            methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+            methods_of.setdefault(head + colon, set()).update(methods)
+            for method in methods:
+                if colon:
+                    self._with_argument[method, head] = route
+                else:
+                    self._found[method, route.path] = Match(route, logged=route.logged)
+                    self._path_of_folded[folded(route.path)] = route.path
+        # By path; that of a route with a parameter ends in ":".
+        self._allow_of = {path: ", ".join(sorted({*methods, "OPTIONS"})) for path, methods in methods_of.items()}
+
+    def match(self, request: Request) -> Match:
+        """Return what answers the request."""
+        found = self._found.get((request.method, request.path))
+        return self._search(request) if found is None else found
+
+    def _search(self, request: Request) -> Match:
+        if request.method == "OPTIONS" and request.target == "*":
+            return Match(None, Response(200, versioned=False), logged=False)
+        path = request.path
+        if not path.startswith("/"):
+            path = "/" + path.partition("://")[2].partition("/")[2]
+        try:
+            path = unescape(path)
+        except ValueError:
+            return NOT_FOUND
+        found = self._found.get((request.method, path))
+        if found is not None:
+            return found
+        head, slash, argument = path.rpartition("/")
+        head += slash
+        route = self._with_argument.get((request.method, head)) if argument else None
+        if route is not None:
+            return Match(route, argument=argument, logged=route.logged)
+        canonical = self._path_of_folded.get(folded(path))
+        if canonical is not None and (request.method, canonical) in self._found:
+            return redirect(request, canonical)
+        allow = self._allow_of.get(path) or (self._allow_of.get(head + ":") if argument else None)
+        return NOT_FOUND if allow is None else refuse(request.method, allow)
+
+
+def refuse(method: str, allow: str) -> Match:
+    """Say which methods a path takes."""
+    headers = (("Allow", allow),)
+    if method == "OPTIONS":
+        return Match(None, Response(200, headers=headers, versioned=False), logged=False)
+    return Match(None, error_response(HttpError(405, "METHOD_NOT_ALLOWED"), headers))
+
+
+def folded(path: str) -> str:
+    """Return what the paths that are redirected to one another have in common."""
+    cleaned = posixpath.normpath("/" + path.lstrip("/")).lower()
+    return cleaned.rstrip("/") or "/"
+
+
+def redirect(request: Request, path: str) -> Match:
+    """Send the client to the path as it should be, with the same query."""
+    target = f"{path}?{request.query_text}" if request.query_text else path
+    headers = (("Location", target),)
+    if request.method not in ("GET", "HEAD"):
+        return Match(None, Response(307, headers=headers, versioned=False), logged=False)
+    body = f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'
+    return Match(None, Response(301, body.encode(errors="replace"), HTML, headers, versioned=False), logged=False)

@@ -1,0 +1,210 @@
+"""The HTTP server: listens, gives each connection a greenlet, answers by a table of routes.
+
+The same server serves any table. Its log lines are nsqd's.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+import gevent
+
+from pyqd.hot.http.front import PlainPublisher
+from pyqd.http.connection import HttpConnection
+from pyqd.http.https_connection import HttpsConnection
+from pyqd.http.limits import DEFAULT_LIMITS, HttpLimits
+from pyqd.http.messages import HttpError, Request, Response, error_response, render
+from pyqd.http.router import Route, Router
+from pyqd.http.tls_socket import TlsSocket
+from pyqd.net.admission import Admission
+from pyqd.net.greenlets import spawn, spawn_service
+from pyqd.net.handshake import HandshakeError, shake_hands
+from pyqd.net.listener import Address, Listener
+from pyqd.net.tls import TlsServer, common_name_of
+from pyqd.primitives.durations import format_duration
+from pyqd.primitives.errors import LimitReached, MachineLimitReached
+from pyqd.primitives.loglines import fields
+
+SWEEP_S = 1.0
+# As Go's net/http does where a client takes the HTTPS port for the other.
+PLAIN_BEGINNINGS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
+PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+
+logger = logging.getLogger(__name__)
+
+
+class Login(Protocol):
+    """Decides who may ask for what."""
+
+    def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
+        """Return the answer to a request that is refused, None for one that is not. Switches: it may."""
+
+
+class HttpServer:
+    """An HTTP server over a table of routes.
+
+    name: in log lines, HTTP or HTTPS. publisher: takes the plain publishes before the routes see them.
+    on_bug: called with an AssertionError: a broken invariant, after which nothing can be trusted. Other errors of
+    handlers are answered and logged. tls: what makes connections secure, None for plain HTTP. refusal: returns the
+    answer to each request, whatever it asks for; None where requests are answered. limits: of each connection.
+    admission: who may connect; several servers may share one. login: who may do what; None: everybody everything.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        name: str = "HTTP",
+        publisher: PlainPublisher | None = None,
+        on_bug: Callable[[BaseException], None] | None = None,
+        *,
+        tls: TlsServer | None = None,
+        refusal: Callable[[], Response] | None = None,
+        limits: HttpLimits = DEFAULT_LIMITS,
+        admission: Admission | None = None,
+        login: Login | None = None,
+    ) -> None:
+        self.name = name
+        # It knows of neither.
+        self._publisher = publisher if refusal is None and login is None else None
+        self._on_bug = on_bug
+        self._tls = tls
+        self._refusal = refusal
+        self._login = login
+        self._limits = limits
+        self._admission = admission or Admission(lambda: (0, 0))
+        self.connections: set[HttpConnection] = set()
+        self._router = Router(routes)
+        self._listener = Listener(self._accepted)
+        self._sweeper: gevent.Greenlet[[], None] | None = None
+
+    def start(self, address: Address) -> Address:
+        """Listen and serve from now on. Returns: the address with its real port. Raises: StartupError."""
+        bound = self._listener.start(address)
+        self._sweeper = spawn_service(f"sweeper of {self.name}", self._sweep)
+        logger.info("%s: listening on %s", self.name, bound)
+        return bound
+
+    def stop(self) -> None:
+        """Stop listening and end the connections, in the middle of a request too."""
+        self._listener.stop()
+        if self._sweeper is not None:
+            self._sweeper.kill(block=False)
+            logger.info("%s: closing %s", self.name, self.name)
+        for connection in list(self.connections):
+            connection.shut()
+
+    def _accepted(self, accepted: socket.socket, remote: str) -> None:
+        reason = self._admission.admit(remote)
+        if reason:
+            logger.warning("%s: refused %s - %s", self.name, remote, reason)
+            answer = error_response(HttpError(503, "TOO_MANY_CONNECTIONS"))
+            # Before a handshake there is nothing that a peer would understand.
+            self._admission.turn_away(accepted, b"" if self._tls is not None else render(answer))
+            return
+        if self._tls is not None:
+            spawn(self._secure, self._tls, accepted, remote)
+            return
+        connection = HttpConnection(accepted, remote, self._router, self.answer, self._publisher, self._limits)
+        self.connections.add(connection)
+        spawn(self._serve, connection)
+
+    def _secure(self, tls: TlsServer, accepted: socket.socket, remote: str) -> None:
+        """Do the handshake, then serve."""
+        secured = tls.connection()
+        is_secure = False
+        parting = b""
+        try:
+            shake_hands(secured, accepted, gevent.get_hub())
+            is_secure = True
+        except HandshakeError as error:
+            reason = str(error)
+            if error.began in PLAIN_BEGINNINGS:
+                reason, parting = "client sent an HTTP request to an HTTPS server", PLAIN_ANSWER
+            logger.info("%s: TLS handshake error from %s: %s", self.name, remote, reason)
+        finally:
+            if not is_secure:
+                self._admission.turn_away(accepted, parting)
+                self._admission.leave(remote)
+        if not is_secure:
+            return
+        answer = partial(self.answer, common_name=common_name_of(secured)) if self._login is not None else self.answer
+        connection = HttpsConnection(TlsSocket(accepted, secured), remote, self._router, answer, self._limits)
+        self.connections.add(connection)
+        self._serve(connection)
+
+    def _serve(self, connection: HttpConnection) -> None:
+        try:
+            connection.run()
+        except AssertionError as error:
+            logger.exception("%s: bug", self.name)
+            self._note_bug(error)
+        finally:
+            self.connections.discard(connection)
+            self._admission.leave(connection.remote)
+
+    def _note_bug(self, error: Exception) -> None:
+        """Tell of a broken invariant."""
+        if isinstance(error, AssertionError) and self._on_bug is not None:
+            self._on_bug(error)
+
+    def _sweep(self) -> None:
+        """Shut the connections that are past their deadline."""
+        while True:
+            gevent.sleep(SWEEP_S)
+            now_s = time.monotonic()
+            for connection in list(self.connections):
+                if connection.deadline_s < now_s:
+                    connection.shut()
+
+    def answer(self, request: Request, remote: str, common_name: str = "") -> Response:
+        """Return the response to a request, and log it. common_name: of the client's certificate, or empty."""
+        if self._refusal is not None:
+            return self._refusal()
+        started_ns = time.monotonic_ns()
+        match = request.match
+        response = match.answer
+        if response is None:
+            assert match.route is not None
+            response = self._handled(match.route, request, remote, common_name)
+        if match.logged and logger.isEnabledFor(logging.INFO):
+            took_ns = time.monotonic_ns() - started_ns
+            logger.info(
+                "%d %s %s (%s) %s",
+                response.status,
+                request.method,
+                request.target,
+                remote,
+                format_duration(took_ns),
+                extra=fields(
+                    status=response.status, method=request.method, target=request.target, remote=remote, took_ns=took_ns
+                ),
+            )
+        return response
+
+    def _refused(self, route: Route, request: Request, remote: str, common_name: str) -> Response | None:
+        """Return the answer to who may not ask for this; None to who may."""
+        if self._login is None:
+            return None
+        tls = self._tls is not None
+        return self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+
+    def _handled(self, route: Route, request: Request, remote: str, common_name: str) -> Response:
+        try:
+            response = self._refused(route, request, remote, common_name) or route.handler(request)
+        except HttpError as error:
+            response = error_response(error)
+        except LimitReached as error:
+            logger.warning("%s: %s", self.name, error)
+            if isinstance(error, MachineLimitReached):
+                response = error_response(HttpError(503, f"{error.code}: {error}"))
+            else:
+                response = error_response(HttpError(403, error.code))
+        except Exception as error:
+            logger.exception("%s: the handler of %s failed", self.name, route.path)
+            response = error_response(HttpError(500, "INTERNAL_ERROR"))
+            self._note_bug(error)
+        response.versioned = route.versioned
+        return response

@@ -1,0 +1,1 @@
+"""Counters for Prometheus and statsd, and the identity of the daemon."""

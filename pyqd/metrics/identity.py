@@ -1,0 +1,44 @@
+"""What the daemon says of itself."""
+
+import dataclasses
+import ipaddress
+import shlex
+from collections.abc import Callable, Iterable
+
+from pyqd.broker.stats import StatsDict
+from pyqd.config.options import TcpAddress, UnixAddress
+
+
+def no_producers() -> Iterable[StatsDict]:
+    """Return no clients."""
+    return ()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Identity:
+    """What is known once the daemon listens.
+
+    start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 where there is no
+    listener. producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
+    """
+
+    hostname: str
+    start_ns: int
+    tcp_port: int = 0
+    http_port: int = 0
+    https_port: int = 0
+    producers: Callable[[], Iterable[StatsDict]] = no_producers
+
+
+def first_command(http: TcpAddress | UnixAddress) -> str:
+    """Return a command that publishes a message to a daemon that listens there for HTTP, for this machine."""
+    if isinstance(http, UnixAddress):
+        return f"curl --unix-socket {shlex.quote(http.path)} -d hello 'http://localhost/pub?topic=greetings'"
+    every = ipaddress.ip_address(http.host).is_unspecified
+    reached = TcpAddress("127.0.0.1" if every else http.host, http.port)
+    return f"curl -d hello 'http://{reached}/pub?topic=greetings'"
+
+
+def port_of(address: TcpAddress | UnixAddress) -> int:
+    """Return the port as /info shows it."""
+    return address.port if isinstance(address, TcpAddress) else -1

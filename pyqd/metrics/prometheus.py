@@ -1,0 +1,206 @@
+"""What Prometheus is told: the daemon as a whole here, its topics and channels by `pyqd.metrics.series`.
+
+The metrics of the daemon are in a registry of prometheus_client's of our own: histograms that are told of what happens,
+and a collector that looks at the broker when it is asked.
+"""
+
+import logging
+import platform
+from collections.abc import Callable, Iterator
+
+from gevent.lock import Semaphore
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from pyqd import __version__
+from pyqd.broker.broker import Broker
+from pyqd.broker.capacity import RESOURCES
+from pyqd.hot.diskqueue import arena
+from pyqd.hot.diskqueue.mapping import unmanaged_count
+from pyqd.hot.net import buffers
+from pyqd.metrics.series import SeriesWriter
+from pyqd.net.giveway import give_way
+from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.primitives.errors import StorageError
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LAG_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+logger = logging.getLogger(__name__)
+
+
+def nothing() -> int:
+    """Return 0: what is counted where nobody counts."""
+    return 0
+
+
+class Metrics:
+    """The metrics of one daemon.
+
+    tcp_connections, http_connections: return how many there are. tcp_refused, http_refused: how many were refused;
+    shed: how many were closed for the sake of memory.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        # Else each histogram would say when it was made, in a series of its own.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._broker = broker
+        self._one_at_a_time = Semaphore()
+        self._summed_count = 0
+        self.series_count = 0
+        self.tcp_connections: Callable[[], int] = nothing
+        self.http_connections: Callable[[], int] = nothing
+        self.tcp_refused: Callable[[], int] = nothing
+        self.http_refused: Callable[[], int] = nothing
+        self.shed: Callable[[], int] = nothing
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.sync_duration = Histogram(
+            "pyqd_sync_duration_seconds",
+            "Time that a sync of accepted messages and ledgers to stable storage took.",
+            registry=self.registry,
+            buckets=SYNC_BUCKETS_S,
+        )
+        self.loop_lag = Histogram(
+            "pyqd_loop_lag_seconds",
+            "How much later than asked for the event loop called a timer, four times a second.",
+            registry=self.registry,
+            buckets=LAG_BUCKETS_S,
+        )
+        self.registry.register(DaemonCollector(broker, self))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    @property
+    def summed_count(self) -> int:
+        """How many topics had no series of their own in the last scrape."""
+        return self._summed_count
+
+    def text(self) -> bytes:
+        """Return everything as Prometheus' text, made in turns; scrapes that come meanwhile wait. Switches: yes."""
+        with self._one_at_a_time:
+            writer = SeriesWriter(self._broker)
+            parts = list(writer.write())
+            self.series_count = writer.series_count
+            self._note_summed(writer.summed_count)
+            parts.append(generate_latest(self.registry))
+            give_way()
+            return b"".join(parts)
+
+    def _note_summed(self, count: int) -> None:
+        if count and not self._summed_count:
+            logger.warning(
+                "METRICS: %d topics have no series of their own: more than --metrics-max-series=%d",
+                count,
+                self._broker.options.metrics_max_series,
+            )
+        self._summed_count = count
+
+
+class DaemonCollector(Collector):
+    """Looks at the daemon as a whole."""
+
+    def __init__(self, broker: Broker, metrics: Metrics) -> None:
+        self._broker = broker
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        broker, metrics = self._broker, self._metrics
+        info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels tell the versions.", labels=BUILD_LABELS)
+        info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
+        yield info
+        yield gauge("pyqd_healthy", "1 while /ping answers OK.", broker.health() == "OK")
+        yield gauge("pyqd_topics", "Topics.", len(broker.topic_of))
+        channel_count = sum(len(topic.channel_of) for topic in broker.topic_of.values())
+        yield gauge("pyqd_channels", "Channels of all topics.", channel_count)
+        yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
+        yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())
+        yield from self.collect_limits()
+        yield from self.collect_machine()
+        yield from self.collect_disk()
+        yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
+        yield gauge(
+            "pyqd_metrics_topics_summed",
+            "Topics shown as a sum only, for want of series; raise --metrics-max-series where it is not 0.",
+            metrics.summed_count,
+        )
+
+    def collect_limits(self) -> Iterator[Metric]:
+        """Yield what the limits on connections have come to."""
+        metrics = self._metrics
+        for name, text, value in (
+            ("pyqd_tcp_refused", "Clients refused for want of a place, since the start.", metrics.tcp_refused()),
+            ("pyqd_http_refused", "The same over HTTP and HTTPS.", metrics.http_refused()),
+            ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", metrics.shed()),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        yield gauge(
+            "pyqd_buffer_bytes",
+            "Memory of what is half received or not sent yet, and of TLS and compression.",
+            buffers.total(),
+        )
+
+    def collect_machine(self) -> Iterator[Metric]:
+        """Yield how near the limits of the machine are."""
+        capacity = self._broker.capacity
+        yield gauge("pyqd_files", "Files of topics and channels that are open or can be at any time.", file_count())
+        yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
+        yield gauge("pyqd_mapped_files_max", "Files that may be mapped at a time.", arena.mapped_max())
+        text = "Idle files that were mapped again, since the start."
+        yield CounterMetricFamily("pyqd_files_mapped_again", text, value=arena.remapped_count())
+        reached = GaugeMetricFamily(
+            "pyqd_machine_limit_reached",
+            "1 while only the reserve of a limit of the machine is left.",
+            labels=("resource",),
+        )
+        short = {shortage.resource for shortage in capacity.shortages()}
+        for resource in RESOURCES:
+            reached.add_metric((resource,), float(resource in short))
+        yield reached
+
+    def collect_disk(self) -> Iterator[Metric]:
+        """Yield what there is to say about the disk."""
+        broker = self._broker
+        try:
+            free_bytes = float(broker.files.free_bytes(broker.root))
+        except StorageError:
+            free_bytes = float("nan")
+        yield gauge("pyqd_disk_free_bytes", "Bytes free where the data lies.", free_bytes)
+        yield gauge("pyqd_disk_free_min_bytes", "Bytes below which publishing is refused.", broker.room.floor_bytes)
+        yield gauge(
+            "pyqd_topics_refusing", "Topics that refuse publishing for want of room.", len(broker.short_of_room)
+        )
+        damage = broker.damage
+        for name, text, value in (
+            ("pyqd_damage", "Places found damaged on disk, since the start.", damage.found_count),
+            ("pyqd_damage_lost", "Messages lost to damage on disk, since the start.", damage.lost_count),
+            ("pyqd_damage_bytes", "Bytes found damaged on disk, since the start.", damage.damaged_bytes),
+            ("pyqd_write_failures", "Messages that could not be stored, since the start.", broker.write_failure_count),
+            ("pyqd_sync_failures", "Syncs that failed, since the start.", broker.sync_failure_count),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+
+
+def file_count() -> int:
+    """Return how many files are mapped or can be mapped again."""
+    return arena.file_count() + unmanaged_count()
+
+
+def mapped_file_count() -> int:
+    """Return how many files are mapped now."""
+    return arena.mapped_count() + unmanaged_count()
+
+
+BUILD_LABELS = ("version", "nsq_version", "python_version")
+
+
+def gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    """Return a gauge without labels."""
+    return GaugeMetricFamily(name, help_text, value=float(value))

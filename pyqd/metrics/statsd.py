@@ -1,0 +1,231 @@
+"""Sends the counters to a statsd server over UDP, with nsqd's keys, types and packets.
+
+Every --statsd-interval all lines are made, packed whole into datagrams of at most --statsd-udp-packet-size bytes, and
+sent evenly spread over the interval less a second, so that neither end sees a burst. What cannot be sent is lost:
+nobody waits for statistics. What is left at a stop leaves at once.
+
+Counters are sent as what they grew by. Those of pyqd outlive the process, so the first send is what they grew by since
+the start; where a topic or channel was deleted and made again they begin at 0 (nsqd sends a negative number).
+
+Source: spec of broker semantics, "statsd".
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+import gevent
+from gevent import socket
+from gevent.event import Event
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.stats import Selection, StatsDict, topic_stats
+from pyqd.config.options import Options, TcpAddress, split_address
+from pyqd.metrics.identity import Identity
+from pyqd.net.giveway import give_way
+from pyqd.net.greenlets import spawn
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import reason_of
+from pyqd.primitives.memory import memory_stats
+from pyqd.primitives.names import is_ephemeral_str
+
+TOPICS_PER_TURN = 16
+CONNECT_S = 1.0
+# Of an interval, left for making the lines.
+UNSPREAD_S = 1.0
+LAST_SENDS_S = 1.0
+
+COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count", "gc_runs")
+TOPIC_KEYS = ("message_count", "message_bytes", "depth", "backend_depth")
+# As statsd has them, and as the statistics do.
+CHANNEL_KEYS = (
+    ("message_count", "message_count"),
+    ("depth", "depth"),
+    ("backend_depth", "backend_depth"),
+    ("in_flight_count", "in_flight_count"),
+    ("deferred_count", "deferred_count"),
+    ("requeue_count", "requeue_count"),
+    ("timeout_count", "timeout_count"),
+    ("clients", "client_count"),
+)
+MEMORY_KEYS = (
+    ("heap_objects", "heap_objects"),
+    ("heap_idle_bytes", "heap_idle_bytes"),
+    ("heap_in_use_bytes", "heap_in_use_bytes"),
+    ("heap_released_bytes", "heap_released_bytes"),
+    ("gc_pause_usec_100", "gc_pause_usec_100"),
+    ("gc_pause_usec_99", "gc_pause_usec_99"),
+    ("gc_pause_usec_95", "gc_pause_usec_95"),
+    ("next_gc_bytes", "next_gc_bytes"),
+    ("gc_runs", "gc_total_runs"),
+)
+LATENCY_KEY = "e2e_processing_latency_"
+
+NOTHING_OF_CLIENTS = Selection(include_clients=False, include_mem=False)
+
+Entry = tuple[str, int]
+
+logger = logging.getLogger(__name__)
+
+
+def full_prefix(options: Options, identity: Identity) -> str:
+    """Return --statsd-prefix as it stands before a key: with the daemon's address for %s, and a dot at its end."""
+    if not options.statsd_prefix:
+        return ""
+    host = options.broadcast_address
+    host = f"[{host}]" if ":" in host else host
+    port = options.broadcast_http_port or max(identity.http_port, 0)
+    prefix = options.statsd_prefix.replace("%s", f"{host}:{port}".replace(".", "_").replace(":", "_"))
+    return prefix if prefix.endswith(".") else prefix + "."
+
+
+def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
+    """Yield the keys and values of a topic and its channels, in nsqd's order."""
+    head = f"topic.{topic['topic_name']}."
+    for key in TOPIC_KEYS:
+        yield head + key, topic[key]
+    yield from latency_entries(head, topic)
+    for channel in topic["channels"]:
+        name = channel["channel_name"]
+        if exclude_ephemeral and is_ephemeral_str(name):
+            continue
+        channel_head = f"{head}channel.{name}."
+        for key, field in CHANNEL_KEYS:
+            yield channel_head + key, channel[field]
+        yield from latency_entries(channel_head, channel)
+
+
+def latency_entries(head: str, stats: StatsDict) -> Iterator[Entry]:
+    """Yield the percentiles of a topic or channel, where there are any."""
+    for percentile in stats["e2e_processing_latency"]["percentiles"] or ():
+        yield f"{head}{LATENCY_KEY}{percentile['quantile'] * 100:.0f}", percentile["value"]
+
+
+def memory_entries() -> Iterator[Entry]:
+    """Yield the keys and values about memory."""
+    stats = memory_stats()
+    for key, field in MEMORY_KEYS:
+        yield f"mem.{key}", stats[field]
+
+
+def is_counter(key: str) -> bool:
+    """Say whether statsd is sent what a key's value grew by, and not the value."""
+    return key.rpartition(".")[2] in COUNTERS
+
+
+def packed(lines: Iterable[bytes], size_max: int) -> Iterator[bytes]:
+    """Yield datagrams of whole lines; one that is longer than a datagram may be goes alone."""
+    gathered: list[bytes] = []
+    size = 0
+    for line in lines:
+        if size + len(line) > size_max and gathered:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+        gathered.append(line)
+        size += len(line)
+    if gathered:
+        yield b"".join(gathered)
+
+
+class StatsdPusher:
+    """Sends again and again. identity: known in full once the daemon listens."""
+
+    def __init__(self, broker: Broker, identity: Identity) -> None:
+        self._broker = broker
+        self._identity = identity
+        self._sent: dict[str, int] = {}
+        self._stopping = Event()
+        self._interval_s = 0.0
+        self._greenlet: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        """Send from now on, the first time after one interval; nothing where no address is given."""
+        options = self._broker.options
+        if options.statsd_address:
+            found = dict(self._entries(pause=False))
+            self._sent = {key: value for key, value in found.items() if is_counter(key)}
+            self._interval_s = options.statsd_interval_ns / SECOND_NS
+            self._greenlet = spawn(self._run)
+
+    def stop(self) -> None:
+        """Send what is left of this interval's lines at once, then nothing more. Switches: yes."""
+        if self._greenlet is not None:
+            self._stopping.set()
+            self._greenlet.join(LAST_SENDS_S)
+            self._greenlet.kill(block=False)
+            self._greenlet = None
+            logger.info("STATSD: closing")
+
+    def _run(self) -> None:
+        interval_s = self._interval_s
+        next_s = time.monotonic() + interval_s
+        while not self._stopping.wait(max(0.0, next_s - time.monotonic())):
+            try:
+                self.push(max(0.0, interval_s - UNSPREAD_S))
+            except Exception:
+                logger.exception("STATSD: failed")
+            # Like a ticker: intervals that were missed are not made up for.
+            next_s = max(next_s + interval_s, time.monotonic())
+
+    def push(self, spread_s: float) -> None:
+        """Send everything once, spread over so many seconds. Switches: yes."""
+        options = self._broker.options
+        try:
+            connection = connected(options.statsd_address)
+        except (OSError, ValueError) as error:
+            logger.error("failed to create UDP socket to statsd(%s) - %s", options.statsd_address, reason_of(error))
+            return
+        with connection:
+            logger.info("STATSD: pushing stats to %s", options.statsd_address)
+            packets = list(packed(self._lines(), options.statsd_udp_packet_size))
+            for packet in packets:
+                try:
+                    connection.send(packet)
+                except OSError as error:
+                    # Of a packet before it: nobody listens there.
+                    logger.debug("STATSD: %s", reason_of(error))
+                self._stopping.wait(spread_s / len(packets))
+
+    def _lines(self) -> Iterator[bytes]:
+        prefix = full_prefix(self._broker.options, self._identity)
+        sent = {}
+        for key, value in self._entries(pause=True):
+            kind = "g"
+            if is_counter(key):
+                kind = "c"
+                sent[key] = value
+                before = self._sent.get(key, 0)
+                value -= before if before <= value else 0
+            yield f"{prefix}{key}:{value}|{kind}\n".encode()
+        self._sent = sent
+
+    def _entries(self, pause: bool) -> Iterator[Entry]:
+        """Yield all keys and values. pause: let others have their turn in between."""
+        options = self._broker.options
+        exclude = options.statsd_exclude_ephemeral
+        for index, topic in enumerate(self._broker.topics_by_name(), 1):
+            if not topic.exiting and not (exclude and is_ephemeral_str(topic.name)):
+                stats = topic_stats(topic, NOTHING_OF_CLIENTS, give_way if pause else None)
+                assert stats is not None, "no channel was asked for"
+                yield from topic_entries(stats, exclude)
+            if pause and index % TOPICS_PER_TURN == 0:
+                give_way()
+        if options.statsd_mem_stats:
+            yield from memory_entries()
+
+
+def connected(address: str) -> socket.socket:
+    """Return a UDP socket to an address. Raises: OSError, ValueError. Switches: yes."""
+    target = split_address(address)
+    if not isinstance(target, TcpAddress):
+        raise ValueError(f"address {address}: missing port in address")
+    with gevent.Timeout(CONNECT_S, TimeoutError("i/o timeout")):
+        found = socket.getaddrinfo(target.host or "localhost", target.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, resolved = found[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.connect(resolved)
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,1 @@
+"""Listeners, admission, TLS, greenlets, the loop driver and background threads, for any protocol."""

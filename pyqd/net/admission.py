@@ -1,0 +1,101 @@
+"""Who may connect: how many at once, and how many from one address; and how the others are told.
+
+What is refused gets an answer, and then a moment to read it: closing at once with unread bytes would reset the
+connection, and the answer might be lost. Beyond REFUSED_AT_ONCE_MAX of them the answer is left out, so that a flood of
+connections costs next to nothing.
+"""
+
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from pyqd.net.greenlets import spawn
+
+REFUSED_AT_ONCE_MAX = 256
+LINGER_S = 1.0
+DROPPED_BYTES = 64 * 1024
+READ_EVENT = 1
+UNIX_HOST = ""
+
+
+class Admission:
+    """Counts connections. limits: returns how many there may be, and how many of one address; 0 is no limit.
+
+    refusal: returns why the machine has no room for one more; the empty string where it has. told_at_once_max: refused
+    connections that are open at a time, so that they can read why.
+
+    Unix sockets have no address, and are limited as a whole only.
+    """
+
+    def __init__(
+        self,
+        limits: Callable[[], tuple[int, int]],
+        refusal: Callable[[], str] = str,
+        told_at_once_max: int = REFUSED_AT_ONCE_MAX,
+    ) -> None:
+        self._limits = limits
+        self._refusal = refusal
+        self._told_at_once_max = min(told_at_once_max, REFUSED_AT_ONCE_MAX)
+        self._count_of: Counter[str] = Counter()
+        self.count = 0
+        self.refused_count = 0
+        self._lingering = 0
+
+    def admit(self, remote: str) -> str:
+        """Count a connection, unless there are too many: then return the reason, else the empty string."""
+        count_max, of_address_max = self._limits()
+        host = host_of(remote)
+        if count_max and self.count >= count_max:
+            self.refused_count += 1
+            return f"limit of {count_max} connections reached"
+        if of_address_max and host != UNIX_HOST and self._count_of[host] >= of_address_max:
+            self.refused_count += 1
+            return f"limit of {of_address_max} connections from {host} reached"
+        reason = self._refusal()
+        if reason:
+            self.refused_count += 1
+            return reason
+        self.count += 1
+        self._count_of[host] += 1
+        return ""
+
+    def leave(self, remote: str) -> None:
+        """Count a connection no more that was admitted."""
+        host = host_of(remote)
+        assert self._count_of[host] > 0, "each is admitted before it leaves, and leaves once"
+        self.count -= 1
+        self._count_of[host] -= 1
+        if not self._count_of[host]:
+            del self._count_of[host]
+
+    def turn_away(self, refused: socket.socket, answer: bytes) -> None:
+        """Send an answer and close. answer: small; empty where nothing can be said. Switches: no."""
+        if not answer or self._lingering >= self._told_at_once_max:
+            refused.close()
+            return
+        self._lingering += 1
+        spawn(self._linger, refused, answer)
+
+    def _linger(self, refused: socket.socket, answer: bytes) -> None:
+        watcher: Any = gevent.get_hub().loop.io(refused.fileno(), READ_EVENT)
+        try:
+            with contextlib.suppress(OSError, gevent.Timeout), gevent.Timeout(LINGER_S):
+                refused.send(answer)
+                refused.shutdown(socket.SHUT_WR)
+                while True:
+                    gevent.get_hub().wait(watcher)
+                    if not refused.recv(DROPPED_BYTES):
+                        break
+        finally:
+            watcher.close()
+            refused.close()
+            self._lingering -= 1
+
+
+def host_of(remote: str) -> str:
+    """Return the host of a peer's address; empty for a unix socket."""
+    return remote.rpartition(":")[0]

@@ -1,0 +1,77 @@
+"""Greenlets whose native stack ends where they do, so that profilers tell them apart; see `pyqd.hot.net.outermost`."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import gevent
+from gevent.threadpool import ThreadPool
+from greenlet import greenlet
+
+from pyqd.hot.net.outermost import outermost
+
+RESTART_S = 1.0
+
+_R = TypeVar("_R")
+
+logger = logging.getLogger(__name__)
+
+
+def spawn(function: Callable[..., _R], *args: Any) -> "gevent.Greenlet[..., _R]":
+    """Return a greenlet that is to run function(*args)."""
+    return gevent.spawn(outermost, function, *args)
+
+
+def spawn_service(
+    name: str, function: Callable[[], None], on_failure: Callable[[BaseException], None] | None = None
+) -> "gevent.Greenlet[..., None]":
+    """Return a greenlet that is to run function() until it is killed.
+
+    If the function fails or returns, that is logged and on_failure is called with the error. If memory was refused, or
+    on_failure is None, the function is run again after RESTART_S.
+    """
+    return spawn(_run_service, name, function, on_failure)
+
+
+def _run_service(name: str, function: Callable[[], None], on_failure: Callable[[BaseException], None] | None) -> None:
+    while True:
+        error: BaseException
+        try:
+            function()
+            error = RuntimeError("it returned")
+        except Exception as failed:
+            error = failed
+        logger.critical("internal error: the %s ended - %s", name, error, exc_info=error)
+        if on_failure is not None and not isinstance(error, MemoryError):
+            on_failure(error)
+            return
+        gevent.sleep(RESTART_S)
+
+
+def start_raw(hub: Any, function: Callable[[], object]) -> Any:
+    """Return a plain greenlet, a child of the hub, that runs function() from the loop's next callbacks on."""
+    started = greenlet(outermost, hub)
+    hub.loop.run_callback(started.switch, function)
+    return started
+
+
+class Worker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defined]
+    """What runs in a thread of the pool."""
+
+    @property
+    def run(self) -> Callable[[], None]:
+        """What the greenlet runs."""
+        return partial(outermost, super().run)
+
+
+class Pool(ThreadPool):
+    """gevent's pool of threads."""
+
+    _WorkerGreenlet = Worker
+
+
+def end_stacks(hub: Any) -> None:
+    """Let the stacks of a hub and of its threads end where they do. hub: one that has not begun to run."""
+    hub.run = partial(outermost, hub.run)
+    hub.threadpool = Pool(hub.threadpool_size, hub=hub)

@@ -1,0 +1,107 @@
+"""The TLS handshake on a socket that does not block, in the greenlet that needs it.
+
+Source: spec of the TCP protocol, "Upgrade sequence".
+"""
+
+import contextlib
+import socket
+from typing import Any, Final
+
+import gevent
+from OpenSSL import SSL
+
+from pyqd.hot.net.tls import reason_of
+from pyqd.net.pieces import pieces_of
+
+READ_EVENT: Final = 1
+WRITE_EVENT: Final = 2
+RECEIVED_BYTES_MAX: Final = 16 * 1024
+HANDSHAKE_S: Final = 5.0
+RECORD_HEADER_BYTES: Final = 5
+
+
+class HandshakeError(Exception):
+    """There will be no TLS on this connection; str() of it is why.
+
+    began: what the peer sent first, a record's header at most.
+    """
+
+    def __init__(self, reason: str, began: bytes = b"") -> None:
+        super().__init__(reason)
+        self.began = began
+
+
+class _TimeIsUp(Exception):  # noqa: N818 - an outcome
+    pass
+
+
+def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early: bytes = b"") -> None:
+    """Do the handshake. early: what the peer has sent already. Raises: HandshakeError. Switches: yes.
+
+    Where it fails the peer has been sent the alert that says so, as far as its socket took it.
+    """
+    began = early[:RECORD_HEADER_BYTES]
+    if early:
+        connection.bio_write(early)
+    try:
+        with gevent.Timeout(HANDSHAKE_S, _TimeIsUp):
+            pieces = pieces_of(hub)
+            while True:
+                # A step may cost some milliseconds, and a thousand clients may come back at once.
+                pieces.wait()
+                if _advanced(connection):
+                    break
+                _send(connection, sock, hub)
+                began += _receive(connection, sock, hub)[: RECORD_HEADER_BYTES - len(began)]
+            _send(connection, sock, hub)
+    except _TimeIsUp:
+        raise HandshakeError("i/o timeout") from None
+    except SSL.Error as error:
+        with contextlib.suppress(OSError, SSL.Error):
+            sock.send(connection.bio_read(RECEIVED_BYTES_MAX))
+        raise HandshakeError(f"tls: {reason_of(error)}", began) from error
+    except OSError as error:
+        raise HandshakeError(error.strerror or str(error)) from error
+
+
+def _advanced(connection: SSL.Connection) -> bool:
+    """Go on with the handshake as far as what has come allows. Returns: whether it is done."""
+    try:
+        connection.do_handshake()
+    except SSL.WantReadError:
+        return False
+    return True
+
+
+def _send(connection: SSL.Connection, sock: socket.socket, hub: Any) -> None:
+    try:
+        records = connection.bio_read(RECEIVED_BYTES_MAX)
+    except SSL.WantReadError:
+        return
+    while records:
+        try:
+            records = records[sock.send(records) :]
+        except BlockingIOError:
+            _wait(sock, hub, WRITE_EVENT)
+
+
+def _receive(connection: SSL.Connection, sock: socket.socket, hub: Any) -> bytes:
+    while True:
+        try:
+            received = sock.recv(RECEIVED_BYTES_MAX)
+        except BlockingIOError:
+            _wait(sock, hub, READ_EVENT)
+            continue
+        if not received:
+            raise HandshakeError("EOF")
+        connection.bio_write(received)
+        return received
+
+
+def _wait(sock: socket.socket, hub: Any, event: int) -> None:
+    watcher = hub.loop.io(sock.fileno(), event)
+    try:
+        hub.wait(watcher)
+    finally:
+        watcher.stop()
+        watcher.close()

@@ -1,0 +1,206 @@
+"""Listen on an address and hand out what connects.
+
+Connections are accepted in a callback of the loop, several a time, and handed out there: what takes them must not wait.
+Out of descriptors, it leaves them in the system's queue for a moment and tries again.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from pyqd.config.options import Options, TcpAddress, UnixAddress, split_address
+from pyqd.primitives.errors import StartupError
+
+BACKLOG_MAX = 4096
+ACCEPTED_PER_TURN_MAX = 64
+ACCEPTING_S = 0.002
+RETRY_S = 0.1
+READ_EVENT = 1
+UNIX_REMOTE = "@"
+
+logger = logging.getLogger(__name__)
+
+Address = TcpAddress | UnixAddress
+
+
+class Listener:
+    """One listening socket. accepted: called with each connection, not blocking, and its remote address as text."""
+
+    def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
+        self._accepted = accepted
+        self._socket: socket.socket | None = None
+        self._path = ""
+        self._file: os.stat_result | None = None
+        self._watcher: Any = None
+        self._retry: Any = None
+
+    def start(self, address: Address) -> Address:
+        """Listen. Returns: the address with its real port, or the full path of the socket. Raises: StartupError."""
+        try:
+            self._socket = listening_socket(address)
+        except OSError as error:
+            family = "unix" if isinstance(address, UnixAddress) else "tcp"
+            reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+            raise StartupError(f"listen ({address}) failed - listen {family} {address}: bind: {reason}") from error
+        loop = gevent.get_hub().loop
+        self._watcher = loop.io(self._socket.fileno(), READ_EVENT)
+        self._retry = loop.timer(RETRY_S, RETRY_S)
+        self._watcher.start(self._accept)
+        if isinstance(address, UnixAddress):
+            self._path = os.path.abspath(address.path)
+            self._file = os.lstat(self._path)
+            return UnixAddress(self._path)
+        host, port, *_ = self._socket.getsockname()
+        return TcpAddress(host, port)
+
+    def stop(self) -> None:
+        """Stop listening; what was accepted stays. The file of a unix socket is removed."""
+        if self._socket is None:
+            return
+        self._watcher.stop()
+        self._watcher.close()
+        self._retry.stop()
+        self._retry.close()
+        self._socket.close()
+        self._socket = None
+        if self._file is not None and is_file(self._path, self._file):
+            os.unlink(self._path)
+
+    def _resume(self) -> None:
+        """Accept again after a pause."""
+        self._retry.stop()
+        self._watcher.start(self._accept)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        end_s = time.thread_time() + ACCEPTING_S
+        for count in range(ACCEPTED_PER_TURN_MAX):
+            if count and time.thread_time() >= end_s:
+                return
+            try:
+                connection, remote = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                logger.error("accept failed - %s; trying again in %s s", error.strerror, RETRY_S)
+                self._watcher.stop()
+                # `again`, as a timer that has gone off and is started goes off at once.
+                self._retry.again(self._resume)
+                return
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._accepted(connection, remote_text(remote))
+
+
+def address_of(text: str) -> Address:
+    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
+
+
+def https_address_of(text: str) -> Address:
+    """Return the address that --https-address names. Raises: StartupError, also for a path: HTTPS is TCP only."""
+    address = address_of(text)
+    if isinstance(address, UnixAddress):
+        raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
+    return address
+
+
+class ListeningAddresses:
+    """The addresses that the flags name; None for no listener. https: TLS is set up. Raises: StartupError."""
+
+    def __init__(self, options: Options, *, https: bool) -> None:
+        self.tcp = address_of(options.tcp_address)
+        self.http = address_of(options.http_address) if options.http_address else None
+        self.https = https_address_of(options.https_address) if https and options.https_address else None
+
+
+def listening_socket(address: Address) -> socket.socket:
+    """Return a socket that listens, not blocking. An empty host is every interface, by IPv4 and IPv6."""
+    if isinstance(address, UnixAddress):
+        listener = socket.socket(socket.AF_UNIX)
+        where: Any = address.path
+    else:
+        every = not address.host
+        family, _, _, _, where = socket.getaddrinfo(
+            ("::" if socket.has_dualstack_ipv6() else "0.0.0.0") if every else address.host,
+            address.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
+    try:
+        try:
+            listener.bind(where)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not isinstance(address, UnixAddress) or not removed_stale(where):
+                raise
+            listener.bind(where)
+        listener.listen(BACKLOG_MAX)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def removed_stale(path: str) -> bool:
+    """Remove the file of a unix socket on which nothing listens, as SIGKILL leaves one. Returns: whether it was that.
+
+    A socket on which a daemon listens, and a file of any other kind, stay.
+    """
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISSOCK(found.st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(path) != errno.ECONNREFUSED:
+                return False
+        # Moved away before it is removed: another daemon may have replaced it since the probe.
+        aside = f"{path}.stale-{os.getpid()}"
+        os.rename(path, aside)
+        if not is_file(aside, found):
+            os.rename(aside, path)
+            return False
+        os.unlink(aside)
+    except OSError as error:
+        logger.warning("cannot remove the stale socket %s: %s", path, error.strerror)
+        return False
+    logger.warning("%s: a stale socket on which nothing listened is replaced", os.path.abspath(path))
+    return True
+
+
+def is_file(path: str, known: os.stat_result) -> bool:
+    """Return whether a path names that very file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), known)
+    return False
+
+
+def remote_text(remote: Any) -> str:
+    """Return a peer's address as logs and statistics show it."""
+    if not isinstance(remote, tuple):
+        return UNIX_REMOTE
+    return str(TcpAddress(remote[0].removeprefix("::ffff:"), remote[1]))
+
+
+def ip_of(remote: str) -> str:
+    """Return the address without the port, of what `remote_text` returned; empty for a unix socket."""
+    return remote.rpartition(":")[0].strip("[]")

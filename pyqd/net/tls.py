@@ -1,0 +1,188 @@
+"""TLS as the flags ask for it: certificates, which client certificates are wanted, versions and ciphers.
+
+The library is pyOpenSSL, as that of Python cannot ask for a client certificate without judging it, which
+--tls-client-auth-policy=require does.
+
+Source: spec of configuration, "nsqd"; spec of the HTTP API, "tls_* when TLS".
+"""
+
+import logging
+import os
+from typing import Final
+
+from OpenSSL import SSL
+
+from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
+from pyqd.hot.net.tls import reason_of
+from pyqd.primitives.errors import StartupError
+
+FAILED: Final = f"failed to instantiate {PROGRAM} -"
+PEM_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+
+# Of the suites before TLS 1.3 those that Go has and that are not broken, in its order, by OpenSSL's names.
+CIPHERS: Final = {
+    "ECDHE-ECDSA-AES128-GCM-SHA256": (0xC02B, "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"),
+    "ECDHE-RSA-AES128-GCM-SHA256": (0xC02F, "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+    "ECDHE-ECDSA-AES256-GCM-SHA384": (0xC02C, ""),
+    "ECDHE-RSA-AES256-GCM-SHA384": (0xC030, ""),
+    "ECDHE-ECDSA-CHACHA20-POLY1305": (0xCCA9, ""),
+    "ECDHE-RSA-CHACHA20-POLY1305": (0xCCA8, ""),
+    "ECDHE-ECDSA-AES128-SHA": (0xC009, "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA"),
+    "ECDHE-RSA-AES128-SHA": (0xC013, "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA"),
+    "ECDHE-ECDSA-AES256-SHA": (0xC00A, "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA"),
+    "ECDHE-RSA-AES256-SHA": (0xC014, "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA"),
+    "AES128-GCM-SHA256": (0x009C, ""),
+    "AES256-GCM-SHA384": (0x009D, ""),
+    "AES128-SHA": (0x002F, "TLS_RSA_WITH_AES_128_CBC_SHA"),
+    "AES256-SHA": (0x0035, "TLS_RSA_WITH_AES_256_CBC_SHA"),
+}
+CIPHERS_OF_TLS13: Final = {
+    "TLS_AES_128_GCM_SHA256": (0x1301, ""),
+    "TLS_AES_256_GCM_SHA384": (0x1302, ""),
+    "TLS_CHACHA20_POLY1305_SHA256": (0x1303, ""),
+}
+
+VERSION_NAMES: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+
+logger = logging.getLogger(__name__)
+
+
+class TlsConfigError(Exception):
+    """A file does not serve; str() of it is why, in nsqd's words where it has some."""
+
+
+class TlsServer:
+    """What TLS connections are made with. Raises: StartupError where the flags or their files do not do.
+
+    Certificates and authorities are read again by `reload`; connections there are keep what they were made with.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._context: SSL.Context | None = None
+        try:
+            if options.tls_cert or options.tls_key:
+                self._context = server_context(options)
+        except TlsConfigError as error:
+            raise StartupError(f"{FAILED} failed to build TLS config - {error}") from error
+        if self._context is None and options.tls_required:
+            raise StartupError(f"{FAILED} cannot require TLS client connections without TLS key and cert")
+        try:
+            if options.tls_root_ca_file:
+                read_authorities(options.tls_root_ca_file)
+        except TlsConfigError as error:
+            raise StartupError(f"{FAILED} failed to build client TLS config - {error}") from error
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a certificate."""
+        return self._context is not None
+
+    def reload(self) -> None:
+        """Read the files again, for connections from now on; where they do not do, go on with what is there."""
+        if self._context is None:
+            return
+        try:
+            self._context = server_context(self._options)
+        except TlsConfigError as error:
+            logger.error("TLS: failed to reload certificates, going on with the old ones - %s", error)
+        else:
+            logger.info("TLS: reloaded certificates")
+
+    def connection(self) -> SSL.Connection:
+        """Return the server's side of a new connection, without a socket."""
+        assert self._context is not None
+        connection = SSL.Connection(self._context, None)
+        connection.set_accept_state()
+        return connection
+
+
+def server_context(options: Options) -> SSL.Context:
+    """Return the context of a server. Raises: TlsConfigError."""
+    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context.set_min_proto_version(options.tls_min_version)
+    # Where versions before 1.2 are wanted, so is what they need: OpenSSL counts their signatures as too weak.
+    level = ":@SECLEVEL=0" if options.tls_min_version < TLS_VERSIONS["tls1.2"] else ""
+    context.set_cipher_list((":".join(CIPHERS) + level).encode())
+    context.set_tls13_ciphersuites(":".join(CIPHERS_OF_TLS13).encode())
+    context.set_options(SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
+    context.set_session_id(b"pyqd")
+    load_certificate(context, options.tls_cert, options.tls_key)
+    if options.tls_client_auth_policy == "require":
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, accept_any)
+    elif options.tls_client_auth_policy == "require-verify":
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, None)
+        if not options.tls_root_ca_file:
+            context.set_default_verify_paths()
+    if options.tls_root_ca_file:
+        read_authorities(options.tls_root_ca_file)
+        context.load_verify_locations(options.tls_root_ca_file)
+        context.load_client_ca(options.tls_root_ca_file.encode())
+    return context
+
+
+def accept_any(*_: object) -> bool:
+    """Take a client's certificate, whoever signed it."""
+    return True
+
+
+def load_certificate(context: SSL.Context, certificate_path: str, key_path: str) -> None:
+    """Give the context a certificate and its key. Raises: TlsConfigError."""
+    for path, content, kind in ((certificate_path, PEM_CERTIFICATE, "certificate"), (key_path, b"PRIVATE KEY", "key")):
+        if content not in read_file(path):
+            raise TlsConfigError(f"tls: failed to find any PEM data in {kind} input")
+    try:
+        context.use_certificate_chain_file(certificate_path)
+    except SSL.Error as error:
+        raise TlsConfigError(f"tls: failed to parse certificate: {reason_of(error)}") from error
+    try:
+        context.use_privatekey_file(key_path)
+        context.check_privatekey()
+    except SSL.Error as error:
+        raise TlsConfigError(f"tls: private key does not match public key: {reason_of(error)}") from error
+
+
+def read_authorities(path: str) -> None:
+    """Raise TlsConfigError unless the file holds a certificate."""
+    if PEM_CERTIFICATE not in read_file(path):
+        raise TlsConfigError("failed to append certificate to pool")
+
+
+def read_file(path: str) -> bytes:
+    """Return what the file holds. Raises: TlsConfigError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise TlsConfigError(f"open {path}: {reason}") from error
+
+
+def stats_of(connection: SSL.Connection | None) -> dict[str, object]:
+    """Return what /stats shows of a client's TLS, in nsqd's words; None: it has none.
+
+    Suites that nsqd has no name for are shown as it does, by number.
+    """
+    if connection is None:
+        return {
+            "tls": False,
+            "tls_cipher_suite": "",
+            "tls_version": "",
+            "tls_negotiated_protocol": "",
+            "tls_negotiated_protocol_is_mutual": False,
+        }
+    name = connection.get_cipher_name() or ""
+    number, known_name = (CIPHERS | CIPHERS_OF_TLS13).get(name, (0, name))
+    return {
+        "tls": True,
+        "tls_cipher_suite": known_name or f"Unknown {number}",
+        "tls_version": VERSION_NAMES[connection.get_protocol_version_name()],
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": True,
+    }
+
+
+def common_name_of(connection: SSL.Connection) -> str:
+    """Return the common name in the client's certificate; empty where there is none."""
+    certificate = connection.get_peer_certificate()
+    return "" if certificate is None else certificate.get_subject().commonName or ""

@@ -1,1 +1,0 @@
-"""Connections: commands, negotiation, transports, delivery."""

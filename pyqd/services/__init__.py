@@ -1,1 +1,0 @@
-"""HTTP API, lookup registration, metrics, timers and syncing around the broker."""

@@ -1,0 +1,1 @@
+"""Connections of NSQ clients: commands, IDENTIFY, AUTH, upgrades."""

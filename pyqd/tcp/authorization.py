@@ -1,0 +1,109 @@
+"""AUTH: what the auth servers let one client do, asked for when it says its secret and again when that has expired.
+
+Source: spec of the TCP protocol, "AUTH", "Authorisation".
+"""
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pyqd.net.listener import ip_of
+from pyqd.net.tls import common_name_of
+from pyqd.primitives.errors import ClientError
+from pyqd.primitives.goquote import go_quote
+from pyqd.tcp.authd import AuthError
+from pyqd.tcp.permissions import PUBLISH, SUBSCRIBE, Permissions
+
+if TYPE_CHECKING:
+    from pyqd.tcp.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+
+class Authorizer:
+    """The permissions of one client."""
+
+    __slots__ = ("_connection", "_permissions", "_secret")
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._secret = b""
+        self._permissions: Permissions | None = None
+
+    def auth(self, secret: bytes) -> bytes:
+        """AUTH. Returns: the answer. Raises: ClientError. Switches: yes."""
+        if self.has_authorizations():
+            raise ClientError("E_INVALID", "AUTH already set")
+        if not self._connection.auth_needed:
+            raise ClientError("E_AUTH_DISABLED", "AUTH disabled")
+        self._secret = secret
+        permissions = self._ask()
+        if not permissions.authorizations:
+            raise ClientError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        answer = {
+            "identity": permissions.identity,
+            "identity_url": permissions.identity_url,
+            "permission_count": len(permissions.authorizations),
+        }
+        return json.dumps(answer, separators=(",", ":")).encode()
+
+    def has_authorizations(self) -> bool:
+        """Return whether an AUTH has succeeded."""
+        return self._permissions is not None and bool(self._permissions.authorizations)
+
+    def renew(self, command: bytes) -> None:
+        """Ask again, unless there is nothing that has expired. Raises: ClientError. Switches: yes."""
+        permissions = self._permissions
+        if permissions is None:
+            raise ClientError("E_AUTH_FIRST", b"AUTH required before " + command)
+        if permissions.expired():
+            self._ask()
+
+    def require_subscribe(self, topic: bytes, channel: bytes) -> None:
+        """Check a SUB. Raises: ClientError. Switches: where permissions have expired."""
+        if self._connection.auth_needed:
+            self.renew(b"SUB")
+            self._require(b"SUB", SUBSCRIBE, topic, channel)
+
+    def publish_until(self, command: bytes, topic: bytes) -> int:
+        """Return until when, monotonic ns, a client may publish to a topic; 0: to be renewed. Raises: ClientError."""
+        permissions = self._permissions
+        if permissions is None or permissions.expired():
+            return 0
+        self._require(command, PUBLISH, topic, b"")
+        return permissions.expires_ns
+
+    def stats(self) -> dict[str, Any]:
+        """Return what /stats shows of it; what is empty is left out, as nsqd does."""
+        permissions = self._permissions
+        if permissions is None:
+            return {}
+        shown = {
+            "authed": bool(permissions.authorizations),
+            "auth_identity": permissions.identity,
+            "auth_identity_url": permissions.identity_url,
+        }
+        return {key: value for key, value in shown.items() if value}
+
+    def _require(self, command: bytes, permission: str, topic: bytes, channel: bytes) -> None:
+        permissions = self._permissions
+        if permissions is None or not permissions.allows(permission, topic.decode("ascii"), channel.decode("ascii")):
+            names = go_quote(topic) + b" " + go_quote(channel)
+            raise ClientError("E_UNAUTHORIZED", b"AUTH failed for " + command + b" on " + names)
+
+    def _ask(self) -> Permissions:
+        """Ask the auth servers. Raises: ClientError, which says nothing of why."""
+        connection = self._connection
+        tls = connection.tls
+        try:
+            permissions = connection.server.auth.ask(
+                self._secret,
+                ip_of(connection.remote_address),
+                tls=tls is not None,
+                common_name="" if tls is None else common_name_of(tls),
+            )
+        except AuthError as error:
+            logger.warning("PROTOCOL(V2): [%s] AUTH failed %s", connection.remote_address, error)
+            raise ClientError("E_AUTH_FAILED", "AUTH failed") from None
+        self._permissions = permissions
+        return permissions

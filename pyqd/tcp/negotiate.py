@@ -1,0 +1,258 @@
+"""IDENTIFY: what a client says of itself, checked, and what it is granted.
+
+Source: spec of the TCP protocol, "IDENTIFY fields".
+"""
+
+import dataclasses
+import json
+from typing import Any, Final, NoReturn
+
+from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
+from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.primitives.errors import ClientError
+
+NS_PER_MS: Final = 1_000_000
+# Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.
+IDENTITY_BYTES_MAX = 256 << 10
+HEARTBEAT_NS_DEFAULT: Final = 30_000 * NS_PER_MS
+HEARTBEAT_NS_MIN: Final = 1_000 * NS_PER_MS
+MSG_TIMEOUT_NS_MIN: Final = 1_000 * NS_PER_MS
+OUTPUT_BUFFER_BYTES_DEFAULT: Final = 16384
+OUTPUT_BUFFER_BYTES_MIN: Final = 64
+SAMPLE_RATE_MAX: Final = 99
+DEFLATE_LEVEL_DEFAULT: Final = 6
+
+# How near a client is, for the channel: pyx/broker/consumer.pyx.
+ZONE_LOCAL: Final = 0
+REGION_LOCAL: Final = 1
+GLOBAL: Final = 2
+
+_INT64: Final = range(-(2**63), 2**63)
+_INT32: Final = range(-(2**31), 2**31)
+
+_STRINGS: Final = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+_BOOLS: Final = ("feature_negotiation", "tls_v1", "snappy", "deflate", "message_ids")
+_INTS: Final = {
+    "heartbeat_interval": _INT64,
+    "output_buffer_timeout": _INT64,
+    "output_buffer_size": _INT64,
+    "sample_rate": _INT32,
+    "msg_timeout": _INT64,
+    "deflate_level": _INT64,
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Identity:
+    """The body of an IDENTIFY, absent fields empty: those that nsqd knows, and one of ours.
+
+    Times in ms, sizes in bytes. message_ids: an OK is to name the messages it is for.
+    """
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+    feature_negotiation: bool = False
+    tls_v1: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    message_ids: bool = False
+    heartbeat_interval: int = 0
+    output_buffer_timeout: int = 0
+    output_buffer_size: int = 0
+    sample_rate: int = 0
+    msg_timeout: int = 0
+    deflate_level: int = 0
+
+
+class _Fields(list[tuple[str, Any]]):
+    """The members of a JSON object in order, repeated ones too: the last one wins whatever its case."""
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _typed(key: str, value: Any) -> Any:
+    """Return a field's value as its type, or raise ValueError as Go's decoder would."""
+    if key in _STRINGS and isinstance(value, str):
+        return value
+    if key in _BOOLS and isinstance(value, bool):
+        return value
+    if key in _INTS and type(value) is int and value in _INTS[key]:
+        return value
+    raise ValueError(f"{key} has another type")
+
+
+def decode_identity(body: bytes) -> Identity:
+    """Decode the JSON body as Go's decoder does: keys in any case, unknown ones ignored, null for absent.
+
+    Raises: ClientError.
+    """
+    if len(body) > IDENTITY_BYTES_MAX:
+        raise ClientError("E_BAD_BODY", f"IDENTIFY body too big {len(body)} > {IDENTITY_BYTES_MAX}")
+    identity = Identity()
+    known = {*_STRINGS, *_BOOLS, *_INTS}
+
+    try:
+        text = body.decode("utf-8", "replace")
+        decoded = json.loads(text, object_pairs_hook=_Fields, parse_constant=_refuse_constant)
+        if decoded is None:
+            return identity
+        if not isinstance(decoded, _Fields):
+            raise ValueError("not an object")
+        for key, value in decoded:
+            field = key.lower()
+            if field in known and value is not None:
+                setattr(identity, field, _typed(field, value))
+    except (ValueError, RecursionError) as error:
+        raise ClientError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+    return identity
+
+
+@dataclasses.dataclass(slots=True)
+class Granted:
+    """What a client gets. Times in ns, sizes in bytes."""
+
+    heartbeat_ns: int
+    output_buffer_timeout_ns: int
+    output_buffer_size: int
+    sample_rate: int
+    msg_timeout_ns: int
+
+
+def _invalid(what: str, value: int) -> ClientError:
+    return ClientError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+
+
+def _heartbeat_ns(value: int, options: Options, current: Granted) -> int:
+    if value in (0, -1):
+        return current.heartbeat_ns if value == 0 else 0
+    if HEARTBEAT_NS_MIN <= value * NS_PER_MS <= options.max_heartbeat_interval_ns:
+        return value * NS_PER_MS
+    raise _invalid("heartbeat interval", value)
+
+
+def _buffer_timeout_ns(value: int, options: Options, current: Granted) -> int:
+    if value in (0, -1):
+        return current.output_buffer_timeout_ns if value == 0 else 0
+    if options.min_output_buffer_timeout_ns <= value * NS_PER_MS <= options.max_output_buffer_timeout_ns:
+        return value * NS_PER_MS
+    raise _invalid("output buffer timeout", value)
+
+
+def _buffer_size(value: int, options: Options, current: Granted) -> int:
+    if value in (0, -1):
+        return current.output_buffer_size if value == 0 else 1
+    if OUTPUT_BUFFER_BYTES_MIN <= value <= options.max_output_buffer_size:
+        return value
+    raise _invalid("output buffer size", value)
+
+
+def _msg_timeout_ns(value: int, options: Options, current: Granted) -> int:
+    if value == 0:
+        return current.msg_timeout_ns
+    if MSG_TIMEOUT_NS_MIN <= value * NS_PER_MS <= options.max_msg_timeout_ns:
+        return value * NS_PER_MS
+    raise _invalid("msg timeout", value)
+
+
+def defaults(options: Options) -> Granted:
+    """Return what a client has before it asks for anything."""
+    return Granted(
+        heartbeat_ns=HEARTBEAT_NS_DEFAULT,
+        output_buffer_timeout_ns=options.output_buffer_timeout_ns,
+        output_buffer_size=OUTPUT_BUFFER_BYTES_DEFAULT,
+        sample_rate=0,
+        msg_timeout_ns=options.msg_timeout_ns,
+    )
+
+
+def grant(identity: Identity, options: Options, current: Granted) -> Granted:
+    """Check what the client asks for, in nsqd's order, and return what it gets; 0 keeps what it has.
+
+    Raises: ClientError.
+    """
+    heartbeat_ns = _heartbeat_ns(identity.heartbeat_interval, options, current)
+    buffer_timeout_ns = _buffer_timeout_ns(identity.output_buffer_timeout, options, current)
+    buffer_size = _buffer_size(identity.output_buffer_size, options, current)
+    if identity.output_buffer_size == -1:
+        buffer_timeout_ns = 0
+    if not 0 <= identity.sample_rate <= SAMPLE_RATE_MAX:
+        raise _invalid("sample rate", identity.sample_rate)
+    return Granted(
+        heartbeat_ns=heartbeat_ns,
+        output_buffer_timeout_ns=buffer_timeout_ns,
+        output_buffer_size=buffer_size,
+        sample_rate=identity.sample_rate,
+        msg_timeout_ns=_msg_timeout_ns(identity.msg_timeout, options, current),
+    )
+
+
+def locality(identity: Identity, options: Options) -> int:
+    """Return how near the client is: GLOBAL for all where the experiment is not on.
+
+    Empty names are equal, as for nsqd. Source: spec of broker semantics, "Topology-aware consumption".
+    """
+    if TOPOLOGY_AWARE_CONSUMPTION not in options.enable_experiment:
+        return GLOBAL
+    if identity.topology_zone == options.topology_zone:
+        return ZONE_LOCAL
+    return REGION_LOCAL if identity.topology_region == options.topology_region else GLOBAL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upgrades:
+    """Which upgrades of the connection follow the reply to IDENTIFY."""
+
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = DEFLATE_LEVEL_DEFAULT
+
+    def any(self) -> bool:
+        """Whether there is one."""
+        return self.tls or self.snappy or self.deflate
+
+
+def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
+    """Return the upgrades that the client asks for and gets: none a second time. Raises: ClientError."""
+    deflate = options.deflate and identity.deflate
+    snappy = options.snappy and identity.snappy
+    if deflate and snappy:
+        raise ClientError("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    deflate = deflate and not upgraded
+    level = identity.deflate_level if deflate and identity.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
+    return Upgrades(
+        tls=tls_enabled and identity.tls_v1 and not upgraded,
+        snappy=snappy and not upgraded,
+        deflate=deflate,
+        deflate_level=min(level, options.max_deflate_level),
+    )
+
+
+def reply(identity: Identity, granted: Granted, upgrades: Upgrades, options: Options) -> bytes:
+    """Return the answer to the IDENTIFY of a client that negotiates: the JSON of what is granted."""
+    answer = {
+        "max_rdy_count": options.max_rdy_count,
+        "version": NSQ_VERSION,
+        "max_msg_timeout": options.max_msg_timeout_ns // NS_PER_MS,
+        "msg_timeout": granted.msg_timeout_ns // NS_PER_MS,
+        "tls_v1": upgrades.tls,
+        "deflate": upgrades.deflate,
+        "deflate_level": upgrades.deflate_level,
+        "max_deflate_level": options.max_deflate_level,
+        "snappy": upgrades.snappy,
+        "sample_rate": granted.sample_rate,
+        "auth_required": bool(options.auth_http_address),
+        "output_buffer_size": granted.output_buffer_size,
+        "output_buffer_timeout": granted.output_buffer_timeout_ns // NS_PER_MS,
+        "topology_region": options.topology_region,
+        "topology_zone": options.topology_zone,
+    }
+    if identity.message_ids:
+        # Behind nsqd's, and only for those who ask: the others get nsqd's answer to the byte.
+        answer["message_ids"] = True
+    return json.dumps(answer, separators=(",", ":")).encode()

@@ -1,0 +1,165 @@
+"""The server for NSQ clients: the connections it has, and those of them that publish."""
+
+import logging
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from pyqd.broker.broker import Broker
+from pyqd.broker.topic import Topic
+from pyqd.config.options import Options
+from pyqd.hot.primitives.clock import mono
+from pyqd.hot.tcp.limits import Limits
+from pyqd.net.admission import Admission
+from pyqd.net.listener import Address, Listener
+from pyqd.net.pieces import pieces_of
+from pyqd.net.tls import TlsServer
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.tcp.authd import AuthServers
+from pyqd.tcp.closing import Closing
+from pyqd.tcp.connection import Connection
+
+FRAME_ERROR = 1
+# While the daemon stops, before the loop goes on.
+CLOSED_AT_ONCE = 16
+BY_DAEMON = "closed by the daemon"
+SWEEP_NS_MIN = SECOND_NS // 4
+SWEEP_NS_MAX = 5 * SECOND_NS
+
+_frame_head = struct.Struct(">ii")
+
+logger = logging.getLogger(__name__)
+
+
+class Durability(Protocol):
+    """Interface to the group commit, which makes topics durable."""
+
+    def wait(self, topics: Iterable[Topic]) -> None:
+        """Return when they are. Raises: StorageError. Switches: yes."""
+
+    def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
+        """Call told(error) when they are, or cannot be. Switches: no."""
+
+
+class TcpServer:
+    """Accepts clients on the hub of the calling thread.
+
+    tls: where clients that ask for TLS get it. auth: who says what clients may do. on_bug: called with an
+    AssertionError from a connection; the daemon ends then. durability: asked with --sync-every=1, before an OK leaves.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        options: Options,
+        hub: Any,
+        tls: TlsServer,
+        auth: AuthServers,
+        on_bug: Callable[[BaseException], None],
+        durability: Durability,
+    ) -> None:
+        self.broker = broker
+        self.options = options
+        self.hub = hub
+        self.tls = tls
+        self.auth = auth
+        self.on_bug = on_bug
+        self.durability = durability
+        self.limits = Limits(
+            max_msg_bytes=options.max_msg_size,
+            max_body_bytes=options.max_body_size,
+            max_rdy_count=options.max_rdy_count,
+            max_req_timeout_ns=options.max_req_timeout_ns,
+            max_defer_ns=options.defer_ns_max(),
+            sync_each=options.sync_every == 1,
+        )
+        self.connections: set[Connection] = set()
+        self.publishers: dict[Connection, None] = {}
+        self.admission = Admission(
+            lambda: (self.options.max_connections, self.options.max_connections_per_address),
+            broker.capacity.connection_refusal,
+            broker.capacity.refused_max,
+        )
+        self.pieces = pieces_of(hub)
+        self.closing = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
+        self.listener = Listener(self.welcome)
+        self.sweep_timer: Any = None
+
+    def start(self, address: Address) -> Address:
+        """Listen and accept from now on. Returns: the address with its real port. Raises: StartupError."""
+        bound = self.listener.start(address)
+        # It repeats: a timer that has gone off once and is started again goes off at once.
+        self.sweep_timer = self.hub.loop.timer(self.sweep_s(), self.sweep_s())
+        self.sweep_timer.start(self.sweep)
+        logger.info("TCP: listening on %s", bound)
+        return bound
+
+    def welcome(self, sock: socket.socket, remote_address: str) -> None:
+        """Serve a new client, unless there are too many."""
+        reason = self.admission.admit(remote_address)
+        if reason:
+            logger.warning("TCP: refused client(%s) - %s", remote_address, reason)
+            self.admission.turn_away(sock, error_frame(f"E_TOO_MANY_CONNECTIONS {reason}"))
+            return
+        logger.info("TCP: new client(%s)", remote_address)
+        self.connections.add(Connection(self, sock, remote_address))
+
+    def note_producer(self, connection: Connection) -> None:
+        """Remember a client that publishes."""
+        self.publishers[connection] = None
+
+    def forget(self, connection: Connection) -> None:
+        """Drop a connection that has ended."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.admission.leave(connection.remote_address)
+        self.publishers.pop(connection, None)
+
+    def producers(self) -> list[dict[str, Any]]:
+        """Return the stats of every connected client that has published."""
+        return [connection.stats() for connection in self.publishers if connection.pub_counts()]
+
+    def greenlets(self) -> Iterator[tuple[Any, str]]:
+        """Yield the greenlets of the connections, and what each of them is."""
+        for connection in self.connections:
+            yield connection.io_greenlet, "IOLoop of a client"
+            yield connection.pump_greenlet, "messagePump of a client"
+
+    def sweep_s(self) -> float:
+        """Return after how long to look for late clients."""
+        times_ns = [time for time in (self.options.first_command_timeout_ns, self.options.command_timeout_ns) if time]
+        return min(max(min(times_ns, default=SWEEP_NS_MAX) // 4, SWEEP_NS_MIN), SWEEP_NS_MAX) / SECOND_NS
+
+    def sweep(self) -> None:
+        """Close the clients that begin and do not go on."""
+        now_ns, options = mono(), self.options
+        for connection in list(self.connections):
+            reason = connection.late(now_ns, options.first_command_timeout_ns, options.command_timeout_ns)
+            if reason is not None:
+                connection.close_because(reason)
+
+    def change_options(self, options: Options) -> None:
+        """Put in force other options, where they are read for each connection or command."""
+        self.options = options
+
+    def stop_listening(self) -> None:
+        """Accept no more clients."""
+        self.listener.stop()
+        if self.sweep_timer is not None:
+            self.sweep_timer.stop()
+            self.sweep_timer.close()
+            self.sweep_timer = None
+
+    def close_all(self, *, at_once: bool = False) -> None:
+        """Close every client's connection. at_once: without letting the loop go on. Switches: unless at_once."""
+        for index, connection in enumerate(list(self.connections)):
+            if not at_once and index % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
+                self.pieces.wait()
+            connection.close_because(BY_DAEMON)
+
+
+def error_frame(text: str) -> bytes:
+    """Return an error frame for a client that has no connection."""
+    data = text.encode()
+    return _frame_head.pack(len(data) + _frame_head.size // 2, FRAME_ERROR) + data

@@ -1,0 +1,316 @@
+"""A channel's parked messages: deferred by the publisher, or requeued with a delay.
+
+They have left the order of the topic's log, so they get a log of their own, one per channel and made when first needed,
+with their due times in the records. In memory each is a slot: the record's address and a place in a heap by due time,
+28 bytes, 2 of its id's fingerprint, which is all that a search for it reads, and 8 more until it is settled (see
+below). These arrays grow by an eighth and by half, so they are 46 bytes at most. A parked message that is due,
+delivered and requeued once more is a new record; the old one is finished. Restarting reads the log back; that is how a
+due time outlives the process. That a record was handed out, and how often, is stored in the record itself, so a message
+that was in flight at a kill does not come as a first delivery.
+
+Parking makes two records of one message: the *origin*, in the topic's log or this one, and the new record here. The
+origin is to be finished, but only when the new record is on stable storage, or a power failure between could leave the
+finished bit alone. So it is *unsettled* for a while: its reader passes over it, its bit is not set. `settle` sets the
+bits, in the order of parking, when a sync has covered the records. After a kill the unsettled ones are there twice:
+`twins` names every message parked at or past `settled_below`, and the start finishes what it meets of these elsewhere.
+`settled_below` lies in the header (where a topic's ledger has `parked_below`) and follows when the bits are on stable
+storage themselves; records from there on are not trimmed, finished or not, as they speak for their origins.
+
+Where a channel is moved or emptied, all that is parked is dropped: the reset of its ledger says below which ordinal, in
+the same page. Nothing is stored here before a sync has covered that.
+
+Invariants:
+1. a slot is free, or its record waits in `dues` and is not finished.
+2. the ledger's cursor stands at the log's end: everything is handed out to `dues` at once.
+3. `settled_below <= settled <= log.end`; `origins` holds one entry for each record of `[settled, log.end)`, in order.
+"""
+
+cimport cython
+from libc.stdint cimport uintptr_t
+from libc.string cimport memmove
+
+from pyqd.hot.broker.slots cimport print_of
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
+from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+from pyqd.hot.primitives.heap cimport DeadlineHeap, Entry
+from pyqd.hot.wire.record cimport RECORD_LOST, record_body, record_ordinal, record_span
+
+cdef enum:
+    SLOTS_MIN = 16
+    ORIGINS_KEPT = 4096                  # a burst's room beyond these is given back once it is settled
+
+
+@cython.final
+cdef class Parked:
+    """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`.
+
+    origins_unknown_below: the ledger is lost that said which origins of the records below are finished. So that of each
+    message that waits here is finished again; that of a finished one stays as it is, as the channel may have been moved
+    back to it. Past the log's end: this is the first start since.
+    """
+
+    def __init__(
+        self, Log log not None, Ledger ledger not None, uint64_t dropped_below=0, uint64_t origins_unknown_below=0,
+    ):
+        self.log = log
+        self.ledger = ledger
+        self.dues = DeadlineHeap()
+        ledger.clamp(log.first.first_ordinal, log.end)
+        for hole in log.holes:
+            ledger.try_note_range(hole[0], hole[1])
+        ledger.header.cursor = log.end
+        ledger.count_ahead()
+        ledger.absorb()
+        self.dropped_below = min(dropped_below, log.end)
+        self.settled = 0 if origins_unknown_below > log.end else min(ledger.header.parked_below, log.end)
+        ledger.header.parked_below = self.settled
+        self.settled = max(self.settled, self.dropped_below)
+        self.twins = IdTable()
+        self.find_twins(origins_unknown_below)
+        self.wait_for_unfinished()
+        # What was unsettled is settled by the start, which finishes the twins.
+        self.settled = log.end
+        self.trim()
+
+    def __dealloc__(self):
+        array_release(&self.records_memory)
+        array_release(&self.prints_memory)
+        array_release(&self.origins_memory)
+
+    cdef int trim(self) except -1:
+        """Give up what is finished and has not to speak for an origin any more."""
+        self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
+        return 0
+
+    cdef int find_twins(self, uint64_t origins_unknown_below) except -1:
+        """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
+        cdef Segment segment = self.log.segment_of(self.settled)
+        cdef uint64_t offset
+        cdef const Record* record
+        while segment is not None:
+            self.log.ready(segment)
+            offset = SEGMENT_HEADER_BYTES
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                if (
+                    record_ordinal(record) >= self.settled and not record.flags & RECORD_LOST
+                    and (
+                        record_ordinal(record) >= origins_unknown_below
+                        or not self.ledger.is_finished(record_ordinal(record)))
+                ):
+                    self.last_twin_guid = max(self.last_twin_guid, record.guid)
+                    self.twins.take(record.guid)
+                    self.twins.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))
+                offset += record_span(record.size_bytes)
+            segment = segment.next
+        return 0
+
+    cdef bint is_superseded(self, const Record* record) noexcept:
+        """Say whether a record of this log is the origin of a later one."""
+        cdef int64_t last = self.twins.get(record.guid)
+        return last >= 0 and record_ordinal(record) < self.settled + <uint64_t> last
+
+    cdef bint has_twin(self, const Record* record) noexcept:
+        """Say whether a record of the topic's log is the origin of one that was here at the start."""
+        return self.twins.count != 0 and self.twins.get(record.guid) >= 0
+
+    def wait_for_unfinished(self):
+        """Put every record that is not finished back under its due time. Cost: O(records kept)."""
+        cdef Segment segment = self.log.segment_of(max(self.ledger.header.floor, self.dropped_below))
+        cdef uint64_t offset
+        cdef const Record* record
+        while segment is not None:
+            self.log.ready(segment)
+            offset = SEGMENT_HEADER_BYTES
+            while offset < segment.tail:
+                record = <const Record*> (segment.base + offset)
+                if record_ordinal(record) >= self.dropped_below and not self.ledger.is_finished(record_ordinal(record)):
+                    if record.flags & RECORD_LOST or self.is_superseded(record):
+                        self.ledger.try_finish(record_ordinal(record))
+                    else:
+                        self.highest_guid = max(self.highest_guid, record.guid)
+                        self.wait_for(record)
+                offset += record_span(record.size_bytes)
+            segment = segment.next
+
+    cdef int grow(self) except -1:
+        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, self.capacity + (self.capacity >> 3))
+        cdef uint32_t slot
+        if array_reserve(&self.records_memory, <size_t> capacity * sizeof(Record*)) != 0:
+            raise MemoryError
+        self.records = <const Record**> self.records_memory.base
+        if array_reserve(&self.prints_memory, <size_t> capacity * sizeof(uint16_t)) != 0:
+            raise MemoryError
+        self.prints = <uint16_t*> self.prints_memory.base
+        self.dues.reserve(capacity)
+        for slot in range(capacity, self.capacity, -1):
+            self.give_back(slot - 1)
+        self.capacity = capacity
+        return 0
+
+    cdef int give_back(self, uint32_t slot) noexcept:
+        """Chain a slot to the free ones, through its place for a record."""
+        self.records[slot] = <const Record*> <uintptr_t> self.free_slot
+        self.free_slot = slot + 1
+        return 0
+
+    cdef int wait_for(self, const Record* record) except -1:
+        cdef uint32_t slot
+        if self.free_slot == 0:
+            self.grow()
+        slot = self.free_slot - 1
+        self.dues.push(slot, record.due_ns)
+        self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
+        self.records[slot] = record
+        self.prints[slot] = <uint16_t> (print_of(record.guid) >> 16)
+        return 0
+
+    cdef int grow_origins(self) except -1:
+        cdef uint64_t capacity = max(<uint64_t> SLOTS_MIN, self.origins_capacity + (self.origins_capacity >> 1))
+        self.close_gap()
+        if array_reserve(&self.origins_memory, <size_t> capacity * sizeof(uint64_t)) != 0:
+            raise MemoryError
+        self.origins = <uint64_t*> self.origins_memory.base
+        self.origins_capacity = capacity
+        return 0
+
+    cdef int prepare(self, uint64_t span_bytes) except -1:
+        """Make room so that parking a record cannot fail. Raises: StorageError, MemoryError (nothing changed)."""
+        if self.free_slot == 0:
+            self.grow()
+        if self.origins_gap + self.unsettled() == self.origins_capacity:
+            self.make_room_for_origins(1)
+        self.log.reserve(span_bytes)
+        return 0
+
+    cdef int prepare_slots(self, uint32_t count) except -1:
+        """Make room for so many slots and origins. Raises: MemoryError (nothing changed)."""
+        while self.capacity - self.dues.count < count:
+            self.grow()
+        self.make_room_for_origins(count)
+        return 0
+
+    cdef int make_room_for_origins(self, uint64_t count) except -1:
+        """Make room behind the last origin for so many more. Raises: MemoryError (nothing changed)."""
+        if self.origins_capacity - self.origins_gap - self.unsettled() >= count:
+            return 0
+        while self.origins_capacity - self.unsettled() < count:
+            self.grow_origins()
+        return self.close_gap()
+
+    cdef int close_gap(self) noexcept:
+        """Move the origins to the start of their array. Cost: O(unsettled)."""
+        if self.origins_gap != 0:
+            memmove(self.origins, self.origins + self.origins_gap, self.unsettled() * sizeof(uint64_t))
+            self.origins_gap = 0
+        return 0
+
+    cdef int add_origin(self, uint64_t origin) noexcept:
+        """Note the origin of the record that is appended next; there is room for it."""
+        self.origins[self.origins_gap + self.unsettled()] = origin
+        return 0
+
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
+        """Copy a record here, due at `due_ns` (Unix); it is the origin, to be finished when `settle` gives it back.
+
+        Raises: StorageError, MemoryError (nothing is parked).
+        """
+        cdef const char* at
+        cdef uint64_t origin = record_ordinal(record) << 1 | source
+        self.prepare(record_span(record.size_bytes))
+        self.add_origin(origin)
+        at = self.log.append(
+            record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
+        self.ledger.hand_out()
+        self.wait_for(<const Record*> at)
+        return 0
+
+    cdef int forget_origins(self, uint64_t end) except -1:
+        """Drop the origins of the records below an ordinal: their bits are set."""
+        cdef uint64_t count = self.unsettled()
+        cdef uint64_t done = end - self.settled
+        self.origins_gap += done
+        self.settled = end
+        if count == done:
+            self.origins_gap = 0
+            if self.origins_capacity > ORIGINS_KEPT:
+                array_release(&self.origins_memory)
+                self.origins = NULL
+                self.origins_capacity = 0
+        elif self.origins_gap > count - done:
+            # Not each time: of millions, which are settled in slices, each slice would move the rest.
+            self.close_gap()
+        return 0
+
+    cdef int note_settled(self, uint64_t end) except -1:
+        """Note that the bits of all origins of records below an ordinal are on stable storage."""
+        if end > self.ledger.header.parked_below:
+            self.ledger.header.parked_below = min(end, self.settled)
+            self.trim()
+        return 0
+
+    cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL:
+        """Take the record that is due first, if it is due. Returns: NULL when none is."""
+        cdef uint32_t slot
+        if self.dues.peek_due() > wall_now_ns:
+            return NULL
+        slot = self.dues.peek_slot()
+        return self.take(slot)
+
+    cdef const Record* take(self, uint32_t slot) except NULL:
+        """Take the record of a slot out of `dues`, whether it is due or not."""
+        cdef const Record* record = self.records[slot]
+        self.dues.remove(slot)
+        self.give_back(slot)
+        return record
+
+    cdef int finish(self, const Record* record) except -1:
+        """Finish a record that was due and delivered, or parked anew."""
+        self.ledger.finish(record_ordinal(record))
+        self.trim()
+        return 0
+
+    cdef int forget(self) except -1:
+        """Forget everything that waits here or came from here; the files stay as they are."""
+        array_release(&self.records_memory)
+        array_release(&self.prints_memory)
+        self.records = NULL
+        self.prints = NULL
+        self.capacity = 0
+        self.free_slot = 0
+        self.dues.clear()
+        self.twins.clear()
+        return 0
+
+    cdef int abandon(self) except -1:
+        """Forget everything for good, as the files are gone."""
+        self.forget()
+        self.log.abandon()
+        return 0
+
+    cdef int drop_all(self) except -1:
+        """Forget everything that is parked or came from here: the channel's ledger has just been reset and says so.
+
+        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel is where it was
+        and needs all of this. `finish_dropped` is for afterwards.
+        """
+        self.forget()
+        self.origins_gap = 0
+        self.settled = self.log.end
+        self.dropped_below = self.log.end
+        return 0
+
+    cdef int finish_dropped(self, uint64_t end) except -1:
+        """Finish all records below an ordinal, which were dropped: the channel's ledger says so on stable storage."""
+        assert end <= self.dropped_below
+        if end > self.ledger.header.floor:
+            self.ledger.clamp(end, self.log.end)
+        self.note_settled(end)
+        self.trim()
+        return 0
+
+    def memory_bytes(self):
+        """Return the bytes of the arrays that hold what is parked: what is due when, and the origins."""
+        return (
+            self.capacity * (sizeof(Record*) + sizeof(uint16_t))
+            + self.dues.slot_count_max * (sizeof(Entry) + sizeof(uint32_t)) + self.origins_capacity * sizeof(uint64_t))

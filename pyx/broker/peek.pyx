@@ -1,0 +1,297 @@
+"""Looking at the messages of a channel, which notices nothing of it: pages, whose ends are places to go on from.
+
+Each state has an order in which a message keeps its place while it stays in the state, so that a reader that goes on
+from where the last page ended meets each of these once, whatever else comes and goes:
+
+    returned     the number of the entry in the ring; entries come at the end
+    dead letter  likewise, of those that wait to be published
+    queued       the ordinal in the topic's log
+    in flight    the slot
+    deferred     (due time, slot); after a restart slots are others, and the reader begins the due time anew
+
+A page costs what it shows, wherever it begins, but for two things. A queue is walked over what is finished or deferred
+in it; long runs of finished records are skipped by their bits, and the walk is made in parts. And a heap gives its
+entries in order from the earliest only: a page within the first some thousands is taken from the top, without touching
+the heap; one further back reads through all slots, in parts, and keeps the best.
+
+What is shown was copied in the turn in which it was looked at. A record of an earlier run that nobody has verified yet
+is verified before it is shown.
+"""
+
+import heapq
+
+cimport cython
+from libc.stdint cimport INT64_MAX, uint32_t
+
+from pyqd.hot.broker.limited cimport LimitedChannel
+from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.bitmap cimport ring_next_zero
+from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.primitives.heap cimport Entry
+from pyqd.hot.wire.record cimport (
+    RECORD_LOST,
+    RECORD_VALID,
+    record_attempts,
+    record_body,
+    record_ordinal,
+    record_span,
+    record_verdict,
+)
+
+cdef enum:
+    PAGE_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
+    RECORDS_PER_TURN = 20000             # walked over in one part
+    RUN_TO_SKIP = 1000                   # finished records that are skipped rather than walked over
+    ENTRIES_FROM_TOP_MAX = 5000          # taken from a heap in order
+    SLOTS_PER_TURN = 50000
+    SLOTS_PER_INSERT = 20                # what keeping one costs, in slots read
+
+
+cdef tuple row_of(const Record* record, uint64_t attempts, uint64_t body_bytes_max, bint from_topic):
+    """Return (id, timestamp, attempts, size, position or None, due time, body)."""
+    cdef uint64_t shown = min(<uint64_t> record.size_bytes, body_bytes_max)
+    return (record.guid, record.timestamp_ns, attempts, record.size_bytes, record.seq if from_topic else None,
+            record.due_ns, record_body(record)[:shown])
+
+
+def run_of(ChannelCore channel not None):
+    """Return a number that names this run of a channel: slots of another one mean nothing."""
+    return channel.ready.run
+
+
+def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    """Return (rows, number to go on with, at the end?) of what waits for redelivery."""
+    return ring_page(channel.ready, number, count_max, body_bytes_max)
+
+
+def dead_letter_page(LimitedChannel channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    """Return (rows, number to go on with, at the end?) of the dead letters that wait to be published."""
+    return ring_page(channel.doomed, number, count_max, body_bytes_max)
+
+
+cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+    cdef uint64_t end = ring.first + ring.count
+    cdef const ReadyEntry* entry
+    cdef uint64_t room_bytes = PAGE_BYTES_MAX
+    rows = []
+    number = max(number, ring.first)
+    while number < end and <uint64_t> len(rows) < count_max and room_bytes:
+        entry = &ring.entries[ring.place(number)]
+        rows.append(row_of(entry.record, entry.attempts, body_bytes_max, entry.source == FROM_TOPIC))
+        room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
+        number += 1
+    return rows, number, number >= end
+
+
+def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_max, uint64_t body_bytes_max):
+    """Return (rows, slot to go on with, at the end?) of what is in flight.
+
+    A row has three more: the consumer or None where it has gone, since when, and its deadline (Unix).
+    """
+    cdef uint32_t at = <uint32_t> min(slot, <uint64_t> channel.slots.capacity)
+    cdef int64_t since_mono_ns = wall_ns() - mono_ns()
+    cdef uint64_t room_bytes = PAGE_BYTES_MAX
+    cdef const Slot* held
+    rows = []
+    while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and room_bytes:
+        if channel.slots.deadlines.contains(at):
+            held = &channel.slots.slots[at]
+            rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
+                channel.consumer_of.get(held.consumer), held.delivered_ns + since_mono_ns,
+                channel.slots.deadlines.due_of(at) + since_mono_ns))
+            room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
+        at += 1
+    return rows, at, at >= channel.slots.capacity
+
+
+@cython.final
+cdef class DeferredSearch:
+    """A page of what is deferred, being looked for.
+
+    after: (due time, slot) that the page begins behind.
+    """
+
+    def __init__(self, ChannelCore channel not None, tuple after not None, uint64_t count_max):
+        self.channel = channel
+        self.after_due_ns, self.after_slot = after
+        self.count_max = count_max
+        self.best = []
+
+    def look(self):
+        """Look on, in a bounded part. Returns: whether the page is found."""
+        cdef Parked parked = self.channel.parked
+        cdef uint64_t cost = 0
+        if parked is None:
+            return True
+        if not self.reading_slots:
+            if self.look_near():
+                return True
+            self.reading_slots = True
+            self.worst_due_ns = INT64_MAX
+            self.best = []
+        while self.next_slot < parked.capacity and cost < SLOTS_PER_TURN:
+            cost += 1 + SLOTS_PER_INSERT * self.add_slot(self.next_slot)
+            self.next_slot += 1
+        if self.next_slot < parked.capacity:
+            return False
+        self.best = sorted([(-due_ns, -slot) for due_ns, slot in self.best])
+        return True
+
+    cdef bint look_near(self) except -1:
+        """Take the page from the top of the heap, in order. Returns: False where it is too far down."""
+        cdef Parked parked = self.channel.parked
+        cdef const Entry* entries = parked.dues.entries
+        cdef uint64_t count = parked.dues.count
+        cdef uint64_t index, child
+        cdef uint64_t left = ENTRIES_FROM_TOP_MAX
+        after = (self.after_due_ns, self.after_slot)
+        # (due time, slot, place in the heap), of what no parent is left of; a parent is never later than its children.
+        nearest = [] if count == 0 else [(entries[0].due_ns, entries[0].slot, 0)]
+        while left:
+            left -= 1
+            if not nearest or <uint64_t> len(self.best) == self.count_max:
+                self.best.sort()
+                # Of entries with one due time, one below in the heap may have the lower slot.
+                return not nearest or nearest[0][0] != self.best[len(self.best) - 1][0]
+            due_ns, slot, index = heapq.heappop(nearest)
+            if (due_ns, slot) > after:
+                self.best.append((due_ns, slot))
+            for child in range(2 * index + 1, min(2 * index + 3, count)):
+                heapq.heappush(nearest, (entries[child].due_ns, entries[child].slot, child))
+        return False
+
+    cdef int add_slot(self, uint64_t slot) except -1:
+        """Keep a slot if it is among the first so far. Returns: whether it is."""
+        cdef Parked parked = self.channel.parked
+        cdef int64_t due_ns
+        if not parked.dues.contains(<uint32_t> slot):
+            return False
+        due_ns = parked.dues.due_of(<uint32_t> slot)
+        if due_ns < self.after_due_ns or (due_ns == self.after_due_ns and <int64_t> slot <= self.after_slot):
+            return False
+        if due_ns > self.worst_due_ns or (due_ns == self.worst_due_ns and <int64_t> slot > self.worst_slot):
+            return False
+        if <uint64_t> len(self.best) < self.count_max:
+            heapq.heappush(self.best, (-due_ns, -<int64_t> slot))
+        else:
+            heapq.heapreplace(self.best, (-due_ns, -<int64_t> slot))
+        if <uint64_t> len(self.best) == self.count_max:
+            worst = self.best[0]
+            self.worst_due_ns, self.worst_slot = -worst[0], -worst[1]
+        return True
+
+    def page(self, uint64_t body_bytes_max):
+        """Return (rows, (due time, slot) to go on behind, at the end?), once the page is found."""
+        cdef Parked parked = self.channel.parked
+        cdef uint64_t room_bytes = PAGE_BYTES_MAX
+        cdef const Record* record
+        cdef uint32_t slot
+        cdef int64_t due_ns
+        cdef uint64_t seen = 0
+        after = (self.after_due_ns, self.after_slot)
+        rows = []
+        for due_ns, slot in self.best:
+            if room_bytes == 0:
+                break
+            seen += 1
+            after = (due_ns, slot)
+            if parked.dues.contains(slot) and parked.dues.due_of(slot) == due_ns:
+                record = parked.records[slot]
+                rows.append(row_of(record, record_attempts(record), body_bytes_max, False))
+                room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+        return rows, after, seen < self.count_max and seen == <uint64_t> len(self.best)
+
+
+@cython.final
+cdef class QueueWalk:
+    """A page of what lies in the topic's log and was never handed out.
+
+    channel: None: what the topic holds and has shown to no channel. ordinal: where to begin.
+    """
+
+    def __init__(self, Feed feed not None, ChannelCore channel, uint64_t ordinal):
+        self.feed = feed
+        self.channel = channel
+        self.ordinal = max(ordinal, feed.end if channel is None else channel.ledger.header.cursor)
+        self.ordinal = self.next_unfinished(self.ordinal)
+        self.rows = []
+        self.room_bytes = PAGE_BYTES_MAX
+
+    cdef uint64_t end(self) noexcept:
+        return self.feed.log.end if self.channel is None else self.feed.end
+
+    @property
+    def at_end(self) -> bool:
+        return self.ordinal >= self.end()
+
+    cdef uint64_t next_unfinished(self, uint64_t ordinal) noexcept:
+        """Return the first ordinal from one on that is not finished, or the end."""
+        cdef uint64_t end = self.end()
+        cdef uint64_t limit
+        cdef Ledger ledger
+        if self.channel is None or ordinal >= end:
+            return ordinal
+        ledger = self.channel.ledger
+        limit = min(end, ledger.bits_end())
+        return ring_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
+
+    cdef bint passes(self, const Record* record) except -1:
+        """Say whether a record is none of the queue's."""
+        if record.flags & RECORD_LOST:
+            return True
+        return self.channel is not None and (
+            self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.is_origin_ahead(record))
+
+    def walk(self, LogReader reader not None, uint64_t count_max, uint64_t body_bytes_max):
+        """Walk on, over a bounded part. reader: of the log, prepared for `ordinal`. Returns: whether the page is full.
+
+        The cursor may have gone on meanwhile. What lies at the cursor needs no preparing.
+        """
+        cdef Log log = self.feed.log
+        cdef uint64_t start = self.feed.end if self.channel is None else self.channel.ledger.header.cursor
+        cdef uint64_t left = RECORDS_PER_TURN
+        cdef uint64_t offset, ordinal, unfinished
+        cdef Segment segment
+        cdef const Record* record
+        self.ordinal = self.next_unfinished(max(self.ordinal, start))
+        if self.at_end:
+            return True
+        segment = log.segment_of(self.ordinal)
+        ordinal = max(self.ordinal, segment.first_ordinal)
+        if self.channel is not None and ordinal == start and self.channel.segment is segment:
+            offset = self.channel.offset
+        else:
+            offset = reader.offset_of(segment, ordinal, &ordinal)
+        while left and ordinal < self.end():
+            left -= 1
+            record = record_at(segment, offset, ordinal) if offset < segment.tail else NULL
+            if record == NULL:
+                # Its end, or damage behind which nothing can be told.
+                ordinal = segment.end_ordinal()
+                segment = segment.next
+                if segment is None:
+                    break
+                ordinal = segment.first_ordinal
+                offset = SEGMENT_HEADER_BYTES
+                continue
+            ordinal = record_ordinal(record) + 1
+            offset += record_span(record.size_bytes)
+            if self.passes(record):
+                unfinished = self.next_unfinished(ordinal)
+                if unfinished > ordinal + RUN_TO_SKIP:
+                    ordinal = unfinished
+                    break
+            elif not segment.unverified or record_verdict(
+                    <const char*> record, segment.tail - (<const char*> record - segment.base), record.seq
+            ) == RECORD_VALID:
+                self.rows.append(row_of(record, 0, body_bytes_max, True))
+                self.room_bytes -= min(self.room_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+                if <uint64_t> len(self.rows) == count_max or self.room_bytes == 0:
+                    self.ordinal = ordinal
+                    return True
+        self.ordinal = ordinal
+        return self.at_end

@@ -1,0 +1,193 @@
+"""Seeking: a channel is moved to another place of its topic's log.
+
+    floor = cursor = target, no bit set
+
+That is all that a seek is, in either direction: what lies before the target is finished, what follows has never been
+handed out, so it is delivered once more, with attempts from 1. The ledger announces a reset before it does it, and says
+in the same page that what is parked does not count any more. So a kill or a power failure leaves the channel where it
+was, with what it had parked, or where it goes, without. A FIN of what was in flight finds nothing in flight.
+
+Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
+again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as records are parked in order; a start does so,
+too. How many these are is counted before, in parts (`SeekPlace`), so depth and deferred count are right from the seek
+on.
+
+A message that was cancelled stays so: a seek marks it as finished. The channel keeps a list of such messages, a bit for
+each in `cancelled.ledger`; a start marks what a kill left unmarked.
+
+Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished,
+up to `feed.end`.
+"""
+
+cimport cython
+
+from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.topic cimport TopicCore
+from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.bitmap cimport ring_count
+from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+
+cdef enum:
+    RECORDS_PER_TURN = 100000
+
+
+cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
+    """Count the finished ordinals of `[start, end)`."""
+    cdef uint64_t floor = ledger.header.floor
+    cdef uint64_t limit = min(end, ledger.bits_end())
+    cdef uint64_t count = 0
+    if start < floor:
+        count = min(end, floor) - start
+    start = max(start, floor)
+    if start < limit:
+        count += ring_count(ledger.words, ledger.capacity_bits, start, limit)
+    return count
+
+
+cdef uint64_t missing_in(Log log, uint64_t start, uint64_t end) except? <uint64_t> -1:
+    """Count the ordinals of `[start, end)` that are in holes."""
+    cdef uint64_t count = 0
+    cdef uint64_t low, high
+    for hole in log.holes:
+        low, high = hole
+        low, high = max(low, start), min(high, end)
+        if low < high:
+            count += high - low
+    return count
+
+
+cdef uint64_t cancelled_in(ChannelCore channel, uint64_t start, uint64_t end) noexcept:
+    """Count the ordinals of `[start, end)` that were cancelled: a seek leaves them out."""
+    cdef Ledger cancelled = channel.cancelled
+    if cancelled is None:
+        return 0
+    return finished_in(cancelled, max(start, cancelled.header.floor), end)
+
+
+def seek_target(ChannelCore channel not None, uint64_t ordinal):
+    """Return where a seek to an ordinal goes: clamped to what is kept and what the channel may read."""
+    return min(max(ordinal, channel.feed.log.first.first_ordinal), channel.feed.end)
+
+
+def seek_effect(ChannelCore channel not None, uint64_t target):
+    """Return what a seek would do, as counts, and change nothing. target: of `seek_target`.
+
+    redeliver: messages that were handed out, dropped or parked before and will be delivered again; finished: of these
+    had been finished or parked; skip: messages not finished and not parked that will not be delivered any more;
+    in_flight, parked: what is dropped of that; depth: afterwards.
+    """
+    cdef Ledger ledger = channel.ledger
+    cdef Log log = channel.feed.log
+    cdef uint64_t floor = ledger.header.floor
+    cdef uint64_t cursor = ledger.header.cursor
+    cdef uint64_t end = channel.feed.end
+    cdef uint64_t ahead = max(target, cursor)
+    cdef uint64_t left_out = cancelled_in(channel, target, end)
+    cdef uint64_t holes, redeliver, finished, skip = 0
+    # Finished ahead of the cursor: parked, dropped or cancelled before their turn.
+    finished = finished_in(ledger, ahead, end) - missing_in(log, ahead, end) - cancelled_in(channel, ahead, end)
+    redeliver = finished
+    if target < cursor:
+        holes = missing_in(log, target, cursor) + cancelled_in(channel, target, cursor)
+        redeliver += cursor - target - holes
+        finished += finished_in(ledger, target, cursor) - holes
+    if target > floor:
+        skip = target - floor - finished_in(ledger, floor, target)
+    return {
+        "redeliver": redeliver,
+        "finished": finished,
+        "skip": skip,
+        "in_flight": channel.in_flight_count,
+        "parked": channel.deferred_count,
+        "depth": end - target - missing_in(log, target, end) - left_out,
+    }
+
+
+@cython.final
+cdef class SeekPlace:
+    """Place that a channel is to go to, and the number of deferred messages behind it, counted in bounded parts.
+
+    Between two parts anything may be trimmed or cancelled; then the count begins again.
+    """
+
+    def __init__(self, ChannelCore channel not None):
+        self.channel = channel
+
+    cdef bint is_left_out(self, uint64_t ordinal) noexcept:
+        cdef Ledger cancelled = self.channel.cancelled
+        return cancelled is not None and ordinal >= cancelled.header.floor and cancelled.is_finished(ordinal)
+
+    def look(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
+        """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
+        cdef const Record* record
+        cdef uint64_t left = RECORDS_PER_TURN
+        cdef uint64_t end = min(topic.end, topic.state.deferred_below)
+        cdef uint64_t found = 0
+        cdef uint64_t change_count = 0 if self.channel.cancelled is None else self.channel.cancelled.change_count
+        if (
+            self.position is None or self.position.ordinal != target or not self.is_kept(topic.log)
+            or self.change_count != change_count
+        ):
+            self.change_count = change_count
+            self.segment = topic.log.segment_of(target)
+            self.offset = reader.offset_of(self.segment, max(target, self.segment.first_ordinal), &found)
+            if found < target:
+                # Damage lies in between; finding the place mends it.
+                self.position = topic.log.locate(target)
+                self.segment, self.offset = self.position.segment, self.position.offset
+            self.position = Position(self.segment, self.offset, target)
+            self.ordinal = max(target, self.segment.first_ordinal)
+            self.number = self.segment.number
+            self.first_number = self.number
+            self.count = 0
+        while self.ordinal < end and left:
+            left -= 1
+            record = record_at(self.segment, self.offset, self.ordinal) if self.offset < self.segment.tail else NULL
+            if record == NULL:
+                # The segment's end, or damage, behind which the channel finds for itself what is deferred.
+                if self.segment.next is None:
+                    return True
+                self.segment = self.segment.next
+                self.offset = SEGMENT_HEADER_BYTES
+                self.ordinal = self.segment.first_ordinal
+                self.number = self.segment.number
+                continue
+            self.count += record.due_ns != 0 and not self.is_left_out(record_ordinal(record))
+            self.offset += record_span(record.size_bytes)
+            self.ordinal = record_ordinal(record) + 1
+        return self.ordinal >= end
+
+    cdef bint is_kept(self, Log log) noexcept:
+        """Say whether the segments that were walked are those of the log still."""
+        return (
+            self.position.segment.number == self.first_number and self.segment.number == self.number
+            and self.first_number >= log.first.number)
+
+
+def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
+    """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
+
+    place: that of the target, with all deferred messages behind it counted in this turn.
+    Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring (nothing changed).
+    """
+    cdef Ledger ledger = channel.ledger
+    cdef uint64_t end, ordinal
+    cdef uint64_t finished_end = target
+    cdef list left_out = []
+    if channel.cancelled is not None:
+        left_out = channel.cancelled.marked(target, channel.feed.log.end)
+    if left_out:
+        finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
+    for _, end in channel.feed.log.holes:
+        finished_end = max(finished_end, min(end, channel.feed.end))
+    if finished_end > target:
+        # All that may fail comes before the first change.
+        ledger.reach(ledger.header.floor + finished_end - 1 - target)
+    assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
+    channel.start_over(channel.feed.log.locate(target) if place is None else place.position)
+    if place is not None:
+        channel.lag_counted(place.position, place.count)
+    for ordinal in left_out:
+        ledger.finish(ordinal)
+    channel.finish_missing(target, channel.feed.end)

@@ -1,0 +1,161 @@
+"""What is in flight, and what waits for redelivery, of one channel.
+
+A message in flight is a C slot: which record, since when, whose, how often. It is found by its id through a hash table
+(FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits for redelivery is 16
+bytes in a ring. Both point at records in mapped segments: as long as a record is not finished its segment stays.
+
+Entries of the ring are numbered as they come, and keep their number, but for one that is taken out of the middle: then
+each one before it gets the number of the one behind. So who looks through the ring in parts, by number, misses none.
+
+Invariants: 1. a slot is on the stack of free ones, or in `ids` and in `deadlines`. 2. a ring's capacity is a power of
+two. Memory is bounded by what the clients' RDY admits, and for the ring by what they gave back.
+"""
+
+cimport cython
+from libc.string cimport memcpy
+
+from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+
+cdef enum:
+    SLOTS_MIN = 16
+    RING_MIN = 16
+
+
+@cython.final
+cdef class SlotTable:
+    """The messages of one channel that are in flight."""
+
+    def __cinit__(self):
+        self.ids = IdTable()
+        self.deadlines = DeadlineHeap()
+
+    def __dealloc__(self):
+        array_release(&self.slots_memory)
+        array_release(&self.free_memory)
+
+    cdef int grow(self) except -1:
+        cdef uint32_t capacity = max(<uint32_t> SLOTS_MIN, 2 * self.capacity)
+        cdef uint32_t slot
+        if array_reserve(&self.slots_memory, <size_t> capacity * sizeof(Slot)) != 0:
+            raise MemoryError
+        self.slots = <Slot*> self.slots_memory.base
+        if array_reserve(&self.free_memory, <size_t> capacity * sizeof(uint32_t)) != 0:
+            raise MemoryError
+        self.free_slots = <uint32_t*> self.free_memory.base
+        self.deadlines.reserve(capacity)
+        for slot in range(capacity, self.capacity, -1):
+            self.free_slots[self.free_count] = slot - 1
+            self.free_count += 1
+        self.capacity = capacity
+        return 0
+
+    cdef int add(
+        self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
+        int64_t now_ns, int64_t deadline_ns,
+    ) except -1:
+        """Note a record as in flight. Returns: 1; 0 when its id is in flight already (nothing changed).
+
+        Raises: MemoryError (nothing changed).
+        """
+        cdef uint32_t slot
+        if self.free_count == 0:
+            self.grow()
+        slot = self.free_slots[self.free_count - 1]
+        if not self.ids.put(record.guid, slot):
+            return 0
+        self.deadlines.push(slot, deadline_ns)
+        self.free_count -= 1
+        self.slots[slot] = Slot(
+            record=record, delivered_ns=now_ns, consumer=consumer, attempts=attempts, source=source)
+        return 1
+
+    cdef int remove(self, uint32_t slot) except -1:
+        """Forget a slot that is in use."""
+        self.deadlines.remove(slot)
+        self.ids.take(self.slots[slot].record.guid)
+        self.free_slots[self.free_count] = slot
+        self.free_count += 1
+        return 0
+
+    cdef int clear(self) except -1:
+        """Forget all that is in flight and give the memory back."""
+        self.ids.clear()
+        self.deadlines.clear()
+        array_release(&self.slots_memory)
+        array_release(&self.free_memory)
+        self.slots = NULL
+        self.free_slots = NULL
+        self.capacity = 0
+        self.free_count = 0
+        return 0
+
+
+@cython.final
+cdef class ReadyRing:
+    """The records of one channel that wait to be delivered again, oldest first."""
+
+    def __dealloc__(self):
+        array_release(&self.memory)
+
+    cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
+        """Append an entry. Raises: MemoryError (nothing changed)."""
+        if self.count == self.capacity:
+            self.grow()
+        self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
+            record=record, print=print_of(record.guid), attempts=attempts, source=source)
+        self.count += 1
+        return 0
+
+    cdef ReadyEntry pop(self) noexcept:
+        """Take the oldest entry; the ring is not empty."""
+        cdef ReadyEntry entry = self.entries[self.head]
+        self.head = (self.head + 1) & (self.capacity - 1)
+        self.count -= 1
+        self.first += 1
+        if self.count == 0 and self.capacity > 4096:
+            self.release()
+        return entry
+
+    cdef int remove(self, uint64_t number) except -1:
+        """Take an entry out, wherever it is. Cost: O(entries before it)."""
+        assert self.first <= number < self.first + self.count
+        while number > self.first:
+            self.entries[self.place(number)] = self.entries[self.place(number - 1)]
+            number -= 1
+        self.pop()
+        return 0
+
+    cdef int grow(self) except -1:
+        """Make room for twice as many entries. Of a ring that has wrapped, the shorter part is moved."""
+        cdef uint32_t former = self.capacity
+        cdef uint32_t capacity = max(<uint32_t> RING_MIN, 2 * former)
+        cdef uint32_t wrapped
+        if array_reserve(&self.memory, <size_t> capacity * sizeof(ReadyEntry)) != 0:
+            raise MemoryError
+        self.entries = <ReadyEntry*> self.memory.base
+        self.capacity = capacity
+        wrapped = self.head + self.count - former if self.head + self.count > former else 0
+        if wrapped == 0:
+            return 0
+        if wrapped <= former - self.head:
+            memcpy(self.entries + former, self.entries, wrapped * sizeof(ReadyEntry))
+        else:
+            memcpy(
+                self.entries + capacity - (former - self.head), self.entries + self.head,
+                (former - self.head) * sizeof(ReadyEntry))
+            self.head = capacity - (former - self.head)
+        return 0
+
+    cdef int release(self) noexcept:
+        """Give the memory of an empty ring back."""
+        array_release(&self.memory)
+        self.entries = NULL
+        self.capacity = 0
+        self.head = 0
+        return 0
+
+    cdef int clear(self) except -1:
+        self.release()
+        self.first += self.count
+        self.count = 0
+        return 0

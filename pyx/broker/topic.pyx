@@ -1,0 +1,716 @@
+"""A topic: messages are accepted into its log, and its channels read from there.
+
+Accepting a message is: an id, one append, and a word to the scheduler that the channels may have a turn. While it is
+paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
+
+What must outlive the process beside the log lies in a mapped page, the topic's state: paused or not, counters, the last
+id, where the held messages begin. That place moves as soon as a channel takes the messages over, and the kernel may
+write the page before the channel has a durable name. So after a power failure it is believed up to `given_below` only,
+which moves when a sync of the names is complete.
+
+What has a due time is parked by each channel, at once as far as the work of this turn of the loop goes; beyond that the
+channels lag, and catch up in turns of their own (pyx/broker/cursor.pyx). There must be room for all of it all the same,
+or the publish is refused.
+
+Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
+valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
+
+Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport INT64_MAX
+from libc.string cimport memset
+
+from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.cursor cimport OPEN_WORK, PARK_WORK
+from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.diskqueue.journal cimport CommitBuffer
+from pyqd.hot.diskqueue.log cimport Log, Position
+from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.primitives.guid cimport id_stepped
+from pyqd.hot.primitives.schedule cimport Scheduler
+from pyqd.hot.wire.bodies cimport Frames
+from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+from pyqd.hot.wire.scanner cimport read_be32
+
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+
+cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
+
+cdef enum:
+    DROP_WORK = 125000                   # of a turn: taking leave of some channels
+
+TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
+JOURNALED_SIZE = sizeof(JournaledState)
+
+assert sizeof(TopicState) <= TOPIC_STATE_BYTES
+
+
+def check_state(Mapping mapping not None):
+    """Look at a state that an earlier run left. Raises: CorruptionError, LaterFormatError."""
+    cdef TopicState* state = <TopicState*> mapping.base
+    path = mapping.path or "memory"
+    if mapping.size_bytes < TOPIC_STATE_BYTES or state.magic != MAGIC or state.version == 0:
+        raise CorruptionError(path, 0, "not the state of a pyqd topic")
+    if state.version > TOPIC_STATE_VERSION:
+        raise LaterFormatError(
+            path, 8, f"topic format version {state.version}; this pyqd reads {TOPIC_STATE_VERSION}")
+
+
+def created_of(Mapping mapping not None):
+    """Return when the topic of a state was made, Unix ns; 0 if the state is a new one."""
+    return (<TopicState*> mapping.base).created_ns
+
+
+cdef class TopicCore(Feed):
+    """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
+
+    def __init__(
+        self, Log log not None, Scheduler scheduler not None, Mapping mapping not None, *,
+        uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed, int64_t created_ns=0,
+        bytes journaled=None,
+    ):
+        """Take up a state, or begin a fresh one, made at created_ns; 0: now. journaled: what the journal kept of it."""
+        Feed.__init__(self, log, scheduler)
+        self.mapping = mapping
+        self.state = <TopicState*> mapping.base
+        fresh = self.state.magic == 0
+        if fresh:
+            self.state.version = TOPIC_STATE_VERSION
+            self.state.held_from = log.first.first_ordinal
+            self.state.given_below = log.first.first_ordinal + 1
+            # Nothing, but where the file was lost: then all that is kept may be deferred.
+            self.state.deferred_below = log.end
+            self.state.message_count = log.end
+            self.state.created_ns = created_ns or wall_ns()
+            store_barrier()
+            self.state.magic = MAGIC
+        if journaled is not None:
+            self.restore(journaled, fresh)
+        self.guids = GuidFactory(node_id)
+        self.guids.resume_after(self.state.last_guid)
+        self.resume_ids_after(log.highest_guid(power_failed or fresh))
+        self.channels = []
+        self.memory_count_max = memory_count_max
+        self.ephemeral = ephemeral
+        if self.state.given_below > log.end + 1:
+            # Ordinals from the end on are given again, to messages that no channel has.
+            self.state.given_below = log.end + 1
+        if power_failed and self.state.given_below != 0:
+            # The channels that were given more may be gone.
+            self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
+        if power_failed:
+            # The state may be older than the log.
+            self.state.deferred_below = max(self.state.deferred_below, log.unsynced_deferred_end())
+        held_from = min(max(self.state.held_from, log.first.first_ordinal), log.end)
+        # A store dirties the page even if it changes nothing, in each of many idle topics.
+        if self.state.held_from != held_from:
+            self.state.held_from = held_from
+        for start, behind in log.holes:
+            if start <= self.state.held_from < behind:
+                # Nothing is held there, and the segment before goes as soon as all that it has is finished.
+                self.state.held_from = behind
+        self.end = self.state.held_from
+        self.held_known = self.end == log.end or self.state.deferred_below <= self.end
+        if self.end == log.end:
+            self.note_held()
+
+    cdef int restore(self, bytes journaled, bint fresh) except -1:
+        """Take what the journal kept where the state is older, as its page was not synced with the records.
+
+        fresh: the state was damaged, and is a new one. The next start, too, must know whose the journal's entries are.
+        """
+        cdef const JournaledState* kept = <const JournaledState*> PyBytes_AS_STRING(journaled)
+        assert len(journaled) == sizeof(JournaledState)
+        if fresh:
+            self.state.created_ns = kept.created_ns
+        self.state.deferred_below = max(self.state.deferred_below, kept.deferred_below)
+        self.state.last_guid = max(self.state.last_guid, kept.last_guid)
+        self.state.message_count = max(self.state.message_count, kept.message_count)
+        self.state.message_bytes = max(self.state.message_bytes, kept.message_bytes)
+        return 0
+
+    def journal_into(self, CommitBuffer commit not None, bytes name not None):
+        """Add what the log has got since the last commit. Returns: False if that is too much for the journal."""
+        cdef JournaledState kept
+        kept.created_ns = self.state.created_ns
+        kept.deferred_below = self.state.deferred_below
+        kept.last_guid = self.state.last_guid
+        kept.message_count = self.state.message_count
+        kept.message_bytes = self.state.message_bytes
+        return commit.add(self.log, name, &kept, sizeof(JournaledState))
+
+    cdef uint64_t depth_here(self) noexcept:
+        """Count the messages that no channel has been given."""
+        return self.log.end - self.end
+
+    cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
+        """Accept one message. now_ns: Unix. due_ns: Unix, 0 for at once. body: copied.
+
+        Raises: StorageError (nothing was accepted). Switches: no. Durable: against a kill when it returns.
+        """
+        cdef char* at
+        cdef bint at_once = False
+        self.log.reserve(record_span(body_bytes))
+        if due_ns != 0 and self.shown():
+            at_once = self.parks_at_once(record_span(body_bytes), 1)
+            self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
+        self.state.message_count += 1
+        self.state.message_bytes += body_bytes
+        self.state.last_guid = self.guids.next_id(now_ns)
+        if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.shown():
+            return 0
+        if due_ns != 0:
+            self.state.deferred_below = self.log.end + 1
+        store_barrier()
+        at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
+        if self.shown():
+            self.show()
+            if due_ns != 0:
+                self.park_shown(<const Record*> at, 1, 1, at_once)
+        elif due_ns != 0:
+            self.held_deferred += 1
+        return 0
+
+    cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
+        """Say whether the channels park what is published now at once; if so, that is work of this turn."""
+        cdef ChannelCore channel
+        cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
+        for channel in self.channels:
+            if channel.parked is None:
+                work += OPEN_WORK
+        if not self.scheduler.affords(work):
+            return False
+        self.scheduler.spend(<int64_t> work)
+        return True
+
+    cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
+        """See that the channels can park what is published next. count: of the records; 0: not at once.
+
+        Raises: StorageError, MemoryError.
+        """
+        cdef ChannelCore channel
+        if count == 0:
+            self.require_room(<uint64_t> len(self.channels) * span_bytes)
+            return 0
+        for channel in self.channels:
+            if not channel.lags():
+                channel.prepare_park_batch(span_bytes, count, self.log.end + count - 1)
+        return 0
+
+    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
+        """Let the channels park those of the last `count` records that have a due time, now or as they come to it."""
+        cdef ChannelCore channel
+        cdef uint64_t before = self.deferred_count
+        if not at_once and not self.all_lag:
+            self.all_lag = True
+            for channel in self.channels:
+                channel.lag_from(self.log.active, <const char*> first - self.log.active.base, record_ordinal(first))
+        self.deferred_count += deferred_count
+        if at_once:
+            for channel in self.channels:
+                if channel.deferred_seen == before and channel.uncounted_end == 0:
+                    channel.park_batch(first, count)
+        return 0
+
+    def require_room(self, uint64_t size_bytes):
+        """See that there is room for so many bytes of parked messages. Raises: StorageError."""
+
+    cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
+        """Accept `count` messages, each a big-endian int32 size and a body, checked before; all or none.
+
+        body_words: 8-byte words of all bodies, each rounded up. Raises: StorageError (nothing was accepted).
+        """
+        self.add_batch(at, count, body_words, now_ns)
+        return self.commit_batches()
+
+    cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
+        """Take messages as `publish_batch` does, but leave it to `commit_batches` to accept them.
+
+        `abort_batches` gives them up. Between, nothing else is done with the topic, and nothing switches. What is added
+        to an open batch is accepted or not with all of it; `joins` says whether it can be.
+        Raises: as publish_batch (all that was open is given up).
+        """
+        cdef uint64_t span = batch_span(count, body_words)
+        cdef const char* end
+        if self.ephemeral and not self.shown():
+            assert self.open_count == 0
+            return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
+        if not self.log.in_batch:
+            assert self.open_count == 0
+            self.log.begin_batch(span)
+        try:
+            assert self.open_count == 0 or self.log.joins(span), "a batch was opened that this one does not join"
+            end = self.log.append_frames(at, count, now_ns, self.guids)
+        except BaseException:
+            self.abort_batches()
+            raise
+        self.open_count += count
+        self.open_bytes += end - at - count * sizeof(uint32_t)
+        return 0
+
+    cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
+        """Say whether messages can be added to the batch that is open."""
+        return self.log.joins(batch_span(count, body_words))
+
+    cdef int commit_batches(self) except -1:
+        """Accept what is open, all or none. Raises: StorageError (nothing was accepted)."""
+        cdef uint64_t count = self.open_count
+        cdef uint64_t bytes_total = self.open_bytes
+        if count == 0:
+            return 0
+        self.open_count = self.open_bytes = 0
+        self.state.last_guid = self.guids.last_id
+        store_barrier()
+        self.log.commit_batch()
+        self.state.message_count += count
+        self.state.message_bytes += bytes_total
+        if self.shown():
+            self.show()
+        return 0
+
+    cdef int abort_batches(self) except -1:
+        """Give up what is open."""
+        self.open_count = self.open_bytes = 0
+        if self.log.in_batch:
+            self.log.abort_batch()
+        return 0
+
+    cdef int publish_deferred_batch(
+        self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns, int64_t due_ns, const int64_t* dues,
+    ) except -1:
+        """Accept `count` messages with a due time (Unix ns, 0: at once), checked before; all or none.
+
+        dues NULL: `due_ns` is that of all, and the form is that of `publish_batch`. Else one for each, and 8 bytes, not
+        looked at, stand before each size. body_words: as there. Raises: StorageError (nothing was accepted).
+        """
+        cdef MessageBatch batch
+        memset(&batch, 0, sizeof(MessageBatch))
+        batch.at, batch.count, batch.body_words = at, count, body_words
+        batch.now_ns, batch.due_ns, batch.dues = now_ns, due_ns, dues
+        self.begin_messages(&batch)
+        try:
+            self.add_messages(&batch, count)
+        except BaseException:
+            self.drop_messages(&batch)
+            raise
+        return self.accept_messages(&batch)
+
+    cdef int begin_messages(self, MessageBatch* batch) except -1:
+        """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
+        cdef uint64_t span = batch_span(batch.count, batch.body_words)
+        cdef uint64_t held = self.depth_here()
+        batch.kept = batch.count
+        if self.ephemeral and not self.shown():
+            # As with single messages, those past what the topic may hold are accepted and dropped.
+            batch.kept = <uint32_t> min(
+                <uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
+        if batch.kept == 0:
+            return 0
+        self.log.reserve(span)
+        if (batch.due_ns != 0 or batch.dues != NULL) and self.shown():
+            batch.at_once = not batch.in_slices and self.parks_at_once(span, batch.count)
+            self.prepare_park(span, batch.count if batch.at_once else 0)
+        return self.log.begin_batch(span)
+
+    cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1:
+        """Append the next `count` messages of a batch. Raises: StorageError (the batch is the caller's to drop)."""
+        cdef uint32_t size
+        cdef uint64_t guid
+        cdef int64_t due_ns = batch.due_ns
+        cdef const char* at = batch.at
+        assert count <= batch.count - batch.done
+        if due_ns == 0 and batch.dues == NULL and batch.kept == batch.count:
+            batch.at = self.log.append_frames(at, count, batch.now_ns, self.guids)
+            batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
+            batch.done += count
+            return 0
+        for _ in range(count):
+            at = batch.at
+            if batch.dues != NULL:
+                due_ns = batch.dues[batch.done]
+                at += sizeof(int64_t)
+            size = <uint32_t> read_be32(at)
+            at += sizeof(uint32_t)
+            guid = self.guids.next_id(batch.now_ns)
+            if batch.done < batch.kept:
+                self.log.append(guid, batch.now_ns, due_ns, 0, at, size)
+                if due_ns != 0:
+                    batch.deferred_end = self.log.end
+                    batch.deferred_count += 1
+            batch.body_bytes += size
+            batch.at = at + size
+            batch.done += 1
+        return 0
+
+    cdef int accept_messages(self, MessageBatch* batch) except -1:
+        """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
+        cdef const Record* first = <const Record*> self.log.batch_at
+        assert batch.done == batch.count
+        if batch.in_slices and batch.deferred_count != 0 and self.shown():
+            # The topic may not have been shown when the batch began.
+            try:
+                self.prepare_park(batch_span(batch.count, batch.body_words), 0)
+            except BaseException:
+                self.log.abort_batch()
+                raise
+        if batch.deferred_count != 0:
+            self.state.deferred_below = batch.deferred_end
+        self.state.last_guid = self.guids.last_id
+        store_barrier()
+        if batch.kept != 0:
+            self.log.commit_batch()
+        self.state.message_count += batch.count
+        self.state.message_bytes += batch.body_bytes
+        if self.shown():
+            self.show()
+            if batch.deferred_count != 0:
+                self.park_shown(first, batch.kept, batch.deferred_count, batch.at_once)
+        else:
+            self.held_deferred += batch.deferred_count
+        return 0
+
+    cdef int drop_messages(self, MessageBatch* batch) except -1:
+        """Drop a batch that is under way."""
+        if batch.kept != 0 and self.log.in_batch:
+            self.log.abort_batch()
+        return 0
+
+    cdef bint shown(self) noexcept:
+        """Say whether what is appended goes to channels at once."""
+        return not self.state.paused and len(self.channels) != 0
+
+    cdef int show(self) except -1:
+        """Let the channels read up to the log's end, and give them a turn."""
+        self.end = self.log.end
+        if self.state.held_from != self.end:
+            self.state.held_from = self.end
+        self.scheduler.request_wake(self)
+        return 0
+
+    cdef int wake(self) except -1:
+        cdef ChannelCore channel
+        if self.leaving:
+            while self.drop_channels():
+                if not self.scheduler.spend(DROP_WORK):
+                    return self.scheduler.request_wake(self)
+            return 0
+        for channel in self.channels:
+            if self.scheduler.has_work():
+                channel.wake()
+            else:
+                self.scheduler.request_wake(channel)
+        if self.trim_wanted:
+            self.trim_wanted = False
+            self.drained()
+        return 0
+
+    cdef int drained(self) except -1:
+        """Give up the segments that every channel is past and retention does not hold, oldest first."""
+        cdef ChannelCore channel
+        cdef uint64_t floor = self.end
+        cdef int64_t since_ns = INT64_MAX
+        self.leave_drained_held()
+        for channel in self.channels:
+            if channel.skip_finished():
+                self.trim_wanted = True
+                self.scheduler.request_wake(self)
+            floor = min(floor, channel.ledger.header.floor)
+        self.watched = self.log.segment_of(floor)
+        if self.retention_time_ns != 0:
+            since_ns = wall_ns() - self.retention_time_ns
+        if self.retention_bytes != 0 or since_ns != INT64_MAX:
+            floor = self.log.floor_retained(floor, self.retention_bytes, since_ns)
+        self.log.trim(floor)
+        return 0
+
+    def trim_finished(self):
+        """Give up what nobody holds any more, now: where time alone may have made the difference."""
+        self.drained()
+
+    def retained_from(self):
+        """Return the ordinal from which on records stay for retention alone, were all finished. Cost: O(segments)."""
+        cdef int64_t since_ns = INT64_MAX if self.retention_time_ns == 0 else wall_ns() - self.retention_time_ns
+        return self.log.floor_retained(self.log.end, self.retention_bytes, since_ns)
+
+    def change_sum(self):
+        """Return a number that goes up with every change of the topic and its channels, as long as these are the same.
+
+        No mapped file is touched for it: those of an idle topic may not be mapped. Cost: O(channels).
+        """
+        cdef ChannelCore channel
+        cdef uint64_t total = self.log.end + self.end + self.state_change_count
+        for channel in self.channels:
+            if channel.ephemeral:
+                continue
+            total += channel.ledger.change_count
+            if channel.cancelled is not None:
+                total += channel.cancelled.change_count
+            if channel.parked is not None:
+                total += (<Parked> channel.parked).log.end + (<Parked> channel.parked).ledger.change_count
+        return total
+
+    def changed_channels(self):
+        """Return the channels with changes that no sync has covered; none is ephemeral. Cost: O(channels), in C."""
+        cdef ChannelCore channel
+        cdef Parked parked
+        changed = []
+        for channel in self.channels:
+            if channel.ephemeral:
+                continue
+            if channel.ledger.change_count != channel.ledger.synced_change_count:
+                changed.append(channel)
+            elif channel.cancelled is not None and (
+                    channel.cancelled.change_count != channel.cancelled.synced_change_count):
+                changed.append(channel)
+            elif channel.parked is not None:
+                parked = channel.parked
+                if parked.log.end != parked.log.synced_end or (
+                        parked.ledger.change_count != parked.ledger.synced_change_count):
+                    changed.append(channel)
+        return changed
+
+    @property
+    def own_limits(self):
+        """The topic's own (retention_bytes, retention_time_ns, bytes_max); None where the daemon's flag counts."""
+        values = (self.state.retention_bytes, self.state.retention_time_ns, self.state.bytes_max)
+        return tuple([value - 1 if value else None for value in values])
+
+    @own_limits.setter
+    def own_limits(self, tuple limits):
+        retention_bytes, retention_time_ns, bytes_max = limits
+        self.state.retention_bytes = 0 if retention_bytes is None else retention_bytes + 1
+        self.state.retention_time_ns = 0 if retention_time_ns is None else retention_time_ns + 1
+        self.state.bytes_max = 0 if bytes_max is None else bytes_max + 1
+        self.state_change_count += 1
+
+    def drop_channels(self):
+        """Take leave of some channels of a topic that is deleted. Returns: whether there are more."""
+        raise NotImplementedError("the subclass knows the channels")
+
+    def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept one message from Python. Returns: its id. Raises: ValueError for an empty body, StorageError."""
+        if not body:
+            raise ValueError("a message has at least one byte")
+        self.publish(body, <uint32_t> len(body), now_ns, due_ns)
+        return self.guids.last_id
+
+    def publish_bodies(self, list bodies not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept messages, one or more, from Python (HTTP), all or none.
+
+        Returns: the first one's id, from which those of the others follow. Raises: ValueError, StorageError.
+        """
+        cdef uint64_t words = 0
+        parts = []
+        for body in bodies:
+            if not body:
+                raise ValueError("a message has at least one byte")
+            words += (<uint64_t> len(body) + 7) >> 3
+            parts.append(len(body).to_bytes(4, "big"))
+            parts.append(body)
+        return self.publish_frames(Frames(b"".join(parts), 0, <uint32_t> len(bodies), words), now_ns, due_ns)
+
+    def publish_frames(self, Frames frames not None, int64_t now_ns, int64_t due_ns=0):
+        """Accept messages, one or more, framed and checked, all or none. Returns, raises: as publish_bodies."""
+        cdef const char* at = PyBytes_AS_STRING(frames.data) + frames.start
+        if frames.count == 0:
+            raise ValueError("there is no message")
+        if due_ns != 0:
+            self.publish_deferred_batch(at, frames.count, frames.words, now_ns, due_ns, NULL)
+        else:
+            self.publish_batch(at, frames.count, frames.words, now_ns)
+        return id_stepped(self.guids.last_id, 1 - <int64_t> frames.count)
+
+    def attach(self, ChannelCore channel not None):
+        """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
+        self.channels.append(channel)
+        self.all_lag = False
+        if not self.state.paused:
+            self.show_held()
+
+    def show_held(self):
+        """Hand what the topic has held to its channels, and have them park what of it has a due time."""
+        cdef ChannelCore channel
+        cdef Position position
+        cdef uint64_t start = self.end
+        cdef bint are_held = self.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
+        if are_held:
+            position = self.end_position()
+            for channel in self.channels:
+                channel.lag_from(position.segment, position.offset, position.ordinal)
+            self.all_lag = True
+        self.show()
+        self.finish_missing(start)
+        if are_held and self.held_known:
+            self.deferred_count += self.held_deferred
+        elif are_held:
+            for channel in self.channels:
+                channel.lag_uncounted(position, min(self.end, self.state.deferred_below))
+        self.forget_held()
+        for channel in self.channels:
+            channel.catch_up(False)
+
+    cdef int finish_missing(self, uint64_t start) except -1:
+        """Have the channels finish what the log has lost between an ordinal and `end`, as they may read that now."""
+        cdef ChannelCore channel
+        if start == self.end or not self.log.holes:
+            return 0
+        for channel in self.channels:
+            try:
+                channel.finish_missing(start, self.end)
+            except StorageError:
+                # The cursor steps over a hole that it meets; until then its records are in the depth.
+                continue
+            channel.note_finished_ahead()
+        return 0
+
+    def forget_held(self):
+        """Note that nothing is held now."""
+        self.held = None
+        self.held_deferred = 0
+        self.held_known = True
+
+    def detach(self, ChannelCore channel not None):
+        """Remove a channel; its claim on the log is gone."""
+        self.channels.remove(channel)
+        if not self.channels and not self.state.paused:
+            self.note_held()
+        self.trim_wanted = True
+        self.scheduler.request_wake(self)
+
+    def pause(self, bint paused):
+        """Stop or resume handing messages to channels; publishing goes on. Remembered over restarts."""
+        if paused and self.shown():
+            self.note_held()
+        self.state.paused = paused
+        self.state_change_count += 1
+        if not paused and self.channels:
+            self.show_held()
+
+    def prepare_to_empty(self):
+        """Make the channels' ledgers reach all that the topic holds, as `empty` needs. Yields between the channels.
+
+        For a caller that yields to the event loop meanwhile: a ledger that grows is synced. Raises: StorageError.
+        """
+        cdef ChannelCore channel
+        for channel in list(self.channels):
+            if self.end < self.log.end and not channel.exiting:
+                channel.ledger.reach(self.log.end - 1)
+            yield
+
+    def empty(self):
+        """Drop the messages that no channel has been given; the channels keep theirs.
+
+        Source: spec of the HTTP API, topic/empty.
+        """
+        cdef ChannelCore channel
+        cdef uint64_t start = self.end
+        cdef uint64_t end = self.log.end
+        if start < end:
+            for channel in self.channels:
+                channel.ledger.reach(end - 1)
+            # First, so that no channel has finished what a start after a kill would not show it.
+            self.state.held_from = end
+            store_barrier()
+            self.end = end
+            for channel in self.channels:
+                channel.ledger.finish_range(start, end)
+                channel.ledger.header.start += end - start
+            self.forget_held()
+            self.note_held()
+        self.trim_wanted = True
+        self.scheduler.request_wake(self)
+
+    def abandon(self):
+        """Let go of the log for good, as the topic's files are gone and so are its channels."""
+        assert len(self.channels) == 0
+        self.log.abandon()
+        self.watched = self.log.active
+        self.forget_held()
+        self.trim_wanted = False
+
+    def resume_ids_after(self, uint64_t guid):
+        """Give only ids above one that was found on disk: the state page may be older than the records."""
+        # Only a record that some other program has written has a higher one.
+        if guid >> 63 == 0:
+            self.guids.resume_after(guid)
+            if guid > self.state.last_guid:
+                # The record may be gone at the next start.
+                self.state.last_guid = guid
+                self.state_change_count += 1
+
+    def note_given(self, uint64_t end):
+        """Note that all below an ordinal was given to channels whose names and ledgers are on stable storage.
+
+        After a power failure the topic holds what lies behind that, unless a channel that is left was given it. May be
+        called in a thread: nothing else stores there.
+        """
+        self.state.given_below = max(self.state.given_below, end + 1)
+
+    def recover(self):
+        """After a start, with all channels attached: show what the state says, park what is not parked yet."""
+        cdef ChannelCore channel
+        cdef uint64_t start = self.end
+        # Without need no turn: with many idle topics each would map files that were mapped for the load a moment ago.
+        self.trim_wanted = self.log.first is not self.log.active
+        if self.state.paused:
+            for channel in self.channels:
+                # What is finished was given: the state may be older than the ledgers after a power failure.
+                self.end = max(self.end, channel.ledger.header.cursor, channel.ledger.finished_end())
+            # Else a topic whose last channel is deleted now would hold these again after the next start.
+            self.state.held_from = self.end
+            self.finish_missing(start)
+        # What was shown and not parked before the end of that run comes before what is shown now.
+        for channel in self.channels:
+            channel.park_deferred(min(self.end, self.state.deferred_below))
+        if self.channels and not self.state.paused:
+            self.show_held()
+        else:
+            self.end_position()
+        for channel in self.channels:
+            channel.catch_up(True)
+            if channel.ledger.next_is_finished():
+                self.trim_wanted = True
+            if channel.settle_end != 0 or channel.lags():
+                self.scheduler.request_wake(channel)
+        if self.trim_wanted:
+            self.scheduler.request_wake(self)
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.state.paused)
+
+    @property
+    def depth(self) -> int:
+        return self.depth_here()
+
+    @property
+    def backend_depth(self) -> int:
+        depth = self.depth_here()
+        return 0 if self.ephemeral or depth <= self.memory_count_max else depth - self.memory_count_max
+
+    @property
+    def message_count(self) -> int:
+        return self.state.message_count
+
+    @property
+    def created_ns(self) -> int:
+        return self.state.created_ns
+
+    @property
+    def message_bytes(self) -> int:
+        return self.state.message_bytes
+
+    @property
+    def deferred_below(self) -> int:
+        return self.state.deferred_below
+
+    def check(self):
+        """Assert the invariants that relate topic, log and channels."""
+        assert self.log.first.first_ordinal <= self.state.held_from <= self.log.end
+        assert self.log.first.first_ordinal <= self.end <= self.log.end
+        self.log.check()
+        for channel in self.channels:
+            channel.check()

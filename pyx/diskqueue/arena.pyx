@@ -1,0 +1,797 @@
+"""Address range in which files are mapped on demand, so that idle files cost no mapping of the process.
+
+Problem: Linux allows a process vm.max_map_count mappings, 65,530 by default, and a topic with one channel has three
+files. Compiled code holds pointers into mapped files everywhere, so a file cannot move in memory.
+
+    arena  | file A | no access ........ | file B | no access: file C, not mapped now | file D | ...
+             slots of 64 KiB, 2**order of them for each file; a table leads from a slot to its extent
+
+The arena is one reserved range without access rights. Each file has an *extent*, a fixed range of the arena. An extent
+that is not in use is unmapped in place, and what takes its place merges with its neighbours to one mapping. An access
+to it raises SIGSEGV; the handler maps the file again at the same address and returns, and the access is repeated. So a
+pointer stays valid for the life of its extent, and an access to a mapped file costs nothing more.
+
+Extents are unmapped as a clock with two hands does it. When more than half of the budget is mapped, the extent that was
+mapped first is *guarded*: it loses its access rights. An access gives them back, and the extent counts as the newest.
+When the budget is used up, the extent that has been guarded for the longest time is unmapped.
+
+A start opens every file, and most stay idle. Between `begin_load` and `end_load` no extent is guarded. When half of the
+budget is mapped, the oldest extents are unmapped, and neighbours in the arena by one system call.
+
+A page that cannot be written back is reported by the next sync of its file, unless the kernel has forgotten the file
+before. A mapping keeps a file in the kernel's memory. Nothing can be stored to a guarded extent; so all that one holds
+is on stable storage after a complete sync that began later (`begin_sync`, `end_sync`). An extent that must go before is
+kept in the kernel's memory by a descriptor until the next complete sync. There are KEPT_MAX of these.
+
+A system call does not raise SIGSEGV but fails with EFAULT, so who gives it an address of the arena pins the extent
+before. Threads pin as well, as the handler of another thread may unmap any extent that is not pinned.
+
+A page that cannot be read from the disk raises SIGBUS. While the extent is not *verified*, a handler puts a page of
+zeros in its place, which is *lost*, and pins the extent: who reads an unverified file checks what it finds, asks
+whether the page is lost, and treats it as damage. So a start reads on, and neither reads ahead nor asks before. In a
+verified extent the signal ends the process, as zeros would be taken for what was there; so does a store, which would
+be in no file. The next start finds the damage.
+
+A file that cannot be mapped again ends the process: the message on standard error names it, then the previous handler
+of SIGSEGV runs. What was stored is in the page cache, as after any kill.
+
+Invariants:
+1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state.
+2. A pinned extent is EXTENT_PRESENT, and so is one with a lost page. A removed one that is present has memory of its
+   own and is never unmapped.
+3. Whoever holds the lock touches no address of the arena, and neither allocates nor frees memory in the handler.
+
+Rejected: several files of one topic in one file (another format, and still a mapping for each topic); topics that are
+unloaded when idle (everything that holds a pointer would have to ask first); userfaultfd(2) (needs privileges, and a
+thread that answers for each access).
+
+Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel's documentation of sysctl.
+"""
+
+from libc.errno cimport EEXIST, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM, EOVERFLOW, ESTALE, errno
+from libc.stdint cimport int64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset, strdup, strlen
+
+from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
+from pyqd.hot.diskqueue.slottable cimport give_slots, holder_of, prepare_slots, set_holder, take_slots
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
+    int mprotect(void* address, size_t length, int protection)
+    int munmap(void* address, size_t length)
+    int madvise(void* address, size_t length, int advice)
+    enum:
+        MADV_RANDOM
+        PROT_NONE
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
+        MAP_PRIVATE
+        MAP_ANONYMOUS
+        MAP_NORESERVE
+        MAP_FIXED
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_of "stat":
+        uint64_t st_dev
+        uint64_t st_ino
+        long st_size
+    int fstat(int fd, stat_of* found)
+
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char* path, int flags)
+    enum:
+        O_RDONLY
+        O_RDWR
+        O_CLOEXEC
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+    ssize_t write(int fd, const void* data, size_t size_bytes)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct siginfo_t:
+        void* si_addr
+        int si_code
+    ctypedef struct sigset_t:
+        pass
+    cdef struct action_of "sigaction":
+        void (*sa_sigaction)(int, siginfo_t*, void*) noexcept nogil
+        int sa_flags
+        sigset_t sa_mask
+    int sigaction(int number, const action_of* action, action_of* previous)
+    int sigemptyset(sigset_t* signals)
+    enum:
+        BUS_ADRERR
+        SIGBUS
+        SIGSEGV
+        SA_SIGINFO
+        SA_ONSTACK
+
+cdef extern from *:
+    """
+    #include <ucontext.h>
+    /* Whether a fault was raised by a store; where that is not known, yes. */
+    static inline int pyqd_is_store(void *context) {
+    #if defined(__x86_64__)
+        return (((ucontext_t *) context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+    #else
+        (void) context;
+        return 1;
+    #endif
+    }
+    """
+    bint is_store "pyqd_is_store" (void* context) noexcept nogil
+
+cdef extern from *:
+    """
+    static inline int pyqd_try_lock(volatile int *at) { return !__sync_lock_test_and_set(at, 1); }
+    static inline void pyqd_unlock(volatile int *at) { __sync_lock_release(at); }
+    """
+    bint try_lock "pyqd_try_lock" (int* at) noexcept nogil
+    void unlock_at "pyqd_unlock" (int* at) noexcept nogil
+
+cdef enum:
+    PAGE_BYTES = 4096
+    SLOT_BYTES = 64 << 10
+    KEPT_MAX = 256
+    # Extents that are unmapped at once when the kernel refuses a mapping, or at most by one call during a start.
+    EVICTED_AT_ONCE = 64
+    GUARDED_AT_ONCE = 16
+    # One instruction may need two extents, in each of some threads: these are never guarded.
+    RECENT_MIN = 16
+    MAPPED_MIN = 32
+    # Lost pages at a time; a process that meets more ends.
+    LOST_MAX = 65536
+
+cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
+
+cdef int lock_word = 0
+cdef bint tried = False
+cdef char* arena = NULL
+cdef SlotTable slot_table                # of extents
+cdef ExtentList present
+cdef ExtentList guarded
+cdef uint64_t extents = 0
+cdef uint64_t mapped = 0
+cdef uint64_t pinned = 0                 # of the mapped ones
+cdef uint64_t budget = 16384
+cdef bint is_loading = False
+cdef uint64_t remapped = 0               # extents mapped again since the start
+cdef uint64_t guard_counter = 0
+cdef uint64_t synced_guard = 0           # extents guarded up to there hold nothing that is not on stable storage
+cdef int[KEPT_MAX] kept
+cdef uint32_t kept_count = 0
+cdef uint32_t kept_max = KEPT_MAX
+cdef int spare_fd = -1                   # closed to map a file when the process has no other descriptor
+cdef action_of previous_action
+cdef action_of previous_bus_action
+cdef uint64_t recent_min = RECENT_MIN
+cdef uint64_t mapped_min = MAPPED_MIN
+cdef int told_fd = 2
+cdef int64_t refused_skipped = 0         # mappings that are made before some are refused: for tests
+cdef int64_t refused_left = 0
+cdef const char** lost = NULL            # addresses of the lost pages
+cdef uint64_t lost_count = 0
+
+memset(&slot_table, 0, sizeof(slot_table))
+memset(&present, 0, sizeof(present))
+memset(&guarded, 0, sizeof(guarded))
+
+
+cdef void lock() noexcept nogil:
+    while not try_lock(&lock_word):
+        sched_yield()
+
+
+cdef void unlock() noexcept nogil:
+    unlock_at(&lock_word)
+
+
+cdef Extent* extent_at(const char* address) noexcept nogil:
+    """Return the extent that an address lies in; NULL for none."""
+    cdef Extent* extent
+    if arena == NULL or address < arena:
+        return NULL
+    extent = <Extent*> holder_of(&slot_table, <uint64_t> (address - arena) // SLOT_BYTES)
+    if extent == NULL or <uint64_t> (address - extent.base) >= whole_pages(extent.size_bytes):
+        return NULL
+    return extent
+
+
+cdef uint64_t whole_pages(uint64_t size_bytes) noexcept nogil:
+    return (size_bytes + PAGE_BYTES - 1) & ~<uint64_t> (PAGE_BYTES - 1)
+
+
+cdef bint reserve_arena() noexcept nogil:
+    """Reserve the arena, once. Returns: whether there is one; not under a limit of the address space (RLIMIT_AS)."""
+    global tried, arena, lost, spare_fd
+    cdef uint64_t size_bytes = <uint64_t> SLOTS_MAX * SLOT_BYTES
+    cdef void* at
+    if tried:
+        return arena != NULL
+    tried = True
+    lost = <const char**> calloc(LOST_MAX, sizeof(char*))
+    if lost == NULL or not prepare_slots(&slot_table):
+        return False
+    while size_bytes >= ARENA_BYTES_MIN:
+        at = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if <uintptr_t> at != ~<uintptr_t> 0:
+            slot_table.slots = size_bytes // SLOT_BYTES
+            arena = <char*> at
+            spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+            return True
+        size_bytes //= 2
+    return False
+
+
+cdef void install_handler() noexcept nogil:
+    """Be the first to handle SIGSEGV and SIGBUS; handlers installed since, such as faulthandler's, come second."""
+    install_for(SIGSEGV, on_fault, &previous_action)
+    install_for(SIGBUS, on_unreadable, &previous_bus_action)
+
+
+cdef void install_for(
+    int number, void (*handler)(int, siginfo_t*, void*) noexcept nogil, action_of* previous,
+) noexcept nogil:
+    cdef action_of current
+    cdef action_of wanted
+    if sigaction(number, NULL, &current) != 0 or current.sa_sigaction == handler:
+        return
+    memset(&wanted, 0, sizeof(wanted))
+    wanted.sa_sigaction = handler
+    wanted.sa_flags = SA_SIGINFO | SA_ONSTACK
+    sigemptyset(&wanted.sa_mask)
+    previous[0] = current
+    sigaction(number, &wanted, NULL)
+
+
+cdef void say(const char* text) noexcept nogil:
+    if told_fd >= 0 and write(told_fd, text, strlen(text)) < 0:
+        return
+
+
+cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
+    """Handle SIGSEGV: map the file of an extent that was accessed; leave anything else to the previous handler."""
+    cdef int before = errno
+    cdef Extent* extent
+    cdef int failed
+    lock()
+    extent = extent_at(<const char*> info.si_addr)
+    failed = ESTALE if extent == NULL else make_present(extent)
+    unlock()
+    if failed == 0:
+        (&errno)[0] = before
+        return
+    if extent != NULL:
+        say(b"pyqd: cannot map ")
+        say(extent.path)
+        say(b" again: ")
+        say(name_of(failed))
+        say(b"; everything accepted is in this file, start pyqd again when the cause is gone\n")
+    # The access is repeated, and then that handler sees it.
+    sigaction(SIGSEGV, &previous_action, NULL)
+    (&errno)[0] = before
+
+
+cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nogil:
+    """Handle SIGBUS: go on with zeros in place of a page that cannot be read, if whoever reads it will notice."""
+    cdef int before = errno
+    cdef Extent* extent
+    cdef bint handled = False
+    cdef uint64_t offset
+    lock()
+    extent = extent_at(<const char*> info.si_addr)
+    if extent != NULL and not extent.verified and info.si_code == BUS_ADRERR and not is_store(context):
+        offset = <uint64_t> (<const char*> info.si_addr - extent.base) & ~<uint64_t> (PAGE_BYTES - 1)
+        handled = replace_page(extent, offset)
+    unlock()
+    if not handled:
+        if extent != NULL:
+            say(b"pyqd: cannot read ")
+            say(extent.path)
+            say(b": input/output error (EIO); the next start takes it for damage\n")
+        sigaction(SIGBUS, &previous_bus_action, NULL)
+    (&errno)[0] = before
+
+
+cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
+    """Put a page of zeros in place of one of an extent's, under the lock. Returns: whether it could be."""
+    global lost_count
+    if lost_count == LOST_MAX or make_present(extent) != 0:
+        return False
+    if <uintptr_t> mmap(
+            extent.base + offset, PAGE_BYTES, PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != <uintptr_t> (extent.base + offset):
+        return False
+    if extent.lost_pages == 0:
+        pin(extent)
+        say(b"pyqd: cannot read ")
+        say(extent.path)
+        say(b": input/output error (EIO); what cannot be read counts as damaged\n")
+    extent.lost_pages += 1
+    lost[lost_count] = extent.base + offset
+    lost_count += 1
+    return True
+
+
+cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexcept nogil:
+    """Say whether a page with some of those bytes is lost. Cost: O(lost pages of all extents), if this one has any."""
+    cdef uint64_t index
+    cdef bint found = False
+    cdef const char* first = extent.base + (start & ~<uint64_t> (PAGE_BYTES - 1))
+    if extent.lost_pages == 0:
+        return False
+    lock()
+    for index in range(lost_count):
+        if first <= lost[index] < extent.base + start + length:
+            found = True
+            break
+    unlock()
+    return found
+
+
+cdef void forget_lost(Extent* extent) noexcept nogil:
+    """Forget the lost pages of an extent that goes, under the lock."""
+    global lost_count
+    cdef uint64_t index = 0
+    while index < lost_count:
+        if extent.base <= lost[index] < extent.base + extent.size_bytes:
+            lost_count -= 1
+            lost[index] = lost[lost_count]
+        else:
+            index += 1
+
+
+cdef const char* name_of(int failed) noexcept nogil:
+    """Return an error's name; strerror(3) is not safe in a signal handler."""
+    if failed == ENOENT:
+        return b"no such file (ENOENT)"
+    if failed == ESTALE:
+        return b"another file has its name (ESTALE)"
+    if failed == EMFILE or failed == ENFILE:
+        return b"too many open files (EMFILE)"
+    if failed == ENOMEM:
+        return b"too many mappings (vm.max_map_count) or no memory (ENOMEM)"
+    return b"open(2) or mmap(2) failed"
+
+
+cdef int make_present(Extent* extent) noexcept nogil:
+    """Have an extent mapped and accessible, under the lock. Returns: 0, or the error number."""
+    cdef int failed
+    if extent.state == EXTENT_PRESENT:
+        return 0
+    if extent.state == EXTENT_GUARDED:
+        if mprotect(extent.base, whole_pages(extent.size_bytes), PROT_READ | PROT_WRITE) != 0:
+            return errno
+        remove(&guarded, extent)
+    else:
+        failed = map_again(extent)
+        if failed != 0:
+            return failed
+    extent.state = EXTENT_PRESENT
+    append(&present, extent)
+    guard_oldest()
+    return 0
+
+
+cdef void pin(Extent* extent) noexcept nogil:
+    global pinned
+    pinned += extent.pin_count == 0
+    extent.pin_count += 1
+
+
+cdef int map_again(Extent* extent) noexcept nogil:
+    """Map an extent's file where it was. Returns: 0, or the error number."""
+    global mapped, remapped
+    cdef int fd, failed
+    cdef stat_of found
+    if extent.removed:
+        # Nothing that counts reads it any more.
+        if not map_at(extent.base, extent.size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1):
+            return errno
+        pin(extent)
+    else:
+        fd = open_file(extent.path)
+        if fd < 0:
+            return errno
+        failed = 0
+        if fstat(fd, &found) != 0:
+            failed = errno
+        elif found.st_ino != extent.inode or found.st_dev != extent.device:
+            failed = ESTALE
+        elif <uint64_t> found.st_size < extent.size_bytes:
+            failed = EOVERFLOW
+        elif not map_at(extent.base, extent.size_bytes, MAP_SHARED, fd):
+            failed = errno
+        close(fd)
+        open_spare()
+        if failed != 0:
+            return failed
+        if extent.alone:
+            madvise(extent.base, extent.size_bytes, MADV_RANDOM)
+    mapped += 1
+    remapped += 1
+    return 0
+
+
+cdef int open_file(const char* path) noexcept nogil:
+    """Open a file for mapping, by the spare descriptor if there is no other. Returns: -1 with errno set if it fails."""
+    global spare_fd
+    cdef int fd
+    while True:
+        fd = open(path, O_RDWR | O_CLOEXEC)
+        if fd >= 0 or (errno != EINTR and (errno != EMFILE or spare_fd < 0)):
+            return fd
+        if errno == EMFILE:
+            close(spare_fd)
+            spare_fd = -1
+
+
+cdef void open_spare() noexcept nogil:
+    global spare_fd
+    if spare_fd < 0:
+        spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)
+
+
+cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept nogil:
+    """Map an absent extent within the budget. Returns: False with errno set if the kernel refuses."""
+    cdef int failed
+    while is_loading and mapped >= budget // 2 and evict_loaded():
+        pass
+    while mapped >= budget and evict_oldest():
+        pass
+    for _ in range(2):
+        if is_refused():
+            failed = ENOMEM
+        elif <uintptr_t> mmap(
+                base, size_bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0) == <uintptr_t> base:
+            return True
+        else:
+            failed = errno
+        if failed != ENOMEM:
+            break
+        # The process has more other mappings than the budget leaves room for.
+        for _ in range(EVICTED_AT_ONCE):
+            if guarded.first == NULL:
+                guard(present.count)
+            evict_oldest()
+    (&errno)[0] = failed
+    return False
+
+
+cdef bint is_refused() noexcept nogil:
+    """Say whether a mapping is to fail because a test has said so."""
+    global refused_skipped, refused_left
+    if refused_left != 0 and refused_skipped == 0:
+        refused_left -= 1
+        return True
+    refused_skipped -= refused_skipped > 0
+    return False
+
+
+cdef bint unmap(Extent* extent) noexcept nogil:
+    """Give an extent's range back to the arena; what was mapped there is not any more. Returns: whether it could be."""
+    return unmap_range(extent.base, whole_pages(extent.size_bytes))
+
+
+cdef bint unmap_range(char* start, uint64_t length_bytes) noexcept nogil:
+    cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+    return <uintptr_t> mmap(start, length_bytes, PROT_NONE, flags, -1, 0) == <uintptr_t> start
+
+
+cdef void guard_oldest() noexcept nogil:
+    """Guard the oldest extents while more than half of the budget can be accessed; a few at a time."""
+    if present.count - pinned > budget // 2 and not is_loading:
+        guard(min(present.count - pinned - budget // 2, <uint64_t> GUARDED_AT_ONCE))
+
+
+cdef void guard(uint64_t count) noexcept nogil:
+    """Guard the oldest extents, so many at most and a few at a time; the newest ones are not guarded."""
+    global guard_counter
+    cdef int left = GUARDED_AT_ONCE
+    cdef Extent* extent
+    while count > 0 and present.count - pinned > recent_min and left > 0:
+        count -= 1
+        left -= 1
+        extent = present.first
+        remove(&present, extent)
+        if extent.pin_count == 0 and mprotect(extent.base, whole_pages(extent.size_bytes), PROT_NONE) == 0:
+            guard_counter += 1
+            extent.guarded_at = guard_counter
+            extent.state = EXTENT_GUARDED
+            append(&guarded, extent)
+        else:
+            append(&present, extent)
+
+
+cdef bint evict_oldest() noexcept nogil:
+    """Unmap the extent that has been guarded for the longest time. Returns: whether there was one."""
+    global mapped
+    cdef Extent* extent = guarded.first
+    if extent == NULL:
+        return False
+    if extent.guarded_at > synced_guard:
+        keep_known(extent)
+    if not unmap(extent):
+        return False
+    remove(&guarded, extent)
+    extent.state = EXTENT_ABSENT
+    mapped -= 1
+    return True
+
+
+cdef bint evict_loaded() noexcept nogil:
+    """Unmap the oldest extents that can be accessed, as many as lie side by side. Returns: False if there are none."""
+    global mapped, guard_counter
+    cdef uint64_t left = min(max(budget // EVICTED_AT_ONCE, <uint64_t> 1), <uint64_t> EVICTED_AT_ONCE)
+    cdef Extent* first = present.first
+    cdef Extent* last = first
+    cdef Extent* following
+    if present.count <= pinned + recent_min:
+        return False
+    if first.pin_count > 0:
+        remove(&present, first)
+        append(&present, first)
+        return True
+    left = min(left, present.count - pinned - recent_min)
+    while True:
+        # As if it were guarded now: a sync that began before may have missed what it holds.
+        guard_counter += 1
+        last.guarded_at = guard_counter
+        keep_known(last)
+        left -= 1
+        following = last.following
+        if left == 0 or following == NULL or following.pin_count > 0 or (
+                following.base != last.base + (<uint64_t> SLOT_BYTES << last.order)):
+            break
+        last = following
+    if not unmap_range(first.base, <uint64_t> (last.base - first.base) + whole_pages(last.size_bytes)):
+        return False
+    while last.state == EXTENT_PRESENT:
+        first = present.first
+        remove(&present, first)
+        first.state = EXTENT_ABSENT
+        mapped -= 1
+    return True
+
+
+cdef void keep_known(Extent* extent) noexcept nogil:
+    """Keep the kernel from forgetting a file that may have failed to be written back, until the next complete sync."""
+    global kept_count
+    cdef int fd
+    if kept_count < kept_max and not extent.removed:
+        fd = open(extent.path, O_RDONLY | O_CLOEXEC)
+        if fd >= 0:
+            kept[kept_count] = fd
+            kept_count += 1
+
+
+cdef uint8_t order_for(uint64_t size_bytes) noexcept nogil:
+    cdef uint8_t order = 0
+    while (<uint64_t> SLOT_BYTES << order) < size_bytes:
+        order += 1
+    return order
+
+
+cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil:
+    """Map a file, shared, whole, to be read and written. path: by which it is mapped again.
+
+    Returns: its extent; NULL with errno EEXIST where it has to be mapped outside the arena, or another error.
+    """
+    cdef stat_of found
+    if fstat(fd, &found) != 0:
+        return NULL
+    return extent_of(fd, size_bytes, path, found.st_dev, found.st_ino)
+
+
+cdef Extent* extent_of(
+    int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode,
+) noexcept nogil:
+    """Do as `extent_new` for a file of which the caller knows device and inode."""
+    global extents, mapped
+    cdef Extent* extent
+    cdef int64_t slot
+    cdef int failed = EEXIST
+    # A larger file is mapped outside the arena.
+    if size_bytes > <uint64_t> SLOT_BYTES << ORDER_MAX or not reserve_arena():
+        (&errno)[0] = EEXIST
+        return NULL
+    if not is_loading:
+        install_handler()
+    extent = <Extent*> calloc(1, sizeof(Extent))
+    if extent == NULL:
+        (&errno)[0] = ENOMEM
+        return NULL
+    extent.path = strdup(path)
+    extent.size_bytes = size_bytes
+    extent.device, extent.inode = device, inode
+    extent.order = order_for(size_bytes)
+    lock()
+    slot = take_slots(&slot_table, extent.order) if extent.path != NULL else -1
+    if slot >= 0:
+        extent.base = arena + <uint64_t> slot * SLOT_BYTES
+        if map_at(extent.base, size_bytes, MAP_SHARED, fd):
+            set_holder(&slot_table, <uint64_t> slot, extent.order, extent)
+            extent.state = EXTENT_PRESENT
+            append(&present, extent)
+            mapped += 1
+            extents += 1
+            guard_oldest()
+            failed = 0
+        else:
+            failed = errno
+            give_slots(&slot_table, <uint64_t> slot, extent.order)
+    unlock()
+    if failed != 0:
+        free(extent.path)
+        free(extent)
+        (&errno)[0] = failed
+        return NULL
+    return extent
+
+
+cdef void extent_free(Extent* extent) noexcept nogil:
+    """Unmap an extent for good."""
+    global extents, mapped, pinned
+    cdef uint64_t slot = <uint64_t> (extent.base - arena) // SLOT_BYTES
+    cdef bint unmapped = True
+    lock()
+    if extent.state != EXTENT_ABSENT:
+        remove(&present if extent.state == EXTENT_PRESENT else &guarded, extent)
+        mapped -= 1
+        pinned -= extent.pin_count > 0
+        unmapped = unmap(extent)
+    extents -= 1
+    if extent.lost_pages != 0:
+        forget_lost(extent)
+    set_holder(&slot_table, slot, extent.order, NULL)
+    if unmapped:
+        give_slots(&slot_table, slot, extent.order)
+    unlock()
+    free(extent.path)
+    free(extent)
+
+
+cdef int extent_pin(Extent* extent) noexcept nogil:
+    """Have an extent mapped until it is unpinned. Returns: 0, or the error number; ENOENT: it has no file any more."""
+    cdef int failed = ENOENT
+    lock()
+    if not extent.removed or extent.state != EXTENT_ABSENT:
+        failed = make_present(extent)
+    if failed == 0:
+        pin(extent)
+    unlock()
+    return failed
+
+
+cdef void extent_unpin(Extent* extent) noexcept nogil:
+    global pinned
+    lock()
+    extent.pin_count -= 1
+    pinned -= extent.pin_count == 0
+    unlock()
+
+
+cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
+    """Note the path that an extent's file has now. Returns: 0, or ENOMEM."""
+    cdef char* copy = strdup(path)
+    cdef char* former
+    if copy == NULL:
+        return ENOMEM
+    lock()
+    former, extent.path = extent.path, copy
+    unlock()
+    free(former)
+    return 0
+
+
+cdef void extent_remove(Extent* extent) noexcept nogil:
+    """Note that an extent's file is gone, or about to be: no other file of its path is ever mapped for it."""
+    lock()
+    extent.removed = True
+    unlock()
+
+
+def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
+    """Set how many files may be mapped at a time, and how many descriptors keep unmapped ones known to the kernel."""
+    global budget, kept_max
+    cdef uint64_t left
+    lock()
+    budget = max(mapped_max, mapped_min)
+    kept_max = min(descriptors_max, <uint32_t> KEPT_MAX)
+    left = present.count
+    while present.count - pinned > budget // 2 and left > 0:
+        left -= 1
+        guard_oldest()
+    while mapped > budget and evict_oldest():
+        pass
+    unlock()
+
+
+def begin_load():
+    """Expect many files to be opened of which most stay idle, until `end_load`."""
+    global is_loading
+    if reserve_arena():
+        install_handler()
+        is_loading = True
+
+
+def end_load():
+    """Undo `begin_load`: from here on files are opened as they are used."""
+    global is_loading
+    is_loading = False
+
+
+cdef int state_at(const char* address) noexcept nogil:
+    """Return the state of the extent that an address lies in; -1 for none."""
+    cdef Extent* extent = extent_at(address)
+    return -1 if extent == NULL else <int> extent.state
+
+
+def begin_small(uint64_t recent, uint64_t least, bint silent):
+    """Set how few files may stay accessible and mapped, and whether nothing is said on standard error: for tests."""
+    global recent_min, mapped_min, told_fd
+    recent_min, mapped_min, told_fd = recent, least, -1 if silent else 2
+
+
+def refuse(int64_t skipped, int64_t times):
+    """Have mappings of files fail with ENOMEM, so many times, after some that are made: for tests."""
+    global refused_skipped, refused_left
+    refused_skipped, refused_left = skipped, times
+
+
+def hooks():
+    """Return addresses for a test that handles SIGSEGV before: `state_at`, the handler, how many are to be refused."""
+    return <uintptr_t> &state_at, <uintptr_t> &on_fault, <uintptr_t> &refused_left
+
+
+def is_reserved():
+    """Say whether there is an arena; without one every file stays mapped."""
+    return reserve_arena()
+
+
+def mapped_count():
+    """Return how many files of the arena are mapped now."""
+    return mapped
+
+
+def file_count():
+    """Return how many files have a place in the arena, mapped or not."""
+    return extents
+
+
+def mapped_max():
+    """Return how many files may be mapped at a time."""
+    return budget
+
+
+def remapped_count():
+    """Return how often a file has been mapped again since the start."""
+    return remapped
+
+
+def lost_page_count():
+    """Return how many pages of mapped files could not be read, of the files that are open."""
+    return lost_count
+
+
+def begin_sync():
+    """Return a token for `end_sync`, before anything of a complete sync is gathered."""
+    return guard_counter
+
+
+def end_sync(uint64_t begun):
+    """Note that all that was stored before `begin_sync` returned the token is on stable storage."""
+    global synced_guard, kept_count
+    lock()
+    if begun >= synced_guard:
+        synced_guard = begun
+        while kept_count > 0:
+            kept_count -= 1
+            close(kept[kept_count])
+    unlock()

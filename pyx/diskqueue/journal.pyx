@@ -1,0 +1,203 @@
+"""One commit of the journal, in memory: the bytes that logs have got since the commit before, of all topics at once.
+
+A group commit makes many logs durable, and a flush of each file would cost as much as one of the whole commit. So the
+new bytes of all logs are copied behind one another and written with one write(2) to a file of the journal, which is
+opened with O_DIRECT and O_DSYNC and has all its blocks already. The logs themselves are written back by the syncer as
+ever; then the journal's bytes count no more. After a power failure the start puts them back to where they were
+(pyqd/diskqueue/redo.py).
+
+    | header | entry | entry | ... | zeros up to a whole block |
+
+An entry holds bytes of one segment as they lie there, with what it takes to put them back: the file's name, the
+segment's number, and enough of the topic's state that its page need not be written either. Bytes, and not messages:
+putting them back twice does no harm, and recovery finds a log as a process leaves it that was killed behind its last
+commit.
+
+Invariants: 1. the entries of a log follow one another without a gap, over commits, as far as the log was not synced by
+other means. 2. a mark is noted when the bytes that it stands for are on stable storage.
+
+Source: docs/storage.md, "Journal"; write-ahead logging as in ARIES (Mohan et al., 1992), with redo alone.
+"""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.crc32c cimport crc32c
+
+from pyqd.hot.diskqueue import logstart
+
+cdef extern from "stdlib.h":
+    int posix_memalign(void** memory, size_t alignment, size_t size_bytes) nogil
+
+cdef uint64_t MAGIC = 0x4c4e524a_44515950        # "PYQDJRNL", little-endian
+cdef uint64_t CAPACITY_FIRST_BYTES = 256 << 10
+# A larger one is not written faster here than to the logs themselves, and would be written twice.
+cdef uint64_t COMMIT_BYTES_MAX = 4 << 20
+cdef enum:
+    READ_ONLY = 0x100                    # PyBUF_READ
+
+HEADER_SIZE = sizeof(CommitHeader)
+ENTRY_SIZE = sizeof(EntryHeader)
+BLOCK_SIZE = JOURNAL_BLOCK_BYTES
+FORMAT_MAGIC = MAGIC
+FORMAT_VERSION = JOURNAL_VERSION
+# Of a header, the bytes before those that its checksum is over.
+CHECKED_FROM = 16
+
+assert sizeof(CommitHeader) == 64 and sizeof(EntryHeader) == 64
+
+
+cdef uint64_t padded(uint64_t size_bytes) noexcept:
+    return (size_bytes + 7) & ~<uint64_t> 7
+
+
+cdef bint note_name(Segment segment) except -1:
+    """Note the number by which a segment's file is called. Returns: False for one that no log has named."""
+    name = os.path.basename(segment.mapping.path)
+    number = name.removesuffix(logstart.SUFFIX)
+    if not (number.isascii() and number.isdigit()) or name != f"{int(number)}{logstart.SUFFIX}":
+        return False
+    segment.file_number = int(number)
+    return True
+
+
+cdef class CommitBuffer:
+    """Memory for one commit at a time: `begin`, some `add`, `finish`, and `note_durable` once it is written."""
+
+    def __cinit__(self):
+        self.marks = []
+        self.grow(CAPACITY_FIRST_BYTES)
+        self.begin()
+
+    def __dealloc__(self):
+        free(self.base)
+
+    def begin(self):
+        """Begin another commit; what the one before has noted is forgotten."""
+        self.used = sizeof(CommitHeader)
+        self.entry_count = 0
+        self.marks = []
+
+    cdef bint reserve(self, uint64_t size_bytes) except -1:
+        """See that so many bytes more can be put, and a block's padding. Returns: False if that is too much."""
+        cdef uint64_t needed = self.used + size_bytes + JOURNAL_BLOCK_BYTES
+        if needed > COMMIT_BYTES_MAX:
+            return False
+        if needed > self.capacity:
+            self.grow(max(needed, 2 * self.capacity))
+        return True
+
+    def grow(self, uint64_t capacity):
+        """Have more memory. Raises: MemoryError."""
+        cdef void* grown = NULL
+        capacity = (capacity + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
+        if posix_memalign(&grown, JOURNAL_BLOCK_BYTES, capacity) != 0:
+            raise MemoryError
+        if self.base != NULL:
+            memcpy(grown, self.base, self.used)
+            free(self.base)
+        self.base = <char*> grown
+        self.capacity = capacity
+
+    cdef int put(self, const void* data, uint64_t size_bytes) except -1:
+        """Put bytes, padded; there is room for them."""
+        cdef char* at = self.base + self.used
+        cdef uint64_t span = padded(size_bytes)
+        assert self.used + span <= self.capacity
+        if span != size_bytes:
+            (<uint64_t*> (at + span - 8))[0] = 0
+        memcpy(at, data, size_bytes)
+        self.used += span
+        return 0
+
+    cdef bint add(self, Log log, bytes name, const void* state, uint16_t state_bytes) except -1:
+        """Add what a log has got since the last commit. state: what is restored of its topic.
+
+        Returns: False if it is too much, and nothing of it was added. Cost: O(bytes).
+        """
+        cdef uint64_t used = self.used
+        cdef uint32_t entries = self.entry_count
+        cdef Segment segment = log.active
+        if segment.first_ordinal > log.synced_end:
+            segment = log.segment_of(log.synced_end)
+        while segment is not None:
+            if not self.add_segment(log, segment, name, state, state_bytes):
+                self.used = used
+                del self.marks[entries:]
+                self.entry_count = entries
+                return False
+            segment = segment.next
+        return True
+
+    cdef bint add_segment(
+        self, Log log, Segment segment, bytes name, const void* state, uint16_t state_bytes,
+    ) except -1:
+        """Add what is new in a segment. Returns: as `add`."""
+        cdef EntryHeader* entry
+        cdef uint64_t start = max(segment.journaled_bytes, segment.header().synced_bytes)
+        cdef uint64_t at = self.used
+        cdef uint64_t span
+        if start < SEGMENT_HEADER_BYTES:
+            start = 0
+        if segment.tail <= max(start, <uint64_t> SEGMENT_HEADER_BYTES) or segment.mapping.path is None:
+            return True
+        span = sizeof(EntryHeader) + padded(len(name)) + padded(state_bytes) + padded(segment.tail - start)
+        if not self.reserve(span):
+            return False
+        if segment.file_number == 0 and not note_name(segment):
+            return False
+        entry = <EntryHeader*> (self.base + at)
+        entry.size_bytes = <uint32_t> span
+        entry.name_bytes = <uint16_t> len(name)
+        entry.state_bytes = state_bytes
+        entry.file_number = segment.file_number
+        entry.segment_number = segment.number
+        entry.first_seq = segment.header().first_seq
+        entry.first_number = log.first.number
+        entry.file_bytes = segment.file_bytes
+        entry.start = start
+        entry.length = segment.tail - start
+        self.used += sizeof(EntryHeader)
+        self.put(PyBytes_AS_STRING(name), len(name))
+        self.put(state, state_bytes)
+        self.put(segment.base + start, segment.tail - start)
+        self.entry_count += 1
+        self.marks.append((log, segment, segment.number, segment.tail, log.end))
+        assert self.used == at + span
+        return True
+
+    def finish(self, uint64_t generation, uint64_t oldest, uint64_t offset, int64_t latest_created_ns):
+        """Write the header. Returns: the bytes to write, a view of whole blocks that is valid until `begin`."""
+        cdef CommitHeader* header = <CommitHeader*> self.base
+        cdef uint64_t whole = (self.used + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
+        assert whole <= self.capacity and offset % JOURNAL_BLOCK_BYTES == 0
+        memset(self.base + self.used, 0, whole - self.used)
+        header.magic = MAGIC
+        header.version = JOURNAL_VERSION
+        header.generation, header.oldest, header.offset = generation, oldest, offset
+        header.size_bytes = self.used
+        header.latest_created_ns = latest_created_ns
+        header.reserved = 0
+        header.checksum = crc32c(JOURNAL_VERSION, self.base + 16, self.used - 16)
+        return PyMemoryView_FromMemory(self.base, <Py_ssize_t> whole, READ_ONLY)
+
+    @property
+    def whole_bytes(self):
+        """The bytes that the commit takes of a file."""
+        return (self.used + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
+
+    def note_durable(self):
+        """Tell the logs that what was added is on stable storage."""
+        cdef Log log
+        cdef Segment segment
+        cdef uint64_t number, tail, end
+        for log, segment, number, tail, end in self.marks:
+            # It may have been recycled meanwhile.
+            if segment.number == number:
+                segment.journaled_bytes = max(segment.journaled_bytes, tail)
+            log.synced_end = max(log.synced_end, end)

@@ -1,0 +1,660 @@
+"""A channel's ledger: how far it has handed out, how far it has finished, and which records between are finished.
+
+    finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: spared | end
+
+The ledger is a mapped file: a page of header and a ring of bits, bit i at `i mod capacity_bits`. Setting a bit is the
+FIN; it survives a kill for free. A bit may also be set at or past the cursor: the record was parked as deferred, or
+dropped, before its turn came, and the cursor will step over it. Fan-out, redelivery and depth all follow from these
+three numbers: `depth = end - cursor - ahead` (+ what waits for redelivery).
+
+Invariants:
+1. `floor <= cursor`; the record at `floor` is not finished unless `floor == cursor`.
+2. Bits are set only in `[floor, floor + capacity_bits)`; `ones` counts them, `ahead` those at or past the cursor.
+3. What takes several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
+   completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
+   would then never be delivered.
+4. With `clears_late` the bits of `[uncleared_from, absorb_to)` lie behind the floor and are still set. The header
+   announces them, and no bit that shares their place is set before they are cleared.
+
+Header and ring are two pages at least, and a power failure may keep one and not the other. If the kernel has written
+the cleared bits and not the floor, the records come again. So with --sync-fin, which promises that a FIN once synced
+stays, the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new file.
+
+The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
+old one by rename(2), once it is on stable storage: else a power failure could leave the name with nothing but zeros
+behind it. The loop waits for that sync, of 12 KiB at first, later of up to a quarter of a byte for each message of the
+window. It is rare, as the ring doubles; going on meanwhile would need two files of which a start had to choose.
+Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
+instruction); one bit array per segment (a FIN would have to find the segment first).
+"""
+
+cimport cython
+from libc.string cimport memcpy, memset
+
+from pyqd.hot.diskqueue.mapping cimport Mapping, store_barrier
+from pyqd.hot.primitives.bitmap cimport (
+    ring_clear_range,
+    ring_copy,
+    ring_count,
+    ring_next_one,
+    ring_next_zero,
+    ring_run_of_ones,
+    ring_set,
+    ring_set_range,
+    ring_test,
+)
+from pyqd.hot.primitives.crc32c cimport crc32c
+
+from pyqd.diskqueue.damage import reused, set_aside
+from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, StorageError
+
+cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
+cdef uint64_t RING_BITS_MIN = 8 * 4096
+# Of a ledger that was made anew, until its channel is recovered.
+cdef uint64_t UNKNOWN = <uint64_t> -1
+cdef uint64_t ALL_CLEARED = <uint64_t> -1
+GROWING = ".growing"
+
+assert sizeof(LedgerHeader) <= LEDGER_HEADER_BYTES
+assert sizeof(LedgerSettings) == 128
+
+
+cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
+    return crc32c(0, <const char*> settings + 4, sizeof(LedgerSettings) - 4)
+
+
+def begin_small(uint64_t capacity_bits):
+    """Let the rings of new ledgers begin with that many bits, a power of two: for tests in which rings grow soon.
+
+    Returns: the bits they began with before.
+    """
+    global RING_BITS_MIN
+    cdef uint64_t former = RING_BITS_MIN
+    assert capacity_bits >= 64 and capacity_bits & (capacity_bits - 1) == 0
+    RING_BITS_MIN = capacity_bits
+    return former
+
+
+@cython.final
+cdef class Ledger:
+    """The ledger of one reader of one log.
+
+    files: the operating system. path: the file, made if missing; None for anonymous memory. stand_ins: given by a
+    start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
+    A damaged file is set aside and a fresh one made: `rebuilt`.
+    expected: a missing file was lost, and the fresh one is `rebuilt` too. exists: the file is there; None: look.
+    outran: it spoke of records behind the log's end, which the log has lost.
+    Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
+    """
+
+    def __init__(self, files, path=None, stand_ins=None, bint expected=False, exists=None):
+        cdef Mapping mapping
+        aside = None
+        self.files = files
+        self.path = path
+        if path is not None and (files.exists(path) if exists is None else exists):
+            try:
+                mapping = files.open_mapped(path)
+                mapping.require_readable()
+                self.adopt(mapping)
+                return
+            except LaterFormatError:
+                raise
+            except CorruptionError as error:
+                aside = set_aside(
+                    files, path, error, "all that its log keeps counts as unfinished and is delivered again")
+                self.rebuilt = True
+        self.rebuilt = self.rebuilt or expected
+        self.pristine = True
+        try:
+            mapping = self.new_file(RING_BITS_MIN)
+        except DiskFull:
+            mapping = None
+            if aside is not None:
+                mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
+            if mapping is None:
+                if stand_ins is None:
+                    raise
+                self.stand_ins = stand_ins
+                mapping = stand_ins.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
+        (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
+        # A new file has no earlier lap of the ring, whatever the kernel has written of it.
+        (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
+        if self.rebuilt:
+            # In the file before it has its name: a kill or a power failure later in the start takes no caution away.
+            (<LedgerHeader*> mapping.base).origins_unknown_below = UNKNOWN
+        (<LedgerHeader*> mapping.base).version = LEDGER_VERSION
+        (<LedgerHeader*> mapping.base).magic = MAGIC
+        self.replace_file(mapping)
+
+    cdef Mapping new_file(self, uint64_t capacity_bits):
+        growing = None if self.path is None else self.path + GROWING
+        return self.files.new_mapped(growing, LEDGER_HEADER_BYTES + capacity_bits // 8, True)
+
+    cdef int replace_file(self, Mapping mapping) except -1:
+        cdef Mapping former = self.mapping
+        # A stand-in gets its name when it is written.
+        if self.path is not None and mapping.path is not None:
+            if former is not None:
+                former.pin()
+            try:
+                self.files.rename(self.path + GROWING, self.path)
+            except StorageError:
+                if former is not None:
+                    former.unpin()
+                raise
+            mapping.moved(self.path)
+            if former is not None:
+                # A sync in a thread may hold it for a while; its path names another file now.
+                former.file_removed()
+            if self.stand_ins is not None:
+                self.stand_ins.forget(self.path)
+                self.stand_ins = None
+            if self.on_replaced is not None:
+                self.on_replaced()
+        self.adopt(mapping)
+        return 0
+
+    def note_written(self):
+        """Note that the file is there whose bytes were in memory; no sync has covered its name."""
+        self.stand_ins = None
+        self.change_count += 1
+        if self.on_replaced is not None:
+            self.on_replaced()
+
+    cdef int adopt(self, Mapping mapping) except -1:
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        path = mapping.path or "memory"
+        if mapping.size_bytes <= LEDGER_HEADER_BYTES or header.magic != MAGIC:
+            raise CorruptionError(path, 0, "not a pyqd ledger")
+        if header.version > LEDGER_VERSION:
+            raise LaterFormatError(path, 8, f"ledger format version {header.version}; this pyqd reads {LEDGER_VERSION}")
+        if (
+            header.version == 0
+            or header.capacity_bits < 64
+            or header.capacity_bits & (header.capacity_bits - 1)
+            or LEDGER_HEADER_BYTES + header.capacity_bits // 8 > mapping.size_bytes
+            or (header.floor > header.cursor and header.reset_to == 0 and header.absorb_to == 0)
+            or header.absorb_to - header.absorb_from > header.capacity_bits and header.absorb_to != 0
+        ):
+            raise CorruptionError(path, 16, "the ledger's header contradicts itself")
+        self.change_count += 1
+        self.mapping = mapping
+        self.header = header
+        self.words = <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES)
+        self.capacity_bits = header.capacity_bits
+        if header.reset_to != 0:
+            self.reset(header.reset_to - 1, header.reset_parked_from)
+        self.uncleared_from = ALL_CLEARED
+        if header.absorb_to != 0:
+            header.floor = max(header.floor, header.absorb_to)
+            self.sync_floor()
+            self.clear_absorbed()
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.count_ahead()
+        return 0
+
+    cpdef int clamp(self, uint64_t oldest, uint64_t end) except -1:
+        """Forget what lies outside the log's `[oldest, end)`: after a start, before any other call."""
+        cdef LedgerHeader* header = self.header
+        self.change_count += 1
+        # All of them are of records that the log has no more, or that a reset has dropped durably.
+        self.clear_late_bits(header.floor)
+        self.outran = self.outran or header.cursor > end or self.finished_end() > end
+        if header.floor > end or header.cursor > end:
+            header.floor = min(header.floor, end)
+            store_barrier()
+            header.cursor = end
+        # A store dirties the page even if it changes nothing: 15 us of a start with many idle channels.
+        if header.start > end:
+            header.start = end
+        # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
+        if header.parked_below > end:
+            header.parked_below = end
+        if header.floor < oldest:
+            self.clear_bits(header.floor, min(oldest, header.floor + self.capacity_bits))
+            header.cursor = max(header.cursor, oldest)
+            store_barrier()
+            header.floor = oldest
+        if end - header.floor < self.capacity_bits:
+            self.clear_bits(end, header.floor + self.capacity_bits)
+        if self.ones != 0:
+            self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.count_ahead()
+        self.absorb()
+        return 0
+
+    cdef int clear_bits(self, uint64_t start, uint64_t end) except -1:
+        """Clear the bits of `[start, end)`, in a ring that has some; `ones` is the caller's to count again."""
+        if self.ones != 0:
+            ring_clear_range(self.words, self.capacity_bits, start, end)
+        return 0
+
+    def distrust(self):
+        """After a power failure and before `clamp`: forget the bits that may be those of an earlier lap of the ring.
+
+        Header and ring are written by the kernel in any order. A bit of the last synced state or later may lie where a
+        record of the next lap has its own; so from a lap past the floor of then (`trusted_below`) no bit counts.
+        """
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t end = header.floor + self.capacity_bits
+        cdef uint64_t start = max(header.floor, header.trusted_below)
+        if start < end:
+            ring_clear_range(self.words, self.capacity_bits, start, end)
+        self.ones = ring_count(self.words, self.capacity_bits, header.floor, end)
+        self.count_ahead()
+
+    def note_synced(self, uint64_t bits_from, uint64_t reset_count, uint64_t change_count):
+        """Note that header and ring are on stable storage as they were at resets and changes, or later.
+
+        bits_from: the first record of which the ring had a bit then.
+        May be called in a thread, as the interpreter's lock is held.
+        """
+        self.synced_change_count = max(self.synced_change_count, change_count)
+        if reset_count == self.reset_count:
+            self.header.trusted_below = max(self.header.trusted_below, bits_from + self.capacity_bits)
+
+    def note_floor_synced(self, uint64_t floor, uint64_t reset_count):
+        """Clear the bits behind a floor that is on stable storage, as of so many resets."""
+        if self.uncleared_from != ALL_CLEARED and reset_count == self.reset_count:
+            self.clear_late_bits(floor)
+
+    def has_bits_in_doubt(self):
+        """Return True if a power failure would drop bits that are on stable storage. Cost: O(capacity)."""
+        return self.ones != 0 and self.finished_end() > self.header.trusted_below
+
+    cdef int count_ahead(self) except -1:
+        cdef uint64_t limit = self.bits_end()
+        self.ahead = 0
+        if self.ones != 0 and self.header.cursor < limit:
+            self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
+        return 0
+
+    cdef int finish(self, uint64_t ordinal) except -1:
+        """Note a record as finished. Asserts that it was not. Cost: O(1); O(run) where the floor moves."""
+        cdef LedgerHeader* header = self.header
+        assert ordinal >= header.floor, "finished twice"
+        self.change_count += 1
+        if ordinal == header.floor and ordinal < header.cursor:
+            header.floor = ordinal + 1
+            if self.ones != 0:
+                self.absorb()
+            return 0
+        if not self.reaches(ordinal):
+            self.grow(ordinal)
+            header = self.header
+        assert not ring_test(self.words, self.capacity_bits, ordinal), "finished twice"
+        ring_set(self.words, self.capacity_bits, ordinal)
+        self.ones += 1
+        if ordinal >= header.cursor:
+            self.ahead += 1
+        return 0
+
+    cdef bint try_finish(self, uint64_t ordinal) except -1:
+        """Note a record as finished at a start, which a full disk must not end.
+
+        Returns: False if the ring cannot grow; the record is not to be delivered, and the next start finds it again.
+        """
+        try:
+            self.finish(ordinal)
+        except DiskFull:
+            return False
+        return True
+
+    def try_note_range(self, uint64_t start, uint64_t end):
+        """Do as `try_finish` for every record of `[start, end)`."""
+        try:
+            self.finish_range(start, end)
+        except DiskFull:
+            return False
+        return True
+
+    cdef int reach(self, uint64_t ordinal) except -1:
+        """Make the ring reach an ordinal, so that finishing it cannot fail. Raises: StorageError (nothing changed)."""
+        if ordinal >= self.header.floor and not self.reaches(ordinal):
+            self.grow(ordinal)
+        return 0
+
+    cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
+        """Note every record of `[start, end)` as finished, whether it was or not."""
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t ahead_from
+        start = max(start, header.floor)
+        if start >= end:
+            return 0
+        if not self.reaches(end - 1):
+            self.grow(end - 1)
+            header = self.header
+        self.change_count += 1
+        self.ones += end - start - ring_count(self.words, self.capacity_bits, start, end)
+        if end > header.cursor:
+            ahead_from = max(start, header.cursor)
+            self.ahead += end - ahead_from - ring_count(self.words, self.capacity_bits, ahead_from, end)
+        ring_set_range(self.words, self.capacity_bits, start, end)
+        self.absorb()
+        return 0
+
+    cdef bint is_finished(self, uint64_t ordinal) noexcept:
+        cdef uint64_t floor = self.header.floor
+        if ordinal < floor:
+            return True
+        return self.reaches(ordinal) and ring_test(self.words, self.capacity_bits, ordinal)
+
+    cdef uint64_t finished_end(self) noexcept:
+        """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
+        cdef uint64_t end = self.bits_end()
+        cdef uint64_t start
+        if self.ones == 0:
+            return self.header.floor
+        while end > self.header.floor and not ring_test(self.words, self.capacity_bits, end - 1):
+            # A word at a time where it has no bit set.
+            start = max(self.header.floor, (end - 1) & ~<uint64_t> 63)
+            end = start if ring_count(self.words, self.capacity_bits, start, end) == 0 else end - 1
+        return end
+
+    cdef int hand_out(self) except -1:
+        """Move the cursor over a record that is handed out now."""
+        self.change_count += 1
+        self.header.cursor += 1
+        return 0
+
+    cdef bint next_is_finished(self) noexcept:
+        """Say whether the record at the cursor is to be stepped over."""
+        return self.ahead != 0 and self.is_finished(self.header.cursor)
+
+    cdef int skip(self) except -1:
+        """Move the cursor over a finished record."""
+        assert self.ahead > 0
+        self.change_count += 1
+        self.header.cursor += 1
+        self.ahead -= 1
+        if self.header.floor + 1 == self.header.cursor:
+            self.absorb()
+        return 0
+
+    cdef int absorb(self) except -1:
+        """Move the floor over the finished records that follow it, not past the cursor."""
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t old = header.floor
+        cdef uint64_t limit = min(header.cursor, self.bits_end())
+        cdef uint64_t run = ring_run_of_ones(self.words, self.capacity_bits, old, limit)
+        if run != 0:
+            if header.absorb_to == 0:
+                header.absorb_from = old
+                store_barrier()
+            header.absorb_to = old + run
+            store_barrier()
+            header.floor = old + run
+            self.ones -= run
+            if self.clears_late:
+                self.uncleared_from = header.absorb_from
+            else:
+                self.clear_absorbed()
+        return 0
+
+    cdef int clear_absorbed(self) except -1:
+        store_barrier()
+        ring_clear_range(self.words, self.capacity_bits, self.header.absorb_from, self.header.absorb_to)
+        store_barrier()
+        self.header.absorb_to = 0
+        return 0
+
+    cdef int clear_late_bits(self, uint64_t end) except -1:
+        """Clear those of the bits behind the floor that are of records below an ordinal, the floor at most."""
+        if self.uncleared_from == ALL_CLEARED or end <= self.uncleared_from:
+            return 0
+        self.change_count += 1
+        if end >= self.header.absorb_to:
+            self.uncleared_from = ALL_CLEARED
+            return self.clear_absorbed()
+        ring_clear_range(self.words, self.capacity_bits, self.uncleared_from, end)
+        store_barrier()
+        self.header.absorb_from = end
+        self.uncleared_from = end
+        return 0
+
+    cdef int sync_floor(self) except -1:
+        """Sync the header, in a start that finds bits behind the floor. A failure is left to the syncs to come."""
+        if self.path is not None:
+            try:
+                self.files.sync(self.mapping, 0, LEDGER_HEADER_BYTES)
+            except StorageError:
+                self.mapping.failed_syncs += 1
+        return 0
+
+    cdef int reset(self, uint64_t ordinal, uint64_t parked_from) except -1:
+        """Start over at an ordinal: all before it is finished, nothing from it on is finished or parked.
+
+        parked_from: records of the parked log below it do not count any more. It lies in the same page as all else that
+        a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
+        """
+        cdef LedgerHeader* header
+        if self.clears_late and (self.ones != 0 or self.uncleared_from != ALL_CLEARED):
+            try:
+                return self.reset_in_new_file(ordinal, parked_from)
+            except StorageError:
+                # On a full disk, which this may be to relieve: in place, as without --sync-fin.
+                pass
+        header = self.header
+        header.reset_parked_from = parked_from
+        store_barrier()
+        header.reset_to = ordinal + 1
+        store_barrier()
+        header.absorb_to = 0
+        self.uncleared_from = ALL_CLEARED
+        header.floor = ordinal
+        header.cursor = ordinal
+        header.start = min(header.start, ordinal)
+        header.parked_below = ordinal
+        header.parked_from = parked_from
+        # A reset may go back: what is on stable storage then speaks of other deliveries. A new file has zeros only.
+        header.trusted_below = ordinal + self.capacity_bits if self.pristine else 0
+        self.pristine = False
+        self.reset_count += 1
+        self.change_count += 1
+        memset(self.words, 0, self.capacity_bits // 8)
+        store_barrier()
+        header.reset_to = 0
+        self.ones = 0
+        self.ahead = 0
+        return 0
+
+    cdef int reset_in_new_file(self, uint64_t ordinal, uint64_t parked_from) except -1:
+        """Do as `reset` in another file, so that a power failure leaves all of the former ledger or all of this one.
+
+        Blocks. Raises: StorageError (nothing changed).
+        """
+        cdef Mapping mapping = self.new_file(self.capacity_bits)
+        cdef LedgerHeader* header = <LedgerHeader*> mapping.base
+        header[0] = self.header[0]
+        header.absorb_to = 0
+        header.floor = ordinal
+        header.cursor = ordinal
+        header.start = min(header.start, ordinal)
+        header.parked_below = ordinal
+        header.parked_from = parked_from
+        header.trusted_below = ordinal + self.capacity_bits
+        self.sync_and_replace(mapping)
+        self.reset_count += 1
+        return 0
+
+    cdef int grow(self, uint64_t ordinal) except -1:
+        """Replace the ring by one that reaches the ordinal. Blocks. Raises: StorageError (nothing changed)."""
+        cdef uint64_t capacity = self.capacity_bits
+        cdef uint64_t floor = self.header.floor
+        cdef Mapping mapping
+        cdef LedgerHeader* header
+        while ordinal - floor >= capacity:
+            capacity *= 2
+        mapping = self.new_file(capacity)
+        header = <LedgerHeader*> mapping.base
+        header[0] = self.header[0]
+        header.capacity_bits = capacity
+        header.absorb_to = 0
+        ring_copy(
+            self.words, self.capacity_bits, <uint64_t*> (mapping.base + LEDGER_HEADER_BYTES), capacity,
+            floor, self.bits_end())
+        # So it is, once the file has the name.
+        header.trusted_below = floor + capacity
+        return self.sync_and_replace(mapping)
+
+    cdef int sync_and_replace(self, Mapping mapping) except -1:
+        """Let another file, once it is on stable storage, take the name. Raises: StorageError (nothing changed)."""
+        if self.path is not None:
+            try:
+                self.files.sync(mapping, 0, mapping.size_bytes)
+            except StorageError:
+                self.files.remove(self.path + GROWING)
+                raise
+        return self.replace_file(mapping)
+
+    def check(self):
+        """Assert the invariants. Cost: O(capacity)."""
+        cdef LedgerHeader* header = self.header
+        cdef uint64_t limit = self.bits_end()
+        assert header.floor <= header.cursor
+        assert (header.absorb_to != 0) == (self.uncleared_from != ALL_CLEARED)
+        if header.floor < header.cursor:
+            assert not self.is_finished(header.floor)
+        assert self.ones == ring_count(self.words, self.capacity_bits, header.floor, limit)
+        if header.cursor < limit:
+            assert self.ahead == ring_count(self.words, self.capacity_bits, header.cursor, limit)
+        else:
+            assert self.ahead == 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the ledger has been given its place in the log; a kill may leave it made and not placed."""
+        return self.header.cursor_segment != 0
+
+    @property
+    def floor(self) -> int:
+        return self.header.floor
+
+    @property
+    def cursor(self) -> int:
+        return self.header.cursor
+
+    @property
+    def bits_from(self) -> int:
+        return self.bits_start()
+
+    @property
+    def start(self) -> int:
+        return self.header.start
+
+    @property
+    def parked_from(self) -> int:
+        return self.header.parked_from
+
+    @parked_from.setter
+    def parked_from(self, uint64_t ordinal):
+        self.header.parked_from = ordinal
+
+    @property
+    def knows_nothing(self) -> bool:
+        """True if the ledger was made anew for one that is lost, and its channel is not recovered since."""
+        return self.header.origins_unknown_below == UNKNOWN
+
+    @property
+    def origins_unknown_below(self) -> int:
+        return self.header.origins_unknown_below
+
+    def note_recovered(self, uint64_t parked_end):
+        """Note after a start that the channel is recovered. parked_end: of its parked log; 0: there is none."""
+        if self.header.origins_unknown_below > parked_end:
+            self.change_count += 1
+            self.header.origins_unknown_below = parked_end
+
+    cdef LedgerSettings* newest_settings(self) noexcept:
+        """Return the settings that count; NULL when there are none."""
+        cdef LedgerSettings* found = NULL
+        cdef LedgerSettings* each
+        for index in range(2):
+            each = &self.header.settings[index]
+            if each.number != 0 and each.checksum == settings_checksum(each) and each.size_bytes <= SETTINGS_BYTES_MAX:
+                if found == NULL or each.number > found.number:
+                    found = each
+        return found
+
+    @property
+    def settings(self) -> bytes:
+        """What the channel keeps here, up to SETTINGS_BYTES_MAX bytes. A kill leaves the old or the new."""
+        cdef LedgerSettings* found = self.newest_settings()
+        return b"" if found == NULL else found.content[:found.size_bytes]
+
+    @settings.setter
+    def settings(self, bytes content):
+        cdef LedgerSettings* found = self.newest_settings()
+        cdef LedgerSettings* other = &self.header.settings[found == &self.header.settings[0]]
+        assert len(content) <= SETTINGS_BYTES_MAX
+        self.change_count += 1
+        other.checksum = 0
+        store_barrier()
+        other.number = 1 if found == NULL else found.number + 1
+        other.size_bytes = <uint32_t> len(content)
+        memset(other.content, 0, SETTINGS_BYTES_MAX)
+        memcpy(other.content, <const char*> content, len(content))
+        store_barrier()
+        other.checksum = settings_checksum(other)
+
+    def sync_target(self):
+        """Return the mapping that a sync has to write out, and the bytes of it that matter."""
+        return self.mapping, LEDGER_HEADER_BYTES + self.capacity_bits // 8
+
+    def unfinished(self, uint64_t end):
+        """Yield the ordinals of `[floor, end)` that are not finished."""
+        cdef uint64_t at = self.header.floor
+        cdef uint64_t limit = self.bits_end()
+        while at < end:
+            if at < limit:
+                at = ring_next_zero(self.words, self.capacity_bits, at, min(end, limit))
+            if at < end:
+                yield at
+            at += 1
+
+    def marked(self, uint64_t start, uint64_t end):
+        """Return the ordinals of `[start, end)` whose bits are set, in the ring. Cost: O(these, and words between)."""
+        cdef uint64_t at = max(start, self.header.floor)
+        cdef uint64_t limit = min(end, self.bits_end())
+        found = []
+        while at < limit:
+            at = ring_next_one(self.words, self.capacity_bits, at, limit)
+            if at < limit:
+                found.append(at)
+            at += 1
+        return found
+
+    def mark(self, uint64_t ordinal, uint64_t oldest, uint64_t end):
+        """Set the bit of a record, in a ledger that is a list of some of the records `[oldest, end)` of a log.
+
+        Its cursor stays at its floor, so that no bit is absorbed. Raises: StorageError (nothing is marked).
+        """
+        if self.header.floor < oldest:
+            self.clamp(oldest, end)
+        if not self.is_finished(ordinal):
+            self.finish(ordinal)
+
+    def note_finished(self, uint64_t ordinal):
+        """Note a record as finished, from Python (tests, cold paths). Raises: StorageError."""
+        self.finish(ordinal)
+
+    def note_range(self, uint64_t start, uint64_t end):
+        """Note a range of records as finished, from Python. Raises: StorageError."""
+        self.finish_range(start, end)
+
+    def note_handed_out(self):
+        """Move the cursor over one record, from Python: stepping over it when it is finished. Returns: handed out?"""
+        if self.next_is_finished():
+            self.skip()
+            return False
+        self.hand_out()
+        return True
+
+    def has_finished(self, uint64_t ordinal):
+        """Say whether a record is finished."""
+        return self.is_finished(ordinal)
+
+    def start_at(self, uint64_t ordinal):
+        """Start over at an ordinal, from Python."""
+        self.reset(ordinal, self.header.parked_from)

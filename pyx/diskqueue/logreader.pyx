@@ -1,0 +1,390 @@
+"""Reading a log by position: any number of readers, none of which a channel notices.
+
+    positions   seq = epoch << 48 | ordinal; readers hold them, nothing here does
+    marks       every 64 KiB of a segment one (ordinal, offset, timestamp, id), made when the segment is first walked
+
+A reader asks for "from this position on, so many bytes", and gets whole records as they lie in the segment: one copy,
+no decoding. Where a record lies has to be found, and segments have no index on disk: they are walked, once, and a mark
+is kept for every 64 KiB, 50 KiB for a segment of 100 MiB. So a reader that comes back for its next page costs a walk of
+64 KiB at most, whoever else reads. Walking a whole segment would hold the loop for milliseconds, or for a read of all
+of it from disk; so it is done in parts (`prepare`), and the caller lets the loop go on in between.
+
+Between two calls anything may be trimmed or recycled: nothing but numbers is carried over from one call to the next,
+and every call starts from the log's first segment. An index knows its segment by number, and a number is never given to
+two segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's
+blocks in use.
+
+Positions are ordered as plain numbers, over epochs too: what a reader saw of an epoch and a power failure took away
+lies below all that came after. "From a position on" is from the first record at or above it.
+
+Times: a segment's first timestamp stands for all before it. The answer is the first record at or after the time in the
+segment before the first that begins at or after the time. With a clock that never went back that is the first such
+record of all. Where it did go back, it is still a record at or after the time (or the end) with one before the time in
+front of it, the earliest such that segment beginnings and, inside one, marks show.
+
+Ids: they grow with the ordinals, as a topic gives them out, so a message is found by its id as by its position. Among
+messages that were imported with ids of their own, which may lie in any order, one may not be found.
+
+Invariants: 1. marks are in order; the first is the segment's first record. 2. `offset` is behind the last one walked.
+
+Rejected: an index on disk (a second truth to recover); hints of where each reader left off (as many as readers, and of
+no use to one that begins in the middle).
+"""
+
+cimport cython
+from libc.stdlib cimport free, realloc
+
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, record_ordinal, record_span
+
+cdef uint64_t MARK_BYTES = 64 << 10
+cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
+WALK_BYTES_PER_TURN = 4 << 20
+
+
+cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
+    """Return the record there, whose ordinal is at least that; NULL where damage has left something else."""
+    cdef const Record* record = <const Record*> (segment.base + offset)
+    if (
+        segment.tail - offset < RECORD_HEADER_BYTES or record.size_bytes == 0
+        or record_span(record.size_bytes) > segment.tail - offset
+        or record_ordinal(record) < ordinal or record_ordinal(record) >= segment.end_ordinal()
+    ):
+        return NULL
+    return record
+
+
+cdef int64_t first_timestamp(Segment segment) noexcept:
+    """Return when the first record of a segment that has some was published; if it is lost, when the segment began."""
+    cdef const Record* record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
+    return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
+
+
+cdef uint64_t first_guid(Segment segment) noexcept:
+    """Return the id of a segment's first record that is not lost; 0 where there is none."""
+    cdef uint64_t offset = SEGMENT_HEADER_BYTES
+    cdef uint64_t ordinal = segment.first_ordinal
+    cdef const Record* record
+    while offset < segment.tail:
+        record = record_at(segment, offset, ordinal)
+        if record == NULL or record.guid != 0:
+            return 0 if record == NULL else record.guid
+        offset += record_span(record.size_bytes)
+        ordinal = record_ordinal(record) + 1
+    return 0
+
+
+@cython.final
+cdef class SegmentIndex:
+    """Where some records of a segment lie."""
+
+    def __init__(self, Segment segment not None):
+        self.offset = SEGMENT_HEADER_BYTES
+        self.ordinal = segment.first_ordinal
+
+    def __dealloc__(self):
+        free(self.marks)
+
+    cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1:
+        """Walk on in the segment, over about so many bytes at most."""
+        cdef const Record* record
+        cdef uint64_t until = min(segment.tail, self.offset + limit_bytes)
+        while self.offset < until and not self.broken:
+            record = record_at(segment, self.offset, self.ordinal)
+            if record == NULL:
+                self.broken = True
+                break
+            if self.count == 0 or self.offset - self.marks[self.count - 1].offset >= MARK_BYTES:
+                self.add_mark(record)
+            self.guid = max(self.guid, record.guid)
+            self.offset += record_span(record.size_bytes)
+            self.ordinal = record_ordinal(record) + 1
+            self.timestamp_ns = record.timestamp_ns
+        return 0
+
+    cdef int add_mark(self, const Record* record) except -1:
+        cdef uint32_t capacity
+        cdef void* grown
+        if self.count == self.capacity:
+            capacity = max(<uint32_t> 4, 2 * self.capacity)
+            grown = realloc(self.marks, capacity * sizeof(Mark))
+            if grown == NULL:
+                raise MemoryError
+            self.marks = <Mark*> grown
+            self.capacity = capacity
+        self.marks[self.count] = Mark(
+            ordinal=record_ordinal(record), offset=self.offset, timestamp_ns=record.timestamp_ns,
+            guid=max(self.guid, record.guid))
+        self.count += 1
+        return 0
+
+    cdef bint complete(self, Segment segment) noexcept:
+        return self.broken or self.offset >= segment.tail
+
+    cdef const Mark* mark_before(self, uint64_t ordinal) noexcept:
+        """Return the last mark at or below an ordinal, or the first; there is one."""
+        cdef uint32_t low = 0
+        cdef uint32_t high = self.count
+        cdef uint32_t middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.marks[middle].ordinal <= ordinal:
+                low = middle
+            else:
+                high = middle
+        return &self.marks[low]
+
+    cdef const Mark* mark_before_guid(self, uint64_t guid) noexcept:
+        """Return the last mark at or below an id, or the first; there is one."""
+        cdef uint32_t low = 0
+        cdef uint32_t high = self.count
+        cdef uint32_t middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.marks[middle].guid <= guid:
+                low = middle
+            else:
+                high = middle
+        return &self.marks[low]
+
+    cdef const Mark* mark_before_time(self, int64_t time_ns) noexcept:
+        """Return the mark in front of the first one at or after a time; there is a mark."""
+        cdef uint32_t at = 1
+        # A record that stands for a lost one has the time 0.
+        while at < self.count and self.marks[at].timestamp_ns < time_ns:
+            at += 1
+        return &self.marks[at - 1]
+
+
+@cython.final
+cdef class LogReader:
+    """Reads of one log by position. Nothing here switches greenlets; the log is not changed and nothing in it held."""
+
+    def __init__(self, Log log not None):
+        self.log = log
+
+    cdef SegmentIndex index_of(self, Segment segment):
+        cdef SegmentIndex index = self.log.indexes.get(segment.number)
+        # A broken one is begun again: a channel that came across the damage may have had it mended.
+        if index is None or index.broken:
+            index = SegmentIndex(segment)
+            self.log.indexes[segment.number] = index
+        return index
+
+    def ordinal_of(self, uint64_t position):
+        """Return the ordinal of the first record at or above a position; the log's end where there is none."""
+        cdef Segment segment = self.log.first
+        cdef uint64_t first_seq, ordinal
+        while segment is not None:
+            first_seq = segment.header().first_seq
+            if position <= first_seq:
+                return segment.first_ordinal
+            ordinal = position & ORDINAL_MASK
+            if position >> ORDINAL_BITS == first_seq >> ORDINAL_BITS and ordinal < segment.end_ordinal():
+                return ordinal
+            segment = segment.next
+        return self.log.end
+
+    def position_of(self, uint64_t ordinal):
+        """Return the position of the record with that ordinal, or of the first behind it; at the end, of the next."""
+        cdef Segment segment
+        if ordinal >= self.log.end:
+            return (self.log.epoch << ORDINAL_BITS) | ordinal
+        segment = self.log.segment_of(ordinal)
+        return (segment.header().first_seq & ~ORDINAL_MASK) | max(ordinal, segment.first_ordinal)
+
+    def prepare(self, uint64_t ordinal):
+        """Walk some of the segment that holds an ordinal. Returns: whether the record can be found at once now."""
+        cdef Segment segment = self.log.segment_of(ordinal)
+        cdef SegmentIndex index
+        if ordinal <= segment.first_ordinal or ordinal >= segment.end_ordinal():
+            return True
+        index = self.index_of(segment)
+        if index.ordinal <= ordinal and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.ordinal > ordinal or index.complete(segment)
+
+    cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0:
+        """Return the offset of a record of the segment, or of the first behind it, or of the segment's end."""
+        cdef SegmentIndex index
+        cdef const Mark* mark
+        cdef const Record* record
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t at = segment.first_ordinal
+        if ordinal >= segment.end_ordinal():
+            found[0] = segment.end_ordinal()
+            return segment.tail
+        if ordinal > at:
+            index = self.index_of(segment)
+            while index.ordinal <= ordinal and not index.complete(segment):
+                index.extend(segment, WALK_BYTES_PER_TURN)
+            if index.count:
+                mark = index.mark_before(ordinal)
+                offset, at = mark.offset, mark.ordinal
+            while at < ordinal and offset < segment.tail:
+                record = record_at(segment, offset, at)
+                if record == NULL:
+                    break
+                if record_ordinal(record) >= ordinal:
+                    at = record_ordinal(record)
+                    break
+                offset += record_span(record.size_bytes)
+                at = record_ordinal(record) + 1
+        found[0] = at
+        return offset
+
+    def read_raw(self, uint64_t start, uint64_t end, uint64_t bytes_max):
+        """Return (bytes, count, next): the records of the ordinals `[start, end)`, as they lie in their segments.
+
+        Whole records up to `bytes_max` bytes, but one at least where there is one. next: the ordinal to go on with.
+        What is not there any more, or is damaged, is passed over. Cost: one copy; O(64 KiB) before it, once prepared.
+        """
+        cdef Segment segment = self.log.segment_of(start)
+        cdef const Record* record
+        cdef uint64_t offset, run, span
+        cdef uint64_t ordinal = start
+        cdef uint64_t total = 0
+        cdef uint64_t count = 0
+        cdef bint full = False
+        parts = []
+        while ordinal < end:
+            offset = run = self.offset_of(segment, max(ordinal, segment.first_ordinal), &ordinal)
+            while offset < segment.tail:
+                record = record_at(segment, offset, ordinal)
+                if record == NULL:
+                    break
+                span = record_span(record.size_bytes)
+                if record_ordinal(record) >= end or (count and total + span > bytes_max):
+                    full = True
+                    break
+                offset += span
+                total += span
+                count += 1
+                ordinal = record_ordinal(record) + 1
+            if offset > run:
+                parts.append(segment.base[run:offset])
+            if full:
+                break
+            ordinal = segment.end_ordinal()
+            segment = segment.next
+            if segment is None:
+                break
+            ordinal = segment.first_ordinal
+        return parts[0] if len(parts) == 1 else b"".join(parts), count, ordinal
+
+    cdef Segment segment_at_time(self, int64_t time_ns):
+        """Return the segment in front of the first one that begins at or after a time; the last that has records."""
+        cdef Segment segment = self.log.first
+        cdef Segment before = self.log.first
+        while segment is not None:
+            if segment.count:
+                if first_timestamp(segment) >= time_ns:
+                    break
+                before = segment
+            segment = segment.next
+        return before
+
+    def prepare_time(self, int64_t time_ns):
+        """Walk some of the segment that a time lies in. Returns: whether `ordinal_at` finds it at once now."""
+        cdef Segment segment = self.segment_at_time(time_ns)
+        cdef SegmentIndex index = self.index_of(segment)
+        if not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.complete(segment)
+
+    def ordinal_at(self, int64_t time_ns):
+        """Return the ordinal of the first record at or after a time (Unix), or the log's end."""
+        cdef Segment segment = self.segment_at_time(time_ns)
+        cdef SegmentIndex index = self.index_of(segment)
+        cdef const Record* record
+        cdef uint64_t offset, ordinal
+        while not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        if index.count:
+            offset = index.mark_before_time(time_ns).offset
+            ordinal = index.mark_before_time(time_ns).ordinal
+            while offset < segment.tail:
+                record = record_at(segment, offset, ordinal)
+                if record == NULL:
+                    break
+                ordinal = record_ordinal(record)
+                if record.timestamp_ns >= time_ns and record.flags == 0:
+                    return ordinal
+                offset += record_span(record.size_bytes)
+                ordinal += 1
+        return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
+
+    cdef Segment segment_of_guid(self, uint64_t guid):
+        """Return the last segment that begins at or below an id; None where there is none."""
+        cdef Segment segment = self.log.first
+        cdef Segment before = None
+        cdef uint64_t first
+        while segment is not None:
+            first = first_guid(segment)
+            if first > guid:
+                break
+            if first != 0:
+                before = segment
+            segment = segment.next
+        return before
+
+    def prepare_guid(self, uint64_t guid):
+        """Walk some of the segment that an id lies in. Returns: whether `find` finds it at once now."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef SegmentIndex index
+        if segment is None:
+            return True
+        index = self.index_of(segment)
+        if index.guid <= guid and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        return index.guid > guid or index.complete(segment)
+
+    cdef const Record* find(self, uint64_t guid) except? NULL:
+        """Return the record with that id, NULL where none is kept. Cost: O(64 KiB), once prepared."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef SegmentIndex index
+        cdef const Record* record
+        cdef uint64_t offset, ordinal
+        if segment is None:
+            return NULL
+        index = self.index_of(segment)
+        while index.guid <= guid and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        offset = index.mark_before_guid(guid).offset
+        ordinal = index.mark_before_guid(guid).ordinal
+        while offset < min(index.offset, segment.tail):
+            record = record_at(segment, offset, ordinal)
+            if record == NULL or record.guid > guid:
+                break
+            if record.guid == guid:
+                return record
+            offset += record_span(record.size_bytes)
+            ordinal = record_ordinal(record) + 1
+        return NULL
+
+    def ordinal_of_guid(self, uint64_t guid):
+        """Return the ordinal of the record with that id; None where none is kept. Cost: as `find`."""
+        cdef const Record* record = self.find(guid)
+        return None if record == NULL else record_ordinal(record)
+
+    def timestamp_of(self, uint64_t ordinal):
+        """Return when a record was published (Unix, ns); None where there is none. Cost: as `read_raw` of one."""
+        cdef Segment segment = self.log.segment_of(ordinal)
+        cdef uint64_t found
+        cdef uint64_t offset = self.offset_of(segment, max(ordinal, segment.first_ordinal), &found)
+        cdef const Record* record
+        if offset >= segment.tail:
+            return None
+        record = record_at(segment, offset, found)
+        return None if record == NULL or record.flags != 0 else record.timestamp_ns
+
+    def segments(self):
+        """Return (first position, records, bytes, created_ns, first timestamp or None) of each segment, in order."""
+        cdef Segment segment = self.log.first
+        rows = []
+        while segment is not None:
+            rows.append((
+                segment.header().first_seq, segment.count, segment.tail - SEGMENT_HEADER_BYTES,
+                segment.header().created_ns, first_timestamp(segment) if segment.count else None))
+            segment = segment.next
+        return rows

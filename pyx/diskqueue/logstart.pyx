@@ -1,0 +1,151 @@
+"""Start of a log: finds the segments of an earlier run, puts them in order, and finds where their records end.
+
+    file's header says      sealed: believed until it is read, or verified after a power failure
+                            open, the last one: walked to its end
+                            spare: one is kept
+                            damaged: moved to `damaged/`, its records are a hole
+
+Apart from pyx/diskqueue/log.pyx, which runs per message: these functions run once, before there is a log.
+"""
+
+import os
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.diskqueue.segment cimport Segment, SegmentHeader
+from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_ALIGN_BYTES
+
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+
+cdef uint64_t PAGE_BYTES = 4096
+cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
+SUFFIX = ".seg"
+HALF_MADE = SUFFIX + ".making"
+
+
+def segment_number(Segment segment not None) -> int:
+    """Return a segment's place in its log: the key by which recovery sorts."""
+    return segment.number
+
+
+@cython.final
+cdef class FoundSegments:
+    """Segments of an earlier run in a log's directory, in order.
+
+    files: the operating system. damage: told of what is found damaged. power_failed: segments are not believed beyond
+    what they say was synced. Raises: LaterFormatError, StorageError.
+    """
+
+    def __init__(self, files, directory, damage, bint power_failed):
+        self.files = files
+        self.directory = directory
+        self.damage = damage
+        self.power_failed = power_failed
+        self.spares = []
+        self.holes = []
+        self.load_segments()
+
+    cdef int load_segments(self) except -1:
+        """Find the segments of an earlier run, put them in order and find the end of the last."""
+        cdef Segment segment
+        segments = []
+        for name in sorted(self.files.list_directory(self.directory)):
+            if name.endswith(HALF_MADE):
+                # A kill came between reserving its blocks and giving it its name.
+                self.files.remove(os.path.join(self.directory, name))
+            if not name.endswith(SUFFIX):
+                continue
+            path = os.path.join(self.directory, name)
+            segment = self.load_segment(path)
+            if segment is None:
+                continue
+            if segment.number != 0:
+                segments.append(segment)
+                continue
+            self.end_of_spares = max(self.end_of_spares, segment.header().first_seq & ORDINAL_MASK)
+            if self.spares or not self.is_spare_for_good(segment):
+                self.files.remove(path)
+            else:
+                self.spares.append(segment)
+        segments.sort(key=segment_number)
+        return self.chain(segments)
+
+    cdef Segment load_segment(self, path):
+        """Return the segment in a file of an earlier run; None for one that is set aside. Raises: LaterFormatError."""
+        cdef Segment segment
+        name = os.path.basename(path)[:-len(SUFFIX)]
+        if name.isascii() and name.isdigit():
+            self.file_counter = max(self.file_counter, min(int(name), <uint64_t> 1 << 63) + 1)
+        try:
+            segment = Segment(self.files.open_mapped(path))
+            segment.load()
+        except LaterFormatError:
+            raise
+        except CorruptionError as error:
+            self.damage.file_set_aside(path, error)
+            self.renumber = True
+            return None
+        if self.power_failed and segment.number and segment.header().synced_bytes < segment.tail:
+            segment.unverified = True
+        return segment
+
+    cdef int open_segment(self, Segment segment, bint last) except -1:
+        """Find what records there are in a segment of an earlier run.
+
+        A sealed one is taken at its word until it is read, but after a power failure only as far as it was synced.
+        """
+        cdef SegmentHeader* header = segment.header()
+        if header.synced_bytes > segment.capacity_bytes:
+            header.synced_bytes = segment.capacity_bytes
+            segment.cut = True
+        if header.sealed_bytes == 0:
+            segment.walk(self.power_failed, self.damage.reporter(segment.mapping.path))
+        elif last or segment.cut or (self.power_failed and header.synced_bytes < segment.tail):
+            if segment.cut:
+                self.damage.report(segment.mapping.path, segment.tail, 0, 0, "the file is shorter than its header says")
+            segment.mend(self.damage.reporter(segment.mapping.path))
+        if last and segment.cut:
+            self.renumber = True
+        return 0
+
+    cdef bint is_spare_for_good(self, Segment segment) except -1:
+        """Have a spare found at the start be one on stable storage too, as in `trim`. Returns: whether it is now."""
+        try:
+            if segment.mapping.failed_syncs:
+                self.files.dirty_again(segment.mapping, 0, PAGE_BYTES)
+            self.files.sync(segment.mapping, 0, PAGE_BYTES)
+        except StorageError:
+            return False
+        return True
+
+    cdef int chain(self, list segments) except -1:
+        cdef Segment segment
+        cdef Segment previous = None
+        for segment in segments:
+            self.open_segment(segment, segment is segments[len(segments) - 1])
+            if previous is None:
+                self.first = segment
+            elif segment.first_ordinal < previous.end_ordinal() or segment.number == previous.number:
+                self.damage.file_set_aside(segment.mapping.path, CorruptionError(
+                    segment.mapping.path, 16, "another segment holds the same records"))
+                continue
+            else:
+                if segment.first_ordinal > previous.end_ordinal():
+                    self.holes.append((previous.end_ordinal(), segment.first_ordinal))
+                previous.seal()
+                previous.next = segment
+            previous = segment
+        if previous is not None:
+            self.last = previous
+            if previous.is_tail_readable():
+                previous.set_checked((previous.tail + RECORD_ALIGN_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
+            else:
+                previous.leave()
+            if previous.header().sealed_bytes != 0:
+                previous.header().sealed_bytes = 0
+            # All records of it have been read just now.
+            previous.mapping.stop_read_ahead()
+            previous.unverified = False
+            self.end = previous.end_ordinal()
+        return 0

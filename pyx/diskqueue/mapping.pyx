@@ -1,0 +1,340 @@
+"""Own one mapped range: the last reference to go unmaps it.
+
+A segment that is trimmed while a sync of it runs in a thread must stay mapped until that sync returns; so the range
+belongs to an object that both hold, and not to the log. The calls that make a mapping are in `pyqd.diskqueue.files`,
+the seam to the operating system that tests replace.
+
+A file is mapped in the arena (pyx/diskqueue/arena.pyx), which unmaps it while it is not in use. Its path is therefore
+kept true: whoever renames the file says so (`moved`), and so does whoever removes it (`file_removed`). Memory that the
+caller has mapped stays mapped.
+"""
+
+from libc.errno cimport EEXIST, ENOENT, errno
+from libc.stdint cimport uint32_t, uintptr_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+import os
+
+cimport cython
+
+from pyqd.hot.diskqueue.arena cimport (
+    extent_free,
+    extent_move,
+    extent_new,
+    extent_of,
+    extent_pin,
+    extent_remove,
+    extent_unpin,
+)
+
+from pyqd.primitives.errors import CorruptionError, storage_error
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
+    int munmap(void* address, size_t length)
+    int madvise(void* address, size_t length, int advice) noexcept
+    enum:
+        MADV_NORMAL
+        MADV_RANDOM
+        MADV_WILLNEED
+        PROT_READ
+        PROT_WRITE
+        MAP_SHARED
+        MAP_FIXED
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void** at, size_t alignment, size_t size_bytes)
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct stat_of "stat":
+        uint64_t st_dev
+        uint64_t st_ino
+        long st_size
+    int fstat(int fd, stat_of* found)
+
+cdef extern from "<fcntl.h>" nogil:
+    int open(const char* path, int flags)
+    int fallocate(int fd, int mode, long offset, long length)
+    enum:
+        O_RDWR
+        O_CLOEXEC
+
+cdef extern from "Python.h":
+    bytes PyUnicode_EncodeFSDefault(str text)
+
+cdef extern from *:
+    """
+    typedef volatile char pyqd_volatile_char;
+    """
+    # Reads that the compiler must not leave out.
+    ctypedef char volatile_char "pyqd_volatile_char"
+
+cdef uint64_t PAGE_BYTES = 4096
+# Of a file that is written: so much is filled in less than a millisecond.
+cdef uint64_t READ_AHEAD_BYTES_MAX = 256 << 10
+cdef enum:
+    DESCRIPTORS_MAX = 64
+
+ctypedef void* Holder
+
+cdef Holder[DESCRIPTORS_MAX] holders     # Mapping objects that own a descriptor; borrowed
+cdef uint32_t next_place = 0
+cdef uint32_t descriptors_max = DESCRIPTORS_MAX
+cdef uint64_t unmanaged = 0              # files that are mapped outside the arena, and so for good
+
+memset(holders, 0, sizeof(holders))
+
+
+def map_file(int fd, uint64_t size_bytes, str path not None):
+    """Map an open file, shared, whole, to be read and written. Returns: the Mapping. Raises: StorageError."""
+    global unmanaged
+    cdef Mapping mapping
+    cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
+    cdef Extent* extent = extent_new(fd, size_bytes, encoded)
+    cdef void* at
+    if extent != NULL:
+        return over_extent(extent, path)
+    if errno == EEXIST:
+        at = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if <uintptr_t> at != ~<uintptr_t> 0:
+            mapping = Mapping(<uintptr_t> at, size_bytes, path)
+            mapping.counted = True
+            unmanaged += 1
+            return mapping
+    failed = errno
+    raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+
+
+cdef Mapping over_extent(Extent* extent, str path):
+    cdef Mapping mapping = Mapping.__new__(Mapping)
+    mapping.extent = extent
+    mapping.base = extent.base
+    mapping.size_bytes = extent.size_bytes
+    mapping.path = path
+    return mapping
+
+
+def map_existing(str path not None):
+    """Open and map a file that an earlier run left, with all its blocks reserved.
+
+    A start opens files by the ten thousand, and Python code around each system call takes as long as the call itself.
+    Returns: the Mapping; None if any call fails, so that the caller does the same step by step and finds the reason.
+    """
+    cdef bytes encoded = PyUnicode_EncodeFSDefault(path)
+    cdef const char* name = encoded
+    cdef Extent* extent = NULL
+    cdef stat_of found
+    cdef int fd
+    with nogil:
+        fd = open(name, O_RDWR | O_CLOEXEC)
+        if fd >= 0:
+            if fstat(fd, &found) == 0 and found.st_size > 0 and fallocate(fd, 0, 0, found.st_size) == 0:
+                extent = extent_of(fd, <uint64_t> found.st_size, name, found.st_dev, found.st_ino)
+            close(fd)
+    return None if extent == NULL else over_extent(extent, path)
+
+
+def heap_page():
+    """Return a Mapping of a page of zeros that takes none of the process's mappings. Raises: MemoryError."""
+    cdef void* at = NULL
+    cdef Mapping mapping
+    if posix_memalign(&at, PAGE_BYTES, PAGE_BYTES) != 0:
+        raise MemoryError
+    memset(at, 0, PAGE_BYTES)
+    mapping = Mapping(<uintptr_t> at, PAGE_BYTES)
+    mapping.on_heap = True
+    return mapping
+
+
+def limit_descriptors(uint32_t count):
+    """Set how many mappings may own a descriptor at a time."""
+    global descriptors_max
+    descriptors_max = max(<uint32_t> 1, min(count, <uint32_t> DESCRIPTORS_MAX))
+
+
+def unmanaged_count():
+    """Return how many files are mapped outside the arena."""
+    return unmanaged
+
+
+@cython.final
+cdef class Mapping:
+    """A mapped range of `size_bytes` bytes, unmapped with the object. Source: mmap(2)."""
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __init__(self, uintptr_t address, uint64_t size_bytes, path=None):
+        if address == 0 or address % 4096 != 0:
+            raise ValueError("a mapping starts on a page")
+        if self.base != NULL:
+            raise ValueError("the object holds a mapping already")
+        self.base = <char*> address
+        self.size_bytes = size_bytes
+        self.path = path
+
+    def __dealloc__(self):
+        global unmanaged
+        self.close()
+        if self.extent != NULL:
+            extent_free(self.extent)
+        elif self.on_heap:
+            free(self.base)
+        elif self.base != NULL:
+            munmap(self.base, self.size_bytes)
+            unmanaged -= self.counted
+
+    def pin(self):
+        """Have the range mapped until `unpin`. Returns: False where its file is gone. Raises: StorageError."""
+        cdef int failed
+        if self.extent == NULL:
+            return True
+        with nogil:
+            failed = extent_pin(self.extent)
+        if failed == ENOENT and self.extent.removed:
+            return False
+        if failed != 0:
+            raise storage_error("map", self.path, OSError(failed, os.strerror(failed)))
+        return True
+
+    def unpin(self):
+        """Let the range be unmapped again when it is not in use."""
+        if self.extent != NULL:
+            extent_unpin(self.extent)
+
+    def hold(self):
+        """Keep the range mapped for the object's life, as its file is about to be removed. Raises: StorageError."""
+        self.pin()
+
+    def moved(self, str path not None):
+        """Note the path that the file has now. Raises: MemoryError."""
+        if self.extent != NULL and extent_move(self.extent, os.fsencode(path)) != 0:
+            raise MemoryError
+        self.path = path
+
+    def file_removed(self):
+        """Note that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
+        if self.extent != NULL:
+            extent_remove(self.extent)
+
+    def put_into(self, int fd, str path not None):
+        """Map an open file, which holds the bytes that are in this anonymous memory, in its place.
+
+        The file stays mapped for the object's life. Raises: ValueError unless this is memory, StorageError (no change).
+        """
+        global unmanaged
+        if self.extent != NULL or self.on_heap or self.path is not None:
+            raise ValueError("only memory can be put into a file")
+        if <uintptr_t> mmap(
+                self.base, self.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0
+        ) == ~<uintptr_t> 0:
+            failed = errno
+            raise storage_error("map", path, OSError(failed, os.strerror(failed)))
+        self.path = path
+        self.counted = True
+        unmanaged += 1
+
+    cdef void stop_read_ahead(self) noexcept:
+        """Have a page that is not in the cache brought in alone, while the file is written from end to end.
+
+        Else the kernel fills the cache around the page with zeros, as much as the device reads ahead: 8 MiB of some,
+        which took 28 ms. Source: madvise(2), MADV_RANDOM.
+        """
+        if self.path is not None and self.size_bytes > READ_AHEAD_BYTES_MAX and not self.alone:
+            self.advise(True)
+
+    cdef void read_ahead(self) noexcept:
+        """Undo `stop_read_ahead`: from here on the file is read, from the start on."""
+        if self.alone:
+            self.advise(False)
+
+    cdef void advise(self, bint alone) noexcept:
+        """Tell the kernel whether a page is brought in alone. The arena repeats that when it maps the file again."""
+        cdef bint is_there = self.extent == NULL or extent_pin(self.extent) == 0
+        self.alone = alone
+        if is_there:
+            madvise(self.base, self.size_bytes, MADV_RANDOM if alone else MADV_NORMAL)
+        if self.extent != NULL:
+            self.extent.alone = alone
+            if is_there:
+                extent_unpin(self.extent)
+
+    cdef void bring_in(self, uint64_t start, uint64_t length) noexcept:
+        """Begin to read a page-aligned range into the cache, in one piece although pages are brought in alone.
+
+        Reading 64 KiB page by page took 1.0 to 1.5 ms of a cloud disk, in one piece 0.2 ms. Source: madvise(2),
+        MADV_WILLNEED.
+        """
+        if self.alone:
+            madvise(self.base + start, length, MADV_WILLNEED)
+
+    def require_readable(self):
+        """Read a byte of each page, for a small file that is of use as a whole. Raises: CorruptionError."""
+        cdef uint64_t offset = 0
+        cdef char seen = 0
+        while offset < self.size_bytes:
+            seen |= (<volatile_char*> self.base)[offset]
+            offset += PAGE_BYTES
+        if self.is_lost(0, self.size_bytes):
+            raise CorruptionError(self.path or "memory", 0, "it cannot be read from the disk (EIO)")
+
+    def keep_descriptor(self, int fd):
+        """Own a descriptor of the file, open for writing, until DESCRIPTORS_MAX other mappings want one as well."""
+        global next_place
+        if self.fd >= 0:
+            raise ValueError("the mapping has a descriptor already")
+        next_place = next_place % descriptors_max
+        if holders[next_place] != NULL:
+            (<Mapping> holders[next_place]).close()
+        self.fd = fd
+        self.place = next_place
+        holders[next_place] = <Holder> self
+        next_place = (next_place + 1) % descriptors_max
+
+    cdef void close(self) noexcept:
+        """Close the descriptor of the file, if there is one; the range stays mapped."""
+        if self.fd >= 0:
+            close(self.fd)
+            self.fd = -1
+            holders[self.place] = NULL
+
+    def dirty_again(self, uint64_t start_bytes, uint64_t length_bytes):
+        """Make the pages of a page-aligned range dirty without changing a byte; in any thread, with the lock released.
+
+        What is stored there meanwhile stays. Raises: ValueError for a range that is not in the mapping.
+        """
+        cdef uint64_t offset
+        if start_bytes % PAGE_BYTES or start_bytes > self.size_bytes or length_bytes > self.size_bytes - start_bytes:
+            raise ValueError(f"no range of pages of {self.size_bytes} bytes: {start_bytes}, {length_bytes}")
+        with nogil:
+            offset = 0
+            while offset < length_bytes:
+                store_again(self.base + start_bytes + offset)
+                offset += PAGE_BYTES
+
+    @property
+    def address(self) -> int:
+        """The first byte's address, for calls into the operating system."""
+        return <uintptr_t> self.base
+
+    def view(self):
+        """Return a writable memoryview of the whole range, for tests and inspection; it keeps the mapping alive."""
+        return memoryview(self)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        cdef Py_ssize_t size = <Py_ssize_t> self.size_bytes
+        buffer.buf = self.base
+        buffer.obj = self
+        buffer.len = size
+        buffer.readonly = 0
+        buffer.itemsize = 1
+        buffer.format = NULL
+        buffer.ndim = 1
+        buffer.shape = NULL
+        buffer.strides = NULL
+        buffer.suboffsets = NULL
+        buffer.internal = NULL

@@ -1,0 +1,399 @@
+"""One mapped file of a log: a header of 128 bytes, then records back to back.
+
+A file is a *spare* (number 0), *open* (the log's last, records are appended), or *sealed* (its end and count stand in
+the header, so a start need not walk it). Its name says nothing; the number in the header gives its place in the log.
+So a drained file becomes the next segment by one store of its header, with no rename on the loop.
+
+Invariants:
+1. `SEGMENT_HEADER_BYTES <= tail <= capacity_bytes <= file_bytes`, and `tail` is a multiple of 8.
+2. Records `first_ordinal ... first_ordinal + count - 1` lie below `tail`, dense and in order.
+3. `next` is None or begins at `end_ordinal()` or later (later only behind a recorded hole).
+"""
+
+cimport cython
+from libc.string cimport memset
+
+from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.primitives.crc32c cimport crc32c
+from pyqd.hot.wire.record cimport (
+    ORDINAL_BITS,
+    RECORD_ALIGN_BYTES,
+    RECORD_HEADER_BYTES,
+    RECORD_LOST,
+    RECORD_SPAN_MIN,
+    RECORD_VALID,
+    Record,
+    load_word,
+    record_checksum,
+    record_span,
+    record_verdict,
+    store_word,
+)
+
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+
+cdef uint64_t PAGE_BYTES = 4096
+# Pages of an earlier run are seen to be readable so many at a time: the loop waits for them.
+cdef uint64_t CHECKED_AT_ONCE_BYTES = 64 << 10
+cdef uint64_t MAGIC = 0x474553_44515950          # "PYQDSEG\0", little-endian
+
+assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
+assert SEGMENT_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
+
+
+def check_less_at_once(uint64_t size_bytes):
+    """Have the pages of an earlier run read in pieces of another size, for tests. Returns: the former one."""
+    global CHECKED_AT_ONCE_BYTES
+    former = CHECKED_AT_ONCE_BYTES
+    CHECKED_AT_ONCE_BYTES = size_bytes
+    return former
+
+
+cdef uint32_t header_checksum(const SegmentHeader* header, uint64_t number) noexcept:
+    cdef uint64_t[3] parts
+    parts[0] = number
+    parts[1] = header.first_seq
+    parts[2] = <uint64_t> header.created_ns
+    return crc32c(header.version, parts, sizeof(parts))
+
+
+@cython.final
+cdef class Segment:
+    """A segment over a mapping, which it keeps. Source: docs/storage.md, "Segment"."""
+
+    def __init__(self, Mapping mapping not None):
+        if mapping.size_bytes <= SEGMENT_HEADER_BYTES:
+            raise CorruptionError(mapping.path or "memory", 0, "shorter than a segment's header")
+        self.mapping = mapping
+        self.base = mapping.base
+        self.file_bytes = self.capacity_bytes = mapping.size_bytes & ~<uint64_t> 7
+        self.tail = SEGMENT_HEADER_BYTES
+        self.limit_bytes = self.checked_bytes = self.file_bytes
+
+    cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1:
+        """Make a spare the log's last segment."""
+        cdef SegmentHeader* header = self.header()
+        assert number > 0 and self.number == 0
+        header.magic = MAGIC
+        store_barrier()
+        header.number = 0
+        store_barrier()
+        # The walk of recovery starts here: what a former life left must not look like this life's first record. And it
+        # says that the segment is about to begin, while its header changes.
+        store_word(self.base + SEGMENT_HEADER_BYTES, 0)
+        store_barrier()
+        header.version = SEGMENT_VERSION
+        header.first_seq = first_seq
+        header.created_ns = created_ns
+        header.sealed_count = 0
+        header.sealed_bytes = 0
+        header.synced_bytes = 0
+        header.checksum = header_checksum(header, number)
+        store_barrier()
+        header.number = number
+        self.mapping.set_verified(True)
+        self.mapping.stop_read_ahead()
+        self.number = number
+        self.first_ordinal = first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+        self.count = 0
+        self.tail = SEGMENT_HEADER_BYTES
+        self.journaled_bytes = 0
+        self.next = None
+        return self.set_checked(self.checked_bytes)
+
+    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1:
+        """Give an empty segment another first sequence number; a kill leaves a spare that tells the ordinal."""
+        cdef uint64_t number = self.number
+        assert self.count == 0 and self.tail == SEGMENT_HEADER_BYTES
+        self.number = 0
+        return self.begin(number, first_seq, created_ns)
+
+    cdef int take_no_more(self) except -1:
+        """Keep records from being appended, at no cost to `append`: there is no capacity left."""
+        self.capacity_bytes = self.limit_bytes = self.tail
+        return 0
+
+    cdef int take_more(self) except -1:
+        """Undo `take_no_more`."""
+        self.capacity_bytes = self.file_bytes
+        return self.set_checked(self.checked_bytes)
+
+    cdef int set_checked(self, uint64_t checked_bytes) except -1:
+        """Let records be appended up to there, as a store to a page behind may end the process.
+
+        checked_bytes: whole pages, or the file's end. The word behind the last record is stored too, so it lies before.
+        """
+        self.checked_bytes = min(checked_bytes, self.file_bytes)
+        self.limit_bytes = self.capacity_bytes
+        if self.checked_bytes < self.capacity_bytes:
+            self.limit_bytes = max(self.tail, self.checked_bytes - RECORD_ALIGN_BYTES)
+        return 0
+
+    cdef int leave(self) except -1:
+        """Have no record appended any more, as a page behind the tail cannot be read."""
+        self.worn = True
+        return self.take_no_more()
+
+    cdef bint open_up(self, files, uint64_t span_bytes) except -1:
+        """Have records appended to the next pages of the last segment, once they are seen to be readable.
+
+        Returns: whether there is room for so many bytes now; False where a page cannot be read, too.
+        """
+        if self.worn or self.limit_bytes >= self.file_bytes or self.file_bytes - self.tail < span_bytes:
+            return False
+        if not self.read_to(files, self.tail + span_bytes):
+            self.leave()
+            return False
+        self.set_checked(self.checked_bytes)
+        return True
+
+    cdef bint read_to(self, files, uint64_t end) except -1:
+        """Read the pages of an earlier run up to there, and some more. Returns: whether the disk can read them."""
+        cdef uint64_t start = self.checked_bytes
+        if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
+            return True
+        end = min((end + CHECKED_AT_ONCE_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
+        self.mapping.bring_in(start, end - start)
+        try:
+            files.populate(self.mapping, start, end - start)
+        except StorageError:
+            return False
+        if self.mapping.is_lost(start, end - start):
+            return False
+        self.checked_bytes = min(end, self.file_bytes)
+        return True
+
+    cdef uint64_t deferred_end(self) noexcept:
+        """Return 1 + the ordinal of the last record with a due time, in a verified segment; 0: there is none."""
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t found = 0
+        cdef const Record* record
+        while offset < self.tail:
+            record = <const Record*> (self.base + offset)
+            if record.due_ns != 0:
+                found = (record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)) + 1
+            offset += record_span(record.size_bytes)
+        return found
+
+    cdef int seal(self) except -1:
+        """Write down where the records end; nothing is appended from now on."""
+        cdef SegmentHeader* header = self.header()
+        header.sealed_count = self.count
+        store_barrier()
+        header.sealed_bytes = self.tail
+        self.mapping.read_ahead()
+        self.mapping.close()
+        return 0
+
+    cdef bint is_blank(self) noexcept:
+        """Say whether this is a new file: zeros where header and first record have their words."""
+        cdef uint64_t at = 0
+        cdef uint64_t end = min(self.capacity_bytes, <uint64_t> SEGMENT_HEADER_BYTES + RECORD_SPAN_MIN)
+        while at < end:
+            if load_word(self.base + at) != 0:
+                return False
+            at += 8
+        return True
+
+    cdef int vacate(self) noexcept:
+        """Note in the file that it holds no record any more: its checksum is that of a spare, in one store."""
+        cdef SegmentHeader* header = self.header()
+        header.checksum = header_checksum(header, 0)
+        store_barrier()
+        header.number = 0
+        return 0
+
+    cdef int retire(self) except -1:
+        """Make a drained segment a spare; its old records are unreachable from here on."""
+        self.vacate()
+        self.number = 0
+        self.count = 0
+        self.unverified = False
+        self.prepared = max(self.prepared, (self.tail + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1))
+        self.tail = SEGMENT_HEADER_BYTES
+        self.next = None
+        return 0
+
+    cdef int load(self) except -1:
+        """Read the header of a file found at start.
+
+        Raises: CorruptionError for a foreign file or a bad checksum, LaterFormatError.
+        """
+        cdef SegmentHeader* header = self.header()
+        path = self.mapping.path or "memory"
+        self.number = header.number
+        # What an earlier run has used, the disk may fail to read.
+        self.checked_bytes = PAGE_BYTES
+        if self.mapping.is_lost(0, SEGMENT_HEADER_BYTES):
+            raise CorruptionError(path, 0, "the segment's header cannot be read from the disk (EIO)")
+        if header.magic == 0 and not self.is_blank():
+            raise CorruptionError(path, 0, "the segment's header is missing")
+        # A zero word says that it was about to begin; earlier versions retired it with a zero checksum. Else the number
+        # is damaged.
+        if header.magic == 0 or (header.magic == MAGIC and header.number == 0 and (
+                header.checksum == 0 or load_word(self.base + SEGMENT_HEADER_BYTES) == 0)):
+            self.number = 0
+            return 0
+        if header.magic != MAGIC:
+            raise CorruptionError(path, 0, "not a pyqd segment")
+        if header.version > SEGMENT_VERSION:
+            raise LaterFormatError(
+                path, 8, f"segment format version {header.version}; this pyqd reads {SEGMENT_VERSION}")
+        if header.checksum == header_checksum(header, 0):
+            # It was retired.
+            self.number = 0
+            return 0
+        if header.checksum != header_checksum(header, header.number):
+            raise CorruptionError(path, 12, "the segment header's checksum is wrong")
+        self.number = header.number
+        self.first_ordinal = header.first_seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
+        if header.sealed_bytes != 0:
+            self.tail = min(header.sealed_bytes & ~<uint64_t> 7, self.capacity_bytes)
+            self.tail = max(self.tail, <uint64_t> SEGMENT_HEADER_BYTES)
+            self.count = min(header.sealed_count, (self.tail - SEGMENT_HEADER_BYTES) // RECORD_SPAN_MIN)
+            self.cut = self.count != header.sealed_count or self.tail != header.sealed_bytes
+            self.unverified = True
+        return 0
+
+    cdef int walk(self, bint power_failed, report) except -1:
+        """Find the end of an unsealed segment: verify records up to the first that is not the next one.
+
+        What is damaged before that is bridged. power_failed: what was not synced may be missing, without being damaged.
+        report: called with (offset, bytes, records lost, detail) before anything is changed there.
+        Cost: O(bytes in the segment).
+        """
+        cdef SegmentHeader* header = self.header()
+        cdef uint64_t seq = header.first_seq
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t behind, lost
+        self.count = 0
+        while True:
+            if record_verdict(self.base + offset, self.capacity_bytes - offset, seq) == RECORD_VALID:
+                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
+                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
+                self.count += 1
+                seq += 1
+                continue
+            if self.at_end(offset, seq, power_failed):
+                break
+            lost = self.resync(offset, self.capacity_bytes, seq, &behind)
+            if lost == 0:
+                # Nothing known follows: one record at least was here.
+                self.cut = True
+                behind = min(self.capacity_bytes, max(header.synced_bytes, offset + RECORD_SPAN_MIN) & ~<uint64_t> 7)
+                report(offset, behind - offset, 1, "the last record is damaged, or more are missing behind it")
+                break
+            report(offset, behind - offset, lost, "damaged in the middle")
+            self.bridge(offset, behind, seq, lost)
+        self.tail = offset
+        self.mapping.set_verified(True)
+        return 0
+
+    cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept:
+        """Say whether the records end here, rather than being damaged here.
+
+        The word behind the last record is zero while the process lives, and so it is after a kill. After a power
+        failure that holds only for what was synced: more may have come or not, in any order.
+        """
+        cdef uint64_t span
+        if offset < self.header().synced_bytes:
+            return False
+        if self.capacity_bytes - offset < RECORD_ALIGN_BYTES:
+            return True
+        if load_word(self.base + offset) == 0 or power_failed:
+            # Zeros in place of what cannot be read are not the end: records may follow.
+            span = record_span((<const Record*> (self.base + offset)).size_bytes)
+            return not self.mapping.is_lost(offset, min(self.capacity_bytes - offset, span))
+        return False
+
+    cdef int mend(self, report) except -1:
+        """Verify all records below the tail and bridge what is damaged, so that all ordinals of it can be walked.
+
+        report: as for `walk`. Sound records stay as they are, where they are. Cost: O(bytes in the segment).
+        """
+        cdef uint64_t offset = SEGMENT_HEADER_BYTES
+        cdef uint64_t seq = self.header().first_seq
+        cdef uint64_t end_seq = seq + self.count
+        cdef uint64_t lost, behind
+        while seq < end_seq or offset < self.tail:
+            if seq < end_seq and record_verdict(self.base + offset, self.tail - offset, seq) == RECORD_VALID:
+                self.highest_guid = max(self.highest_guid, (<const Record*> (self.base + offset)).guid)
+                offset += record_span((<const Record*> (self.base + offset)).size_bytes)
+                seq += 1
+                continue
+            lost = self.resync(offset, self.tail, seq, &behind)
+            if lost == 0 or seq + lost >= end_seq:
+                lost, behind = end_seq - seq, self.tail
+            report(offset, behind - offset, lost, "damaged in the middle")
+            if lost == 0 or (behind - offset) // RECORD_SPAN_MIN < lost:
+                # The header said more than there is: what cannot be bridged becomes a hole, or the log's end.
+                self.cut = True
+                lost = min(lost, (behind - offset) // RECORD_SPAN_MIN)
+                if lost == 0:
+                    self.tail = offset
+                    self.count = seq - self.header().first_seq
+                    break
+                end_seq = seq + lost
+                self.count = end_seq - self.header().first_seq
+            self.bridge(offset, behind, seq, lost)
+            offset = behind
+            seq += lost
+        self.unverified = False
+        self.mapping.set_verified(True)
+        return 0
+
+    cdef bint is_tail_readable(self) noexcept:
+        """Read where the next record begins, in a segment with nothing unverified. Returns: False if the disk fails to.
+
+        The records before may have been mended without a look at what follows.
+        """
+        cdef uint64_t length = min(self.capacity_bytes - self.tail, <uint64_t> RECORD_ALIGN_BYTES)
+        if length == 0:
+            return True
+        self.mapping.set_verified(False)
+        load_word(self.base + self.tail)
+        self.mapping.set_verified(True)
+        return not self.mapping.is_lost(self.tail, length)
+
+    cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:
+        """Look for the next sound record behind a damaged one. Returns: the records lost between, 0 for none found.
+
+        First where the damaged record's size says: a body may hold what looks like a record.
+        """
+        cdef const Record* record = <const Record*> (self.base + offset)
+        cdef uint64_t at, ordinals
+        if limit - offset >= RECORD_SPAN_MIN and record.size_bytes != 0:
+            at = record_span(record.size_bytes)
+            if at < limit - offset and record_verdict(
+                    self.base + offset + at, limit - offset - at, seq + 1) == RECORD_VALID:
+                behind[0] = offset + at
+                return 1
+        at = offset + RECORD_SPAN_MIN
+        while at + RECORD_SPAN_MIN <= limit:
+            ordinals = (<const Record*> (self.base + at)).seq - seq
+            if 0 < ordinals <= (at - offset) // RECORD_SPAN_MIN:
+                if record_verdict(self.base + at, limit - at, seq + ordinals) == RECORD_VALID:
+                    behind[0] = at
+                    return ordinals
+            at += RECORD_ALIGN_BYTES
+        return 0
+
+    cdef int bridge(self, uint64_t offset, uint64_t behind, uint64_t seq, uint64_t count) except -1:
+        """Put `count` records that are marked as lost over a damaged range; but for their headers its bytes stay."""
+        cdef Record* record
+        cdef uint64_t at, span
+        cdef uint64_t left = count
+        assert 0 < count * RECORD_SPAN_MIN <= behind - offset
+        # The last one first, which takes all that the others leave: whenever a kill comes, the rest is damaged still.
+        while left:
+            left -= 1
+            at = offset + left * RECORD_SPAN_MIN
+            span = behind - at if left == count - 1 else <uint64_t> RECORD_SPAN_MIN
+            record = <Record*> (self.base + at)
+            store_word(self.base + at, 0)
+            memset(self.base + at + 8, 0, RECORD_HEADER_BYTES - 8)
+            record.seq = seq + left
+            record.flags = RECORD_LOST
+            record.size_bytes = <uint32_t> (span - RECORD_HEADER_BYTES)
+            record.checksum = record_checksum(record)
+        return 0

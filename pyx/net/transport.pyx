@@ -1,0 +1,188 @@
+"""What lies between a connection's buffers and its socket when it is encrypted or compressed.
+
+A plain connection has none and talks to its socket. An upgraded one has a Transport, or two on top of one another:
+
+    Outbox, IoLoop  ->  Snappy or Deflate  ->  Tls  ->  socket
+
+Each is a pure transformation of two byte streams, and this class all there is of buffers and waiting: a subclass says
+how bytes are encoded (`encode`, `finish_encoding`) and decoded (`take`, `decode`). So none knows of full sockets, of
+bytes to be sent again, or of greenlets.
+
+Sending: `send` accepts bytes as long as less than WAITING_BYTES of what they became waits; `flush` completes what was
+encoded so far, so that the peer can decode all of it, and hands it down. Both say 0 when the socket is full; it is
+then called again when the socket is writable. What waits in one transport is bounded by WAITING_BYTES and one chunk.
+
+Receiving: `receive` reads from below once and decodes into the caller's buffer, and no more than fits there: a few
+bytes that claim to be gigabytes cost a pass each 192 KiB, not memory. What did not fit is decoded by the next call, for
+which the socket does not become readable: `has_more` tells.
+
+Memory: what waits and what the codec holds is part of `buffers`, so that --max-buffer-bytes bounds it. The size of a
+codec's state is measured, as no library tells it.
+
+Rejected: OpenSSL on the socket itself. It wants the same bytes again after each partial write, sends a record per
+call, and reads a record in two; with its memory buffers a turn is one call and one send.
+"""
+
+from libc.stdlib cimport malloc
+from libc.string cimport memcpy
+
+from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
+from pyqd.hot.net.sockets cimport RECEIVE_NONE, receive_some, send_some
+
+cdef enum:
+    SCRATCH_BYTES = 64 << 10
+    CHUNK_BYTES = 128 << 10
+    WAITING_BYTES = 64 << 10
+
+# One for a transport on the socket, one for a transport on that: nothing is left in them between two calls.
+cdef char* lower_scratch = <char*> malloc(SCRATCH_BYTES)
+cdef char* upper_scratch = <char*> malloc(SCRATCH_BYTES)
+if lower_scratch == NULL or upper_scratch == NULL:
+    raise MemoryError
+
+
+class TransportError(Exception):
+    """What the peer sent cannot be decoded; the connection cannot go on. str() of it is the reason."""
+
+
+cdef class Transport:
+    """One layer. fd: of the socket, whose owner closes it. early: what was received before this was put in place."""
+
+    def __init__(self, int fd, Transport below=None, bytes early=b""):
+        self.fd = fd
+        self.below = below
+        self.early = early
+        self.encoded = b""
+        self.scratch = lower_scratch if below is None else upper_scratch
+
+    def __dealloc__(self):
+        buffer_freed(self.counted_bytes)
+
+    cdef int count_bytes(self) except -1:
+        """Count in `buffers` what is held now. Called where a call from above ends: once per pass or turn."""
+        cdef uint64_t before = self.counted_bytes
+        self.counted_bytes = self.codec_bytes + <uint64_t> len(self.encoded) + <uint64_t> len(self.early)
+        if self.counted_bytes > before:
+            buffer_grown(self.counted_bytes - before)
+        else:
+            buffer_freed(before - self.counted_bytes)
+        return 0
+
+    cdef uint64_t held_bytes(self) noexcept:
+        """Return the memory of this transport and those below it."""
+        return self.counted_bytes + (0 if self.below is None else self.below.held_bytes())
+
+    cdef ssize_t receive(self, char* into, uint64_t capacity) except -3:
+        """Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE; RECEIVE_BROKEN. Raises: TransportError."""
+        cdef ssize_t decoded = 0
+        cdef ssize_t received
+        if self.more:
+            self.more = False
+            decoded = self.decode(into, capacity)
+        if decoded == 0 and not self.ended:
+            received = self.receive_below(self.scratch, SCRATCH_BYTES)
+            if received < 0:
+                return received
+            if received == 0:
+                self.ended = True
+            else:
+                self.take(self.scratch, <uint64_t> received)
+                decoded = self.decode(into, capacity)
+        self.count_bytes()
+        if decoded == 0 and not self.ended:
+            return RECEIVE_NONE
+        return decoded
+
+    cdef ssize_t receive_below(self, char* into, uint64_t capacity) except -3:
+        cdef uint64_t size_bytes
+        if self.early:
+            size_bytes = min(capacity, <uint64_t> len(self.early))
+            memcpy(into, <const char*> self.early, size_bytes)
+            self.early = self.early[size_bytes:]
+            return <ssize_t> size_bytes
+        if self.below is not None:
+            return self.below.receive(into, capacity)
+        return receive_some(self.fd, into, capacity)
+
+    cdef bint has_more(self) noexcept:
+        """Whether there may be more to receive, or the end, without the socket becoming readable."""
+        if self.more or self.ended or self.early:
+            return True
+        return self.below is not None and self.below.has_more()
+
+    cdef ssize_t send(self, const char* data, uint64_t size_bytes) except -2:
+        """Take some bytes to be sent. Returns: how many; 0 when the socket is full; -1 when the peer is gone."""
+        cdef int pushed
+        cdef ssize_t encoded
+        if <uint64_t> len(self.encoded) - self.encoded_at >= WAITING_BYTES:
+            pushed = self.push()
+            if pushed != 1:
+                return pushed
+        encoded = <ssize_t> self.encode(data, min(size_bytes, <uint64_t> CHUNK_BYTES))
+        self.count_bytes()
+        return encoded
+
+    cdef int flush(self) except -2:
+        """Send all that was taken. Returns: 1; 0 when the socket is full; -1 when the peer is gone."""
+        cdef int pushed
+        self.finish_encoding()
+        pushed = self.push()
+        self.count_bytes()
+        if pushed == 1 and self.below is not None:
+            return self.below.flush()
+        return pushed
+
+    cdef int push(self) except -2:
+        """Hand down what is encoded. Returns: as flush."""
+        cdef const char* data = self.encoded
+        cdef uint64_t size_bytes = <uint64_t> len(self.encoded)
+        cdef ssize_t sent
+        while self.encoded_at < size_bytes:
+            if self.below is not None:
+                sent = self.below.send(data + self.encoded_at, size_bytes - self.encoded_at)
+            else:
+                sent = send_some(self.fd, data + self.encoded_at, size_bytes - self.encoded_at)
+            if sent <= 0:
+                return <int> sent
+            self.encoded_at += <uint64_t> sent
+        self.encoded = b""
+        self.encoded_at = 0
+        return 1
+
+    cdef int put_encoded(self, bytes piece) except -1:
+        """Queue a piece of what this transport makes of the bytes sent."""
+        if self.encoded_at == <uint64_t> len(self.encoded):
+            self.encoded = piece
+        elif piece:
+            self.encoded = self.encoded[self.encoded_at:] + piece
+        else:
+            return 0
+        self.encoded_at = 0
+        return 0
+
+    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
+        """Encode some or all of the bytes and queue the outcome. Returns: how many were encoded, at least 1."""
+        raise NotImplementedError("a transport encodes")
+
+    cdef int finish_encoding(self) except -1:
+        """Queue what the peer needs to decode all that was encoded so far."""
+        return 0
+
+    cdef int take(self, const char* data, uint64_t size_bytes) except -1:
+        """Take bytes to decode; they are gone after the call. Raises: TransportError."""
+        raise NotImplementedError("a transport decodes")
+
+    cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
+        """Decode what fits. Returns: how many bytes. Sets `more` and `ended`. Raises: TransportError."""
+        raise NotImplementedError("a transport decodes")
+
+    def finish(self):
+        """End this side of the stream, as far as the socket takes it now. Switches: no."""
+        self.flush()
+
+    def release(self):
+        """Count nothing more of this transport: its connection is over."""
+        buffer_freed(self.counted_bytes)
+        self.counted_bytes = 0
+        if self.below is not None:
+            self.below.release()

@@ -1,0 +1,66 @@
+"""A connection compressed with deflate: raw, flushed to a byte boundary whenever something has to leave.
+
+The compressor is ISA-L's: on messages it is several times as fast as zlib at the same level of size. Its levels are
+three; nsqd's nine are spread over them. Source: RFC 1951; spec of the TCP protocol, "Upgrade sequence".
+"""
+
+from cpython.buffer cimport PyBUF_READ
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from isal import isal_zlib
+
+from pyqd.hot.net.transport import TransportError
+
+cdef enum:
+    ENCODED_BYTES = 64 << 10
+
+RAW = -15                                # the window of 32 KiB, without header and checksum
+LEVELS_PER_LEVEL = 3
+# Measured: bytes allocated for one object, with isal 1.7.
+COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
+DECOMPRESSOR_BYTES = 88_000
+
+
+cdef class Deflate(Transport):
+    """Deflate. level: 1 to 9, as nsqd counts."""
+
+    def __init__(self, int fd, int level, *, Transport below=None, bytes early=b""):
+        super().__init__(fd, below, early)
+        isal_level = (level + LEVELS_PER_LEVEL - 1) // LEVELS_PER_LEVEL
+        self.compressor = isal_zlib.compressobj(isal_level, isal_zlib.DEFLATED, RAW)
+        self.decompressor = isal_zlib.decompressobj(RAW)
+        self.undecoded = b""
+        self.state_bytes = COMPRESSOR_BYTES[isal_level] + DECOMPRESSOR_BYTES
+        self.codec_bytes = self.state_bytes
+
+    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
+        size_bytes = min(size_bytes, <uint64_t> ENCODED_BYTES)
+        self.put_encoded(self.compressor.compress(
+            PyMemoryView_FromMemory(<char*> data, <Py_ssize_t> size_bytes, PyBUF_READ)))
+        self.unfinished = True
+        return size_bytes
+
+    cdef int finish_encoding(self) except -1:
+        if self.unfinished:
+            self.unfinished = False
+            self.put_encoded(self.compressor.flush(isal_zlib.Z_SYNC_FLUSH))
+        return 0
+
+    cdef int take(self, const char* data, uint64_t size_bytes) except -1:
+        self.undecoded = self.undecoded + data[:size_bytes]
+        return 0
+
+    cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
+        cdef bytes decoded
+        try:
+            decoded = self.decompressor.decompress(self.undecoded, <Py_ssize_t> capacity)
+        except isal_zlib.error as error:
+            raise TransportError(f"flate: {error}") from error
+        self.undecoded = self.decompressor.unconsumed_tail
+        self.ended = self.decompressor.eof
+        self.more = not self.ended and (len(self.undecoded) != 0 or <uint64_t> len(decoded) == capacity)
+        memcpy(into, <const char*> decoded, <size_t> len(decoded))
+        self.codec_bytes = self.state_bytes + <uint64_t> len(self.undecoded)
+        return len(decoded)

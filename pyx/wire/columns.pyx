@@ -1,0 +1,228 @@
+"""Records as GET /topic/log gives them, turned into columns: one buffer for each, in the layout of Apache Arrow.
+
+A row costs no Python object. The data are walked twice. The first walk reads sizes and flags, so it knows how many rows
+there are and how large their bodies; the second one checks and fills. What is wrong is found before anything of it is
+handed out: an error leaves no columns.
+
+Along the way it is seen whether the records are all there. Ordinals are dense, also from one epoch to the next, so the
+record that is expected is the one with the next ordinal. A greater one means that the records between were lost to
+damage. One that is not greater is right in a later epoch only: a power failure took away the end of the log, and what
+was written since has these ordinals anew.
+
+Source: docs/storage.md, "Record"; the Arrow columnar format, "Variable-size binary layout".
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from pyqd.hot.primitives.guid cimport HEX_SIZE, id_to_hex
+from pyqd.hot.wire.record cimport (
+    ORDINAL_BITS,
+    RECORD_HEADER_BYTES,
+    RECORD_LOST,
+    Record,
+    record_attempts,
+    record_body,
+    record_checksum,
+    record_ordinal,
+    record_span,
+)
+
+cdef enum:
+    NS_PER_US = 1000
+    # Offsets are of 32 bits.
+    DATA_BYTES_MAX = 0x7FFFFFFF
+
+cdef struct Walk:
+    uint64_t at                          # offset of the record that is looked at
+    uint64_t expected                    # position of the next record, in the epoch of the last one
+    uint64_t rows
+    uint64_t lost
+    uint64_t damaged
+    uint64_t body_bytes
+
+cdef enum Fault:
+    SOUND = 0
+    WRONG_CHECKSUM
+    # Behind these it is not known where the next record begins.
+    CUT_HEADER
+    CUT_BODY
+    LATER_FLAGS
+    EARLIER_POSITION
+
+cdef struct Buffers:
+    int32_t* body_offsets                # NULL: no bodies
+    char* bodies
+    int32_t* id_offsets
+    char* ids
+    int64_t* positions
+    int64_t* timestamps_ns
+    int64_t* timestamps_us
+    int64_t* dues_us
+    uint8_t* due_bits
+    int32_t* attempts
+
+
+cdef class Columns:
+    """The columns of one answer, and what was noticed along the way."""
+
+    def __init__(self):
+        raise TypeError("columns are made by decode()")
+
+
+def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint skip_damaged=False):
+    """Decode the body of an answer.
+
+    expected: the position asked for. with_bodies: fill `bodies`. skip_damaged: count records that are not sound as
+    lost, and go no further than where it is not known any more where one begins.
+    Raises: ValueError where the data end within a record, a checksum is wrong, or positions do not grow.
+    """
+    cdef Walk walk = Walk(at=0, expected=expected, rows=0, lost=0, damaged=0, body_bytes=0)
+    cdef Columns columns = Columns.__new__(Columns)
+    cdef const char* start = PyBytes_AS_STRING(data)
+    cdef uint64_t size_bytes = <uint64_t> len(data)
+    cdef Fault fault
+    if size_bytes > DATA_BYTES_MAX:
+        raise ValueError(f"{size_bytes} bytes are more than columns can hold")
+    with nogil:
+        fault = measure(start, size_bytes, skip_damaged, &walk)
+    if fault != SOUND and not skip_damaged:
+        raise ValueError(reason(data, fault, walk.at))
+    columns.rows, columns.lost, columns.damaged = walk.rows, walk.lost, walk.damaged
+    columns.following = walk.expected
+    allocate(columns, walk.rows, walk.body_bytes, with_bodies)
+    fill(data, walk.at, columns)
+    return columns
+
+
+cdef Fault measure(const char* data, uint64_t end, bint skip_damaged, Walk* walk) noexcept nogil:
+    """Check every record, count rows and the bytes of their bodies. Returns: what ended the walk."""
+    cdef const Record* record
+    cdef Fault fault
+    while walk.at < end:
+        record = <const Record*> (data + walk.at)
+        fault = fault_of(record, end - walk.at, walk.expected)
+        if fault > WRONG_CHECKSUM or (fault != SOUND and not skip_damaged):
+            return fault
+        if fault == SOUND:
+            follow(walk, record)
+        else:
+            # Nothing in it can be trusted, its position neither: it counts as the one that is expected.
+            walk.lost += 1
+            walk.damaged += 1
+            walk.expected += 1
+        walk.at += record_span(record.size_bytes)
+    return SOUND
+
+
+cdef inline Fault fault_of(const Record* record, uint64_t room_bytes, uint64_t expected) noexcept nogil:
+    if room_bytes < RECORD_HEADER_BYTES:
+        return CUT_HEADER
+    if record.size_bytes == 0 or record_span(record.size_bytes) > room_bytes:
+        return CUT_BODY
+    if record_checksum(record) != record.checksum:
+        return WRONG_CHECKSUM
+    if record.flags & ~RECORD_LOST:
+        return LATER_FLAGS
+    return EARLIER_POSITION if record.seq < expected else SOUND
+
+
+cdef inline void follow(Walk* walk, const Record* record) noexcept nogil:
+    """Go on to a record, counting what is missing before it."""
+    cdef uint64_t mask = (<uint64_t> 1 << ORDINAL_BITS) - 1
+    if record_ordinal(record) > (walk.expected & mask):
+        walk.lost += record_ordinal(record) - (walk.expected & mask)
+    if record.flags:
+        walk.lost += 1
+    else:
+        walk.rows += 1
+        walk.body_bytes += record.size_bytes
+    walk.expected = record.seq + 1
+
+
+cdef str reason(bytes data, Fault fault, uint64_t at):
+    if fault == CUT_HEADER:
+        return f"the data end within the header of the record at offset {at}"
+    if fault == CUT_BODY:
+        return f"the data end within the record at offset {at}"
+    if fault == WRONG_CHECKSUM:
+        return f"the checksum of the record at offset {at} is wrong"
+    if fault == LATER_FLAGS:
+        flags = (<const Record*> (PyBytes_AS_STRING(data) + at)).flags
+        return f"the record at offset {at} has flags of a later format: {flags:#x}"
+    return f"the record at offset {at} is one of those before it again"
+
+
+cdef bytes new_buffer(uint64_t size_bytes):
+    return PyBytes_FromStringAndSize(NULL, <Py_ssize_t> size_bytes)
+
+
+cdef int allocate(Columns columns, uint64_t rows, uint64_t body_bytes, bint with_bodies) except -1:
+    if with_bodies:
+        columns.body_offsets = new_buffer((rows + 1) * sizeof(int32_t))
+        columns.bodies = new_buffer(body_bytes)
+    columns.id_offsets = new_buffer((rows + 1) * sizeof(int32_t))
+    columns.ids = new_buffer(rows * HEX_SIZE)
+    columns.positions = new_buffer(rows * sizeof(int64_t))
+    columns.timestamps_ns = new_buffer(rows * sizeof(int64_t))
+    columns.timestamps_us = new_buffer(rows * sizeof(int64_t))
+    columns.dues_us = new_buffer(rows * sizeof(int64_t))
+    columns.due_bits = new_buffer((rows + 7) >> 3)
+    columns.attempts = new_buffer(rows * sizeof(int32_t))
+    memset(PyBytes_AS_STRING(columns.due_bits), 0, (rows + 7) >> 3)
+    return 0
+
+
+cdef int fill(bytes data, uint64_t end, Columns columns) except -1:
+    """Fill the buffers from what was walked over."""
+    cdef const char* start = PyBytes_AS_STRING(data)
+    cdef bint some_damaged = columns.damaged != 0
+    cdef Buffers to = Buffers(
+        body_offsets=NULL,
+        bodies=NULL,
+        id_offsets=<int32_t*> PyBytes_AS_STRING(columns.id_offsets),
+        ids=PyBytes_AS_STRING(columns.ids),
+        positions=<int64_t*> PyBytes_AS_STRING(columns.positions),
+        timestamps_ns=<int64_t*> PyBytes_AS_STRING(columns.timestamps_ns),
+        timestamps_us=<int64_t*> PyBytes_AS_STRING(columns.timestamps_us),
+        dues_us=<int64_t*> PyBytes_AS_STRING(columns.dues_us),
+        due_bits=<uint8_t*> PyBytes_AS_STRING(columns.due_bits),
+        attempts=<int32_t*> PyBytes_AS_STRING(columns.attempts),
+    )
+    if columns.body_offsets is not None:
+        to.body_offsets = <int32_t*> PyBytes_AS_STRING(columns.body_offsets)
+        to.bodies = PyBytes_AS_STRING(columns.bodies)
+    with nogil:
+        columns.due_count = fill_rows(start, end, some_damaged, &to)
+    return 0
+
+
+cdef uint64_t fill_rows(const char* data, uint64_t end, bint some_damaged, const Buffers* to) noexcept nogil:
+    """Returns: how many of the rows have a due time."""
+    cdef uint64_t at = 0, row = 0, body_at = 0, due_count = 0
+    cdef const Record* record
+    while at < end:
+        record = <const Record*> (data + at)
+        at += record_span(record.size_bytes)
+        if record.flags or (some_damaged and record_checksum(record) != record.checksum):
+            continue
+        if to.body_offsets != NULL:
+            to.body_offsets[row] = <int32_t> body_at
+            memcpy(to.bodies + body_at, record_body(record), record.size_bytes)
+            body_at += record.size_bytes
+        to.id_offsets[row] = <int32_t> (row * HEX_SIZE)
+        id_to_hex(record.guid, to.ids + row * HEX_SIZE)
+        to.positions[row] = <int64_t> record.seq
+        to.timestamps_ns[row] = record.timestamp_ns
+        to.timestamps_us[row] = record.timestamp_ns // NS_PER_US
+        to.dues_us[row] = record.due_ns // NS_PER_US
+        if record.due_ns:
+            to.due_bits[row >> 3] |= <uint8_t> (1 << (row & 7))
+            due_count += 1
+        to.attempts[row] = record_attempts(record)
+        row += 1
+    if to.body_offsets != NULL:
+        to.body_offsets[row] = <int32_t> body_at
+    to.id_offsets[row] = <int32_t> (row * HEX_SIZE)
+    return due_count
