@@ -4,7 +4,7 @@ Each is done in one turn, after what can be prepared in slices: no other greenle
 stored in outlives the process at once; the answer to all of them leaves when what was done is on stable storage as
 well.
 
-Source: spec of the HTTP API, "Topic and channel administration"; docs/http.md.
+Source: docs/nsq/http-api.md, "Topic and channel administration"; docs/http.md.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""GET and PUT /config/:opt. Source: spec of the HTTP API, "/config/:opt"."""
+"""GET and PUT /config/:opt. Source: docs/nsq/http-api.md, "/config/:opt"."""
 
 import enum
 import logging

@@ -2,7 +2,7 @@
 
 The paths under /debug/pprof are nsqd's; what stands there is text or an image for people, not Go's formats.
 
-Source: spec of the HTTP API, "/debug"; docs/http.md.
+Source: docs/nsq/http-api.md, "/debug"; docs/http.md.
 """
 
 import re

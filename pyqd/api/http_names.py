@@ -1,6 +1,6 @@
 """The topic and channel that a query names. The order of the checks is part of the interface.
 
-Source: spec of the HTTP API, "Topic and channel administration".
+Source: docs/nsq/http-api.md, "Topic and channel administration".
 """
 
 from pyqd.broker.broker import Broker

@@ -2,7 +2,7 @@
 
 The order of the checks is part of the interface: a request with two faults is refused for the same one everywhere.
 
-Source: spec of the HTTP API, "Publishing".
+Source: docs/nsq/http-api.md, "Publishing".
 """
 
 import logging

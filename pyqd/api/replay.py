@@ -3,7 +3,7 @@
 The order of the checks is that of all routes below /topic and /channel: names first, then whether they exist, then what
 is asked of them.
 
-Source: docs/http.md; spec of the HTTP API, "Topic and channel administration".
+Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
 
 import logging

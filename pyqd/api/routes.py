@@ -1,4 +1,4 @@
-"""The table of the daemon's routes. Source: spec of the HTTP API, "Endpoint summary"."""
+"""The table of the daemon's routes. Source: docs/nsq/http-api.md, "Endpoint summary"."""
 
 from collections.abc import Callable
 from typing import Any

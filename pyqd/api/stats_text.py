@@ -1,4 +1,4 @@
-"""The counters as a page of text for people. Source: spec of the HTTP API, "Text format"."""
+"""The counters as a page of text for people. Source: docs/nsq/http-api.md, "Text format"."""
 
 import datetime
 import platform

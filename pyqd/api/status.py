@@ -1,4 +1,4 @@
-"""GET /ping, /info and /stats. Source: spec of the HTTP API, "/ping and /info", "GET /stats"."""
+"""GET /ping, /info and /stats. Source: docs/nsq/http-api.md, "/ping and /info", "GET /stats"."""
 
 import time
 from collections.abc import Iterable, Iterator

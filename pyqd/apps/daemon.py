@@ -267,7 +267,7 @@ def log_data_path(options: Options) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run. Returns: the exit code. Source: spec of broker semantics, exit codes."""
+    """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
     settings = parse_settings(sys.argv[1:] if argv is None else argv)
     if settings.values.get("check-config"):
         return check_config(settings)

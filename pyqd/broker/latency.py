@@ -7,8 +7,8 @@ Merging sketches, as for a topic's channels, keeps that accuracy.
 
 This module is imported when percentiles are asked for: the library brings numpy, which takes some 25 MB.
 
-Source: spec of broker semantics, "End-to-end latency percentiles"; Cormode, Karnin, Liberty, Thaler, Veselý, "Relative
-Error Streaming Quantiles", PODS 2021.
+Source: docs/nsq/broker-semantics.md, "End-to-end latency percentiles"; Cormode, Karnin, Liberty, Thaler, Veselý,
+"Relative Error Streaming Quantiles", PODS 2021.
 """
 
 import atexit

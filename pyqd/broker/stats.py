@@ -4,7 +4,7 @@ What a client tells of itself is its own business: a channel's consumers have a 
 dictionary in nsqd's shape, with all its `pub_counts`; clients that publish come in as such dictionaries too. Nothing
 here waits; whoever walks thousands of topics does so in pieces, by `topics_shown` and `topic_stats`.
 
-Source: spec of the HTTP API, "GET /stats".
+Source: docs/nsq/http-api.md, "GET /stats".
 """
 
 from collections.abc import Callable, Iterable

@@ -2,7 +2,7 @@
 
 A key is the name of a flag with underscores, or the one that the flag declares. Values are as TOML has them or strings
 in the form of the flag; a whole number is a duration in milliseconds, and a string with commas does for a list. Keys
-that no flag has, and tables, change nothing. Source: spec of configuration, "Config file".
+that no flag has, and tables, change nothing. Source: docs/nsq/config.md, "Configuration file".
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 A change lasts until the process ends; the command line counts again at the next start.
 
-Source: spec of the HTTP API, "/config/:opt".
+Source: docs/nsq/http-api.md, "/config/:opt".
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 On a command line they are separated by commas, may come in several flags, and are sorted from the highest; those of a
 configuration file keep their order.
-Source: spec of configuration, "nsqd".
+Source: docs/nsq/config.md, "nsqd".
 """
 
 from typing import Any, Final

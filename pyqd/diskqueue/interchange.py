@@ -9,7 +9,7 @@
 A record is a big-endian int32 with the size of what follows: int64 timestamp, uint16 deliveries so far, the id in 16
 hex digits, the body. All of v1 has this format.
 
-Source: spec of broker semantics, "Metadata file nsqd.dat", "Disk queue".
+Source: docs/nsq/broker-semantics.md, "Metadata file", "Disk queue".
 """
 
 import json

@@ -10,7 +10,7 @@ class DirectoryLock:
     """Holds flock(2) on a directory for the life of the object.
 
     Raises: StartupError when the directory is missing, no directory, or locked by another process.
-    Source: spec of broker semantics, "Data-dir lock".
+    Source: docs/nsq/broker-semantics.md, "Data directory lock".
     """
 
     def __init__(self, path: str) -> None:

@@ -6,7 +6,7 @@ messages that it has confirmed. The rest of the segment behind the write place i
 into the next one), and so are later segments, and all of them where the metadata is missing or unreadable: a killed
 nsqd had not synced the metadata yet, and its next start would write over them. Nothing is changed.
 
-Source: spec of broker semantics, "Disk queue".
+Source: docs/nsq/broker-semantics.md, "Disk queue".
 """
 
 import os

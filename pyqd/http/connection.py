@@ -8,7 +8,7 @@ here, by the compiled half.
 Whenever a connection waits for its peer it has a deadline, moved by progress; a sweep of the server's shuts the socket
 of those that are past it, which wakes the greenlet.
 
-Source: spec of the HTTP API, "Conventions".
+Source: docs/nsq/http-api.md, "Conventions".
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Requests and responses: plain values, no sockets.
 
-Source: spec of the HTTP API, "Conventions".
+Source: docs/nsq/http-api.md, "Conventions".
 """
 
 import http

@@ -4,7 +4,7 @@ A GET route answers HEAD too, as HTTP demands; the connection leaves out the bod
 A route's path may end in one parameter, `/config/:opt`, which takes one segment. A path that is a route's but for case,
 a doubled or a trailing slash is redirected to it, if that route takes the request's method.
 
-Source: spec of the HTTP API, "Conventions".
+Source: docs/nsq/http-api.md, "Conventions".
 """
 
 import html

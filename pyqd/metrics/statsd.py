@@ -7,7 +7,7 @@ nobody waits for statistics. What is left at a stop leaves at once.
 Counters are sent as what they grew by. Those of pyqd outlive the process, so the first send is what they grew by since
 the start; where a topic or channel was deleted and made again they begin at 0 (nsqd sends a negative number).
 
-Source: spec of broker semantics, "statsd".
+Source: docs/nsq/broker-semantics.md, "statsd".
 """
 
 import logging

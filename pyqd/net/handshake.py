@@ -1,6 +1,6 @@
 """The TLS handshake on a socket that does not block, in the greenlet that needs it.
 
-Source: spec of the TCP protocol, "Upgrade sequence".
+Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 The library is pyOpenSSL, as that of Python cannot ask for a client certificate without judging it, which
 --tls-client-auth-policy=require does.
 
-Source: spec of configuration, "nsqd"; spec of the HTTP API, "tls_* when TLS".
+Source: docs/nsq/config.md, "nsqd"; docs/nsq/http-api.md, "TLS fields".
 """
 
 import logging

@@ -14,7 +14,7 @@ Misuse of an interface is a ValueError or TypeError, and a bug an AssertionError
 import errno
 from typing import Final
 
-# Every other code closes the connection after its frame (spec of the TCP protocol, fatal and non-fatal errors).
+# Every other code closes the connection after its frame (docs/nsq/tcp-protocol.md, "Fatal and other errors").
 NON_FATAL_CODES: Final = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 
 _DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

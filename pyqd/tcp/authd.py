@@ -2,7 +2,7 @@
 
 The HTTP client is Python's own on gevent's sockets. Each query has a connection of its own, as nsqd's have.
 
-Source: spec of the TCP protocol, "Authorisation".
+Source: docs/nsq/tcp-protocol.md, "Authorisation".
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """AUTH: what the auth servers let one client do, asked for when it says its secret and again when that has expired.
 
-Source: spec of the TCP protocol, "AUTH", "Authorisation".
+Source: docs/nsq/tcp-protocol.md, "AUTH", "Authorisation".
 """
 
 import json

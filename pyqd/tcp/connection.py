@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Connection(IoLoop):
     """One client over TCP or a unix socket: a pair of greenlets, IOLoop and messagePump, on one socket.
 
-    Source: spec of the TCP protocol.
+    Source: docs/nsq/tcp-protocol.md, "Commands".
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Connection(IoLoop):
             raise ClientError("E_INVALID", b"invalid command " + name)
 
     def identify(self, body: bytes) -> None:
-        """IDENTIFY. Source: spec of the TCP protocol, "IDENTIFY". Switches: if many come at once; for an upgrade."""
+        """IDENTIFY. Source: docs/nsq/tcp-protocol.md, "IDENTIFY". Switches: if many come at once; for an upgrade."""
         self.server.pieces.wait_if_late()
         if self.gone:
             return
@@ -131,13 +131,13 @@ class Connection(IoLoop):
             upgrade(self, upgrades)
 
     def auth(self, secret: bytes) -> None:
-        """AUTH. Source: spec of the TCP protocol, "AUTH". Switches: yes."""
+        """AUTH. Source: docs/nsq/tcp-protocol.md, "AUTH". Switches: yes."""
         answer = self.authorizer.auth(secret)
         if not self.gone:
             self.respond(answer)
 
     def subscribe(self, params: list[bytes]) -> None:
-        """SUB. Source: spec of the TCP protocol, "SUB". Switches: where what the client may do has expired."""
+        """SUB. Source: docs/nsq/tcp-protocol.md, "SUB". Switches: where what the client may do has expired."""
         if self.state != STATE_INIT:
             raise ClientError("E_INVALID", "cannot SUB in current state")
         if self.heartbeat_ns <= 0:
@@ -261,7 +261,7 @@ class Connection(IoLoop):
             self.server.on_bug(error)
 
     def stats(self) -> dict[str, Any]:
-        """Return what /stats shows of a client, in nsqd's order. Source: spec of the HTTP API, "GET /stats"."""
+        """Return what /stats shows of a client, in nsqd's order. Source: docs/nsq/http-api.md, "GET /stats"."""
         return {
             "client_id": self.client_id,
             "hostname": self.hostname,

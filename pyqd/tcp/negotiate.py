@@ -1,6 +1,6 @@
 """IDENTIFY: what a client says of itself, checked, and what it is granted.
 
-Source: spec of the TCP protocol, "IDENTIFY fields".
+Source: docs/nsq/tcp-protocol.md, "IDENTIFY fields".
 """
 
 import dataclasses
@@ -194,7 +194,7 @@ def grant(identity: Identity, options: Options, current: Granted) -> Granted:
 def locality(identity: Identity, options: Options) -> int:
     """Return how near the client is: GLOBAL for all where the experiment is not on.
 
-    Empty names are equal, as for nsqd. Source: spec of broker semantics, "Topology-aware consumption".
+    Empty names are equal, as for nsqd. Source: docs/nsq/broker-semantics.md, "Topology-aware consumption".
     """
     if TOPOLOGY_AWARE_CONSUMPTION not in options.enable_experiment:
         return GLOBAL

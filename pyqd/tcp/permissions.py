@@ -3,7 +3,7 @@
 Patterns are in RE2's syntax, which is Go's, and searched for by its library: in time that grows with the length of a
 name alone, as it is the client that chooses the names.
 
-Source: spec of the TCP protocol, "Authorisation"; docs/security.md.
+Source: docs/nsq/tcp-protocol.md, "Authorisation"; docs/security.md.
 """
 
 import json

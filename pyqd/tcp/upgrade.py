@@ -3,7 +3,7 @@
 What a client sends behind its IDENTIFY without waiting for the answer is taken for the first bytes of the upgraded
 stream. So nothing that came unencrypted is ever executed as if it had come encrypted.
 
-Source: spec of the TCP protocol, "Upgrade sequence".
+Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
 import logging

@@ -27,7 +27,7 @@ Invariants, beside those of the cursor:
 2. `depth = feed.end - cursor - ledger.ahead - unsettled_ahead - pending + ring`; in flight and deferred are counted
    apart, as in nsqd.
 
-Source: spec of broker semantics, "Delivery to a client", "In-flight outcomes".
+Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
 
 from libc.stdint cimport INT64_MAX, int32_t
@@ -397,7 +397,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef int drop_excess(self) except -1:
         """Keep an ephemeral channel within --mem-queue-size, unless a consumer waits: it takes in this very turn.
 
-        Source: spec of broker semantics, "Topic lifecycle", ephemeral.
+        Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
         """
         cdef Consumer consumer
         if self.available() <= self.memory_count_max or self.lags():

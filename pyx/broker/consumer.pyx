@@ -19,7 +19,7 @@ cdef class Consumer(Scheduled):
     cdef bint sampled_out(self) noexcept:
         """Decide by lot whether the message at hand is not for this client.
 
-        Source: spec of the TCP protocol, "Sampling": kept when a number of 0..99 is at most the sample rate.
+        Source: docs/nsq/tcp-protocol.md, "Sampling": kept when a number of 0..99 is at most the sample rate.
         """
         # xorshift64: statistics are all that is asked of it.
         self.random_state ^= self.random_state << 13

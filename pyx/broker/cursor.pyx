@@ -24,7 +24,7 @@ Invariants:
 4. Every record that is deferred, not finished, at or past the cursor and below the feed's end is parked, or lies at or
    past the place where the channel goes on parking.
 
-Source: spec of broker semantics, "Delivery to a client", deferred messages.
+Source: docs/nsq/broker-semantics.md, "Publish and fan-out", "Delivery to a client".
 """
 
 from pyqd.hot.broker.parked cimport Parked

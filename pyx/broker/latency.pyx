@@ -6,7 +6,7 @@ channel has no buffer, and its FINs pay one branch.
 
 Invariant: what is buffered belongs to the half of the window that ends at `move_ns`.
 
-Source: spec of broker semantics, "End-to-end latency percentiles".
+Source: docs/nsq/broker-semantics.md, "End-to-end latency percentiles".
 """
 
 from libc.stdint cimport INT64_MAX

@@ -15,7 +15,7 @@ or the publish is refused.
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
 
-Source: spec of broker semantics, "Topic lifecycle", "Publish and fan-out".
+Source: docs/nsq/broker-semantics.md, "Topic lifecycle", "Publish and fan-out".
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -603,7 +603,7 @@ cdef class TopicCore(Feed):
     def empty(self):
         """Drop the messages that no channel has been given; the channels keep theirs.
 
-        Source: spec of the HTTP API, topic/empty.
+        Source: docs/nsq/http-api.md, "Topic and channel administration".
         """
         cdef ChannelCore channel
         cdef uint64_t start = self.end

@@ -13,7 +13,7 @@ Invariants: 1. no pointer into the shared buffers lives over a switch, but for t
 over what it has read: nothing runs in between. 2. The watcher is active only while the greenlet waits here: elsewhere
 it waits for other things, and must not be woken for this one.
 
-Source: spec of the HTTP API, "POST /pub" and "POST /mpub".
+Source: docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING

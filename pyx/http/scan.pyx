@@ -14,7 +14,7 @@ header not on the list, a folded line, a bare LF, bytes outside of ASCII, a body
 and is left to the parser and the routes. They define what a request means; this takes a subset of what they take, and
 takes it the same way, which tests/property/test_httpscan_model.py compares.
 
-Source: RFC 9112, sections 3 to 6; spec of the HTTP API, "POST /pub" and "POST /mpub".
+Source: RFC 9112, sections 3 to 6; docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
 
 from libc.string cimport memchr, memcmp

@@ -7,7 +7,7 @@ An id, from the top:
         | 0 | ticks since nsqd's epoch | node id    | sequence |      tick: 2**20 ns = 1.048576 ms
         +---+--------------------------+------------+----------+
 
-On the wire it is 16 lowercase hex digits of the big-endian value. Source: broker semantics of nsqd, "Message ID".
+On the wire it is 16 lowercase hex digits of the big-endian value. Source: docs/nsq/broker-semantics.md, "Message id".
 
 Invariants
     1. Ids of one factory grow strictly, whatever the clock does, also over a restart that calls resume_after with the

@@ -1,7 +1,7 @@
 """A connection compressed with deflate: raw, flushed to a byte boundary whenever something has to leave.
 
 The compressor is ISA-L's: on messages it is several times as fast as zlib at the same level of size. Its levels are
-three; nsqd's nine are spread over them. Source: RFC 1951; spec of the TCP protocol, "Upgrade sequence".
+three; nsqd's nine are spread over them. Source: RFC 1951; docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
 from cpython.buffer cimport PyBUF_READ

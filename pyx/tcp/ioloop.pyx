@@ -14,7 +14,7 @@ finishes one message at a time costs no switch, which would take a tenth of the 
 Commands that do not matter for throughput (IDENTIFY, AUTH, SUB, CLS) belong to the Python half, `command`. They may
 switch greenlets, so the rest of the pass is put by first: no pointer into the scratch lives over a switch.
 
-Checks and their order, codes and texts follow the reference: spec of the TCP protocol, "Commands". What publishes is
+Checks and their order, codes and texts are those of nsqd: docs/nsq/tcp-protocol.md, "Commands". What publishes is
 in pyx/tcp/publisher.pyx.
 
 Invariants: 1. `held_bytes <= held_capacity`; between passes the scratch holds nothing. 2. one command at a time.
@@ -544,7 +544,7 @@ cdef class IoLoop(Publisher):
             raise ClientError("E_INVALID", "invalid message ID")
 
     cdef int finish_message(self, const char* id16) except -1:
-        """FIN. Source: spec of the TCP protocol, "FIN"."""
+        """FIN. Source: docs/nsq/tcp-protocol.md, "FIN"."""
         cdef uint64_t guid = 0
         cdef int answer = NOT_IN_FLIGHT
         if hex_to_id(id16, &guid) == 0:
@@ -576,7 +576,7 @@ cdef class IoLoop(Publisher):
         self.refuse(ClientError(f"E_{name}_FAILED", b"%s %s failed %s" % (name.encode(), message_id, reason)))
 
     cdef int requeue_message(self, CommandLine* line) except -1:
-        """REQ. Source: spec of the TCP protocol, "REQ"."""
+        """REQ. Source: docs/nsq/tcp-protocol.md, "REQ"."""
         cdef int64_t value = 0
         cdef int64_t delay_ns
         cdef uint64_t guid = 0
@@ -602,7 +602,7 @@ cdef class IoLoop(Publisher):
         return 0
 
     cdef int touch_message(self, CommandLine* line) except -1:
-        """TOUCH. Source: spec of the TCP protocol, "TOUCH"."""
+        """TOUCH. Source: docs/nsq/tcp-protocol.md, "TOUCH"."""
         cdef uint64_t guid = 0
         cdef int answer = NOT_IN_FLIGHT
         self.require_subscribed("TOUCH")
@@ -616,7 +616,7 @@ cdef class IoLoop(Publisher):
         return 0
 
     cdef int set_ready(self, CommandLine* line) except -1:
-        """RDY. Source: spec of the TCP protocol, "RDY"."""
+        """RDY. Source: docs/nsq/tcp-protocol.md, "RDY"."""
         cdef int64_t value = 1
         if self.state == STATE_CLOSING:
             return 0
@@ -632,7 +632,7 @@ cdef class IoLoop(Publisher):
     cdef int64_t with_body(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
         """IDENTIFY and AUTH: wait for the body, then leave the rest to the Python half.
 
-        Source: spec of the TCP protocol, "IDENTIFY", "AUTH".
+        Source: docs/nsq/tcp-protocol.md, "IDENTIFY", "AUTH".
         """
         cdef int32_t size
         name = text_of(&line.name)

@@ -3,7 +3,7 @@
 The bodies are copied once, from the buffer at hand into the topic's log; a body that is not complete costs nothing but
 another look when more has come, and a batch is walked once however it trickles in.
 
-Checks and their order, codes and texts follow the reference: spec of the TCP protocol, "PUB", "MPUB", "DPUB". One limit
+Checks and their order, codes and texts are those of nsqd: docs/nsq/tcp-protocol.md, "PUB", "MPUB", "DPUB". One limit
 is ours: a batch whose inner sizes add up to more than twice --max-body-size is refused, or it could fill the memory.
 DMPUB and the ids in an OK are ours altogether: docs/protocol-extensions.md.
 
@@ -43,7 +43,7 @@ from pyqd.primitives.goquote import go_quote
 
 cdef enum:
     NS_PER_MS = 1000000
-    INNER_BODIES_MAX = 2                 # the reference knows no bound, whatever the outer size says
+    INNER_BODIES_MAX = 2                 # nsqd knows no bound, whatever the outer size says
     MESSAGE_BYTES_MIN = 5                # of a batch's body: a size and one byte
     KNOWN_TOPICS_MAX = 128               # a deleted one may be kept in memory by the connection that knows it
     DUE_BYTES = 8                        # before each message of a DMPUB that gives each its own time
@@ -117,7 +117,7 @@ cdef class Publisher(Pump):
     cdef bint is_permitted(self, CommandLine* line) except -1:
         """Return whether the client may publish to the topic; False: not known before the slow call has been made.
 
-        Raises: ClientError. Source: spec of the TCP protocol, "Authorisation".
+        Raises: ClientError. Source: docs/nsq/tcp-protocol.md, "Authorisation".
         """
         cdef Text* name = &line.params[0]
         cdef int64_t until_ns
@@ -144,7 +144,7 @@ cdef class Publisher(Pump):
             self.topic_count = 0
 
     cdef int64_t publish(self, CommandLine* line, const char* at, uint64_t size_bytes, bint deferred) except -1:
-        """PUB and DPUB. Source: spec of the TCP protocol, "PUB", "DPUB"."""
+        """PUB and DPUB. Source: docs/nsq/tcp-protocol.md, "PUB", "DPUB"."""
         cdef int32_t size
         cdef int64_t due_ns = 0
         cdef TopicCore topic
@@ -174,7 +174,7 @@ cdef class Publisher(Pump):
         return 4 + size
 
     cdef int64_t publish_batch(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1:
-        """MPUB. Source: spec of the TCP protocol, "MPUB"."""
+        """MPUB. Source: docs/nsq/tcp-protocol.md, "MPUB"."""
         cdef int64_t used
         cdef TopicCore topic
         if line.param_count < 1 or not is_name(line.params[0].at, line.params[0].size_bytes):
@@ -392,7 +392,7 @@ cdef class Publisher(Pump):
         if line.param_count < params_needed:
             raise ClientError("E_INVALID", f"{name} insufficient number of parameters")
         topic = text_of(&line.params[0])
-        # The reference doubles the code for MPUB; clients may have learnt to expect it.
+        # nsqd doubles the code for MPUB; clients may have learnt to expect it.
         doubled = "E_BAD_TOPIC " if name == "MPUB" else ""
         raise ClientError(
             "E_BAD_TOPIC", f"{doubled}{name} topic name ".encode() + go_quote(topic) + b" is not valid")

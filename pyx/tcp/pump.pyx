@@ -10,7 +10,7 @@ bounds the wait from above, and no wait is as long as the least that can be aske
 
 A turn takes TURN_BYTES at most and then asks for another, so that the loop sees to other sockets in between.
 
-Source: spec of the TCP protocol, "Heartbeats and deadlines", "Output buffering".
+Source: docs/nsq/tcp-protocol.md, "Heartbeats and deadlines", "Output buffering".
 """
 
 from libc.stdint cimport uint32_t

@@ -5,7 +5,7 @@
 
 A chunk stands for 64 KiB at most, and is stored as it is where compressing would save less than an eighth. Blocks are
 compressed by cramjam, checksums computed here. Source: the framing format's description, with the snappy library;
-spec of the TCP protocol, "Upgrade sequence".
+docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE

@@ -3,7 +3,7 @@
 Both forms of the body are walked once, in C, and only good ones are taken. A body of millions of lines takes tens of
 milliseconds, so a framer walks it in pieces, and its caller lets the loop run in between.
 
-Source: spec of the HTTP API, "POST /mpub".
+Source: docs/nsq/http-api.md, "POST /mpub".
 """
 
 cimport cython

@@ -4,7 +4,7 @@
     message data: | timestamp: int64 ns | attempts: uint16 | id: 16 hex digits | body |
 
 All numbers are big-endian. The functions are inline, in the interface file; here is their Python face, for tests and
-for clients. Source: spec of the TCP protocol, "Server to client framing".
+for clients. Source: docs/nsq/tcp-protocol.md, "Server to client framing".
 """
 
 assert MESSAGE_HEADER_BYTES == 8 + 2 + 16

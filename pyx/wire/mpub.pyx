@@ -6,7 +6,7 @@ A column of binary or string is two buffers: offsets, one more than there are ro
 the other. So rows are walked twice, in C: once to see how many fit, once to copy them. Nothing that the buffers say is
 trusted: offsets that run backwards or out of the data are an error, not a read outside of them.
 
-Source: spec of the TCP protocol, "MPUB"; docs/protocol-extensions.md, "DMPUB"; Arrow columnar format, "Variable-size
+Source: docs/nsq/tcp-protocol.md, "MPUB"; docs/protocol-extensions.md, "DMPUB"; Arrow columnar format, "Variable-size
 Binary Layout".
 """
 

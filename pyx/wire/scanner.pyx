@@ -7,7 +7,7 @@ is the caller's: some commands are refused before their body is looked at. An MP
 as nsqd does; its outer size is only checked for range. The walk can be interrupted by the end of the buffer and goes on
 where it stopped, so that a large batch that trickles in is walked once and not once per packet.
 
-Nothing here keeps state, touches a socket or knows a topic. Source: spec of the TCP protocol, "Client to server
+Nothing here keeps state, touches a socket or knows a topic. Source: docs/nsq/tcp-protocol.md, "Client to server
 framing", "MPUB".
 """
 

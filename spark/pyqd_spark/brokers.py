@@ -3,7 +3,7 @@
 A request that fails on the way is tried again, on a new connection, until `retry_timeout_s` is over: so a reader sits
 out a broker's restart. What a broker refuses is an error at once. A client belongs to one thread.
 
-Source: docs/http.md, "Reading a topic by position"; nsqlookupd's HTTP API.
+Source: docs/http.md, "Reading a topic by position"; docs/nsq/lookupd.md, "HTTP API".
 """
 
 import errno

@@ -7,7 +7,7 @@ for each file. So whatever is killed, no message is lost; what was landed and no
     taken ---> filling ---> landing (a thread) ---> FIN ---> a row of the manifest
                  RDY: both together, at most
 
-For brokers without replay, such as nsqd. Source: NSQ's TCP protocol, "RDY", "FIN", "TOUCH", "CLS".
+For brokers without replay, such as nsqd. Source: docs/nsq/tcp-protocol.md, "RDY", "FIN", "TOUCH", "CLS".
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Every wait has a bound. Heartbeats are answered where frames are read. Needs the standard library alone.
 
-Source: NSQ's TCP protocol, V2; docs/protocol-extensions.md, "Ids of published messages".
+Source: docs/nsq/tcp-protocol.md, "Commands"; docs/protocol-extensions.md, "Ids of published messages".
 """
 
 import json

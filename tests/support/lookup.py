@@ -1,6 +1,6 @@
 """Go's nsqlookupd as a process, and the side of a broker that registers with it.
 
-Source: NSQ's lookup protocol, V1: IDENTIFY, REGISTER, PING; an answer is its size and its data.
+Source: docs/nsq/lookupd.md, "TCP protocol": IDENTIFY, REGISTER, PING; an answer is its size and its data.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def touch(message_id: bytes) -> bytes:
 
 
 def parse_message(data: bytes) -> Message:
-    """Decode the data of a message frame. Source: message encoding of the V2 protocol."""
+    """Decode the data of a message frame. Source: docs/nsq/tcp-protocol.md, "Server to client framing"."""
     assert len(data) >= MESSAGE_HEADER.size, data
     timestamp_ns, attempts, message_id = MESSAGE_HEADER.unpack_from(data)
     return Message(timestamp_ns, attempts, message_id, data[MESSAGE_HEADER.size :])
