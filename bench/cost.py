@@ -31,6 +31,7 @@ from bench.setting import Setting
 from bench.shape import at_least_one
 from bench.workloads import Workload, find
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 # Each with the messages that the smaller of two loads has whose instructions are counted.
 COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}
@@ -210,8 +211,22 @@ def print_table(arguments: argparse.Namespace, counter: Counter | None, setting:
     """Print the rows; return whether a run failed."""
     by = f"instructions by {counter.name}" if counter else ""
     print(f"{'per message':12} {'CPU, ns':>9} {'user, ns':>9} {'system, ns':>11} {by}".rstrip(), flush=True)
+    names = list(arguments.workload or COUNTED_MESSAGES)
+    with Progress(total=len(names), unit="benchmarks") as progress:
+        return print_rows(names, arguments, counter, setting, progress)
+
+
+def print_rows(
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    counter: Counter | None,
+    setting: Setting,
+    progress: Progress,
+) -> bool:
+    """Print a row for each workload; return whether a run failed."""
     failed = False
-    for name in arguments.workload or COUNTED_MESSAGES:
+    for name in names:
+        progress.describe(name)
         workload = find(name)
         times = count = problem = ""
         try:
@@ -224,9 +239,10 @@ def print_table(arguments: argparse.Namespace, counter: Counter | None, setting:
             problem = f"{name:12} failed: {error}"
             failed = True
         if times or count:
-            print(f"{name:12} {times:31} {count:>{len(by)}}".rstrip(), flush=True)
+            progress.say(f"{name:12} {times:31} {count}".rstrip(), sys.stdout)
         if problem:
-            print(problem, flush=True)
+            progress.say(problem, sys.stdout)
+        progress.advance()
     return failed
 
 

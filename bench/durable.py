@@ -35,6 +35,7 @@ from bench.series import read_commit
 from bench.server import Server, ServerError, Target
 from bench.setting import Setting
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 BODY = b"x" * 200
 # Topics are made in it, and segments and pages of the first messages.
@@ -229,19 +230,32 @@ class Durable:
     runs: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
     proofs: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    shown: Progress = field(default_factory=Progress)
 
     def attempt(self, what: str, step: Any, *arguments: Any) -> Any:
         """Return what step returns; note its failure and return None."""
-        print(what, file=sys.stderr, flush=True)
+        self.shown.describe(what)
+        if not self.shown.on_terminal:
+            self.shown.say(what)
         try:
             return step(*arguments)
         except FAILURES as error:
             self.failures.append(f"{what}: {type(error).__name__}: {error}")
-            print(f"FAILED {self.failures[-1]}", file=sys.stderr, flush=True)
+            self.shown.say(f"FAILED {self.failures[-1]}")
             return None
+        finally:
+            self.shown.advance()
 
     def traceable(self) -> list[Broker]:
         return [broker for broker in self.brokers if broker.durable] if shutil.which("strace") else []
+
+    def step_count(self, repeat: int) -> int:
+        """Return the number of attempts in `verify` and, unless repeat is 0, in `measure`."""
+        traced = len(self.rows) * len(self.traceable())
+        if not repeat:
+            return traced
+        disks = 2 * (ROWS[0] in self.rows)
+        return 2 * traced + repeat * (len(self.rows) * len(self.brokers) + disks)
 
     def verify(self) -> None:
         """Prove of each server and row that no OK is early."""
@@ -255,7 +269,7 @@ class Durable:
             proven = sum(verdict.proven for verdict in verdicts)
             text = f"{broker.name}: {proven} OKs left after a flush begun after their request was received, "
             self.proofs.append(text + f"{len(early)} did not")
-            print(self.proofs[-1], flush=True)
+            self.shown.say(self.proofs[-1], sys.stdout)
             if early:
                 self.failures.append(f"{broker.name}: {early[0].text}")
 
@@ -379,9 +393,12 @@ def main(given: Sequence[str]) -> int:
     pin_generator(setting.cores)
     if not durable.traceable():
         print("strace is not installed: flushes are neither counted nor looked at")
-    durable.verify()
+    steps = durable.step_count(0 if arguments.verify else arguments.repeat)
+    with Progress(total=steps, unit="steps") as durable.shown:
+        durable.verify()
+        if not arguments.verify:
+            durable.measure(arguments.repeat, arguments.seconds)
     if not arguments.verify:
-        durable.measure(arguments.repeat, arguments.seconds)
         print("\n".join(tables.format_columns(durable.cells(), left=2)))
         durable.write(arguments.results, shlex.join(["python", "-m", "bench", "--durable", *given]))
     return int(bool(durable.failures))

@@ -18,6 +18,7 @@ from pathlib import Path
 from bench.procfs import TICKS_PER_SECOND
 from bench.server import Server, Target, running
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 PARTS = 10
 ANSWER_TIMEOUT_S = 120.0
@@ -121,18 +122,22 @@ def measure(server: Server, topic_count: int, channel_count: int, publish: bool)
     part = max(1, topic_count // PARTS)
     times_ms = []
     cpu_s = cpu_of(server.pid)
-    for first in range(0, topic_count, part):
-        started_s = time.perf_counter()
-        create(client, first, min(part, topic_count - first), channel_count)
-        times_ms.append((time.perf_counter() - started_s) * 1e3 / min(part, topic_count - first))
+    with Progress("creation", topic_count, "topics") as progress:
+        for first in range(0, topic_count, part):
+            started_s = time.perf_counter()
+            create(client, first, min(part, topic_count - first), channel_count)
+            times_ms.append((time.perf_counter() - started_s) * 1e3 / min(part, topic_count - first))
+            progress.advance(min(part, topic_count - first))
     total_s = statistics.fmean(times_ms) * topic_count / 1e3
     show("creation", f"{total_s:.1f} s, of these {cpu_of(server.pid) - cpu_s:.1f} s on a processor")
     show("creation of a topic, first tenth, last tenth", f"{times_ms[0]:.2f} ms, {times_ms[-1]:.2f} ms")
     show_memory("after creation", server.pid)
     if publish:
         started_s = time.perf_counter()
-        for number in range(topic_count):
-            client.ask("POST", f"/pub?topic=topic{number}", b"one message")
+        with Progress("publishing", topic_count, "messages") as progress:
+            for number in range(topic_count):
+                client.ask("POST", f"/pub?topic=topic{number}", b"one message")
+                progress.advance()
         show("one message to each topic", f"{time.perf_counter() - started_s:.1f} s")
         show_memory("after publishing", server.pid)
     show("/stats", f"{client.timed('GET', '/stats?format=json') * 1e3:.0f} ms")

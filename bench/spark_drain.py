@@ -15,10 +15,12 @@ import statistics
 import struct
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress as Shown
 from pyqd_spark.brokers import BrokerClient
 from pyqd_spark.jobs.drain import DrainOptions, drain
 from pyqd_spark.jobs.progress import Progress
@@ -97,13 +99,15 @@ def measure(spark: SparkSession, address: str, directory: Path, rows: int, round
     """Run all ways in turn. Returns: seconds of each round, the first left out."""
     ways = {"drain": by_drain, "sink": by_plain_sink, "sink by day": by_day_sink}
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        for name, way in ways.items():
+    with Shown(total=(rounds + 1) * len(ways), unit="rounds") as progress:
+        for number, (name, way) in product(range(rounds + 1), ways.items()):
+            progress.describe(name)
             path = directory / f"{name}-{number}"
             seconds = way(spark, address, path, rows)
             shutil.rmtree(path)
             if number:
                 taken[name].append(seconds)
+            progress.advance()
     return taken
 
 

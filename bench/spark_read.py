@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.server import Server, Target, running
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 TOPIC = "read"
 BODY_BYTES = 200
@@ -118,21 +119,24 @@ def measure(arguments: argparse.Namespace, spark: Any, server: Server) -> dict[s
     reader = spark.read.format("pyqd").option("nsqd", f"{host}:{port}").option("subscribe", TOPIC)
     reader = reader.option("minPartitions", str(parallelism))
     address = "{}:{}".format(*server.tcp_address)
-    for run in range(arguments.runs + 1):
-        frame = reader.load()
-        seconds = timed(frame.write.format("noop").mode("overwrite").save)
-        channel = f"run{run}"
-        post(server, f"/channel/create?topic={TOPIC}&channel={channel}&start=earliest")
-        share = arguments.client_messages // parallelism
-        task = CLIENTS[arguments.client](address, channel, share)
-        tasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
-        client_seconds = timed(lambda tasks=tasks, task=task: tasks.foreachPartition(task))  # type: ignore[misc]
-        post(server, f"/channel/delete?topic={TOPIC}&channel={channel}")
-        print(f"run {run}: {arguments.messages / seconds:,.0f} and {share * parallelism / client_seconds:,.0f} rows/s")
-        # The first run of each starts Python workers and compiles.
-        if run:
-            rates["format(pyqd)"].append(arguments.messages / seconds)
-            rates[arguments.client].append(share * parallelism / client_seconds)
+    with Progress(total=arguments.runs + 1, unit="runs") as progress:
+        for run in range(arguments.runs + 1):
+            frame = reader.load()
+            seconds = timed(frame.write.format("noop").mode("overwrite").save)
+            channel = f"run{run}"
+            post(server, f"/channel/create?topic={TOPIC}&channel={channel}&start=earliest")
+            share = arguments.client_messages // parallelism
+            task = CLIENTS[arguments.client](address, channel, share)
+            tasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
+            client_seconds = timed(lambda tasks=tasks, task=task: tasks.foreachPartition(task))  # type: ignore[misc]
+            post(server, f"/channel/delete?topic={TOPIC}&channel={channel}")
+            rate, client_rate = arguments.messages / seconds, share * parallelism / client_seconds
+            progress.advance()
+            progress.say(f"run {run}: {rate:,.0f} and {client_rate:,.0f} rows/s", sys.stdout)
+            # The first run of each starts Python workers and compiles.
+            if run:
+                rates["format(pyqd)"].append(rate)
+                rates[arguments.client].append(client_rate)
     assert frame.count() == arguments.messages, "the read was not whole"
     return rates
 

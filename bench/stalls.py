@@ -19,6 +19,7 @@ from bench.server import Target, running
 from bench.setting import Cores
 from bench.situations import SITUATIONS, Bench, Situation
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 SMOKE_SCALE = 0.002
 HEADING = ("| while | longest, ms | p99.9, ms | CPU of the longest, ms |", "| --- | ---: | ---: | ---: |")
@@ -87,11 +88,16 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(words)
     scale, repeat = (SMOKE_SCALE, 1) if arguments.smoke else (arguments.scale, arguments.repeat)
     cores = choose_cores(arguments)
+    situations = chosen(arguments.words)
     print("\n".join(HEADING), flush=True)
-    with generating_on(cores):
-        for situation in chosen(arguments.words):
-            silences = [measure(situation, cores, scale, arguments.data_root) for _ in range(repeat)]
-            print(row(situation, Silence.median_of(silences)), flush=True)
+    with generating_on(cores), Progress(total=len(situations) * repeat, unit="runs") as progress:
+        for situation in situations:
+            progress.describe(situation.what)
+            silences = []
+            for _ in range(repeat):
+                silences.append(measure(situation, cores, scale, arguments.data_root))
+                progress.advance()
+            progress.say(row(situation, Silence.median_of(silences)), sys.stdout)
     return 0
 
 

@@ -62,6 +62,7 @@ from crash_checks import (
 from crash_clients import DELAY_MS_MAX, Consumer, Publisher
 
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 POLL_S = 0.003
@@ -75,6 +76,7 @@ FLAGS = (
     "-broadcast-address=127.0.0.1",
 )
 BURST_COMMANDS = 60
+VERBOSE_KILLS = 10
 BURST_S = 0.002
 CHANGES_MAX = 6
 CUT_S = 0.004
@@ -211,6 +213,8 @@ class Harness:
         self.arguments = arguments
         self.daemon = daemon
         self.rng = random.Random(arguments.seed)
+        # The number of failures that --verbose has printed.
+        self.shown = 0
         self.world = World(arguments.topics, random.Random(self.rng.random()))
         self.changes = Changes(self.world, daemon, random.Random(self.rng.random()), self.consume)
         self.extended = False
@@ -409,20 +413,27 @@ class Harness:
         self.daemon.spawn()
         self.daemon.wait_ready()
         await self.set_up()
-        shown = 0
-        for number in range(self.arguments.kills):
-            self.world.round = number
-            self.world.totals.rounds += 1
-            await self.load(self.rng.uniform(0.02, self.arguments.seconds))
-            self.start()
-            self.look()
-            if self.arguments.verbose and number % 10 == 9:
-                totals = self.world.totals
-                print(f"{number + 1} kills, {totals.delivered} delivered, {len(self.world.notes)} failures", flush=True)
-                print(*self.world.notes[shown:], sep="\n", end="\n" * (len(self.world.notes) > shown), flush=True)
-                shown = len(self.world.notes)
-        await self.drain()
+        with Progress(total=self.arguments.kills, unit="kills") as progress:
+            for number in range(self.arguments.kills):
+                self.world.round = number
+                self.world.totals.rounds += 1
+                await self.load(self.rng.uniform(0.02, self.arguments.seconds))
+                self.start()
+                self.look()
+                self.show(progress)
+            progress.describe("draining")
+            await self.drain()
         self.settle()
+
+    def show(self, progress: Progress) -> None:
+        """Show that one more kill is done; with --verbose print a line after every 10, and the failures since."""
+        notes = self.world.notes
+        note = f"{self.world.totals.delivered} delivered, {len(notes)} failures"
+        progress.advance(note=note)
+        if self.arguments.verbose and progress.done % VERBOSE_KILLS == 0:
+            for text in (f"{progress.done} kills, {note}", *notes[self.shown :]):
+                progress.say(text, sys.stdout)
+            self.shown = len(notes)
 
     def settle(self) -> None:
         """Look every message up in every channel that had to deliver it."""

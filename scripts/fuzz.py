@@ -20,7 +20,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 from tests.support.fuzz.campaign import Campaign, batches, make_case
+
+LINE_S = 30.0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -37,21 +40,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def play(campaign: Campaign, arguments: argparse.Namespace) -> None:
     end_s = time.monotonic() + arguments.seconds
-    shown_s = time.monotonic()
     if arguments.case is not None:
         print(make_case(arguments.seed, arguments.case).text(), flush=True)
         campaign.play([arguments.case])
         return
-    for numbers in batches(arguments.first, arguments.batch):
-        campaign.play(numbers)
-        if arguments.cases is not None:
-            if campaign.report.cases >= arguments.cases:
+    report = campaign.report
+    with Progress(total=arguments.cases, unit="cases", stream=sys.stdout, line_s=LINE_S) as progress:
+        for numbers in batches(arguments.first, arguments.batch):
+            campaign.play(numbers)
+            if arguments.cases is not None:
+                if report.cases >= arguments.cases:
+                    return
+            elif time.monotonic() > end_s:
                 return
-        elif time.monotonic() > end_s:
-            return
-        if time.monotonic() > shown_s + 30:
-            shown_s = time.monotonic()
-            print(campaign.report.text(), flush=True)
+            note = f"{report.sent_bytes / 1e6:.1f} MB sent, slowest probe {report.slowest_probe_s:.2f} s"
+            progress.move_to(report.cases, note)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyqd.primitives.command_line import CommandParser
+from pyqd.primitives.progress import Progress
 from tests.simulation.model import Violation
 from tests.simulation.process import Failures
 from tests.simulation.schedule import Schedule, as_test, made_from, play, quiet, shrink
 
-PROGRESS_S = 2.0
+LINE_S = 2.0
 SEEDS_PER_TASK = 50
 # One world in 200 is never freed, as a greenlet of a dead process waits on, and its files keep their descriptors: a
 # process would reach its limit of these.
@@ -84,12 +85,15 @@ def main() -> int:
     args = parser.parse_args()
     first = int(time.time()) % 10**8 * 1000 if args.seed is None else args.seed
     print(f"seeds from {first} on", flush=True)
-    started_s = shown_s = time.monotonic()
+    started_s = time.monotonic()
     total = Done(0, 0, 0)
     failed: list[int] = []
     gc.collect()
     gc.freeze()
-    with multiprocessing.get_context("fork").Pool(args.jobs, maxtasksperchild=TASKS_PER_PROCESS) as pool:
+    with (
+        multiprocessing.get_context("fork").Pool(args.jobs, maxtasksperchild=TASKS_PER_PROCESS) as pool,
+        Progress(total=args.schedules, unit="schedules", stream=sys.stdout, line_s=LINE_S) as progress,
+    ):
         try:
             for done in pool.imap_unordered(play_seeds, tasks(first, args.schedules)):
                 total = Done(
@@ -99,13 +103,11 @@ def main() -> int:
                 )
                 if done.failed is not None:
                     failed.append(done.failed)
-                    print(f"seed {done.failed}: {done.failure}", flush=True)
+                    progress.say(f"seed {done.failed}: {done.failure}")
                     if not args.keep_going:
                         break
-                now_s = time.monotonic()
-                if now_s - shown_s > PROGRESS_S:
-                    shown_s = now_s
-                    show(total, now_s - started_s, failed)
+                note = f"{total.operations:,} operations, {total.faults:,} faults, {len(failed)} failures"
+                progress.move_to(total.schedules, note)
         except KeyboardInterrupt:
             print()
         pool.terminate()
@@ -116,7 +118,7 @@ def main() -> int:
 
 
 def show(total: Done, seconds: float, failed: list[int]) -> None:
-    """Print a line of progress."""
+    """Print the outcome."""
     print(
         f"{total.schedules} schedules, {total.operations} operations, {total.faults} faults,"
         f" {total.schedules / max(seconds, 1e-9):.0f} schedules per second, {len(failed)} failures",

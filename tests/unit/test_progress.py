@@ -1,0 +1,102 @@
+"""Progress of tools: on a real terminal, and where there is none."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+
+import pytest
+
+from pyqd.primitives.progress import Progress
+
+
+class Terminal:
+    """Terminal that keeps all that is written to it."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        # Rows and columns; in a terminal without columns there is no bar.
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        self.stream = open(slave, "w")  # noqa: SIM115
+        self._read = bytearray()
+        self._reader = threading.Thread(target=self._keep)
+        self._reader.start()
+
+    def _keep(self) -> None:
+        # EIO once the other end is closed.
+        while True:
+            try:
+                self._read += os.read(self._master, 4096)
+            except OSError:
+                return
+
+    def text(self) -> str:
+        """Close the terminal and return what was written to it."""
+        self.stream.close()
+        self._reader.join(10)
+        os.close(self._master)
+        return self._read.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_bar_which_is_gone_at_the_end() -> None:
+    terminal = Terminal()
+    with Progress("reading", 4, "runs", stream=terminal.stream) as progress:
+        assert progress.on_terminal
+        progress._bar.mininterval = 0  # type: ignore[union-attr]
+        progress.advance(3, "1 failed")
+        progress.describe("writing")
+    text = terminal.text()
+    assert re.search(r"reading  75% \|.*\| 3 of 4 runs, 00:00 gone, 00:00 left, 1 failed", text)
+    assert "writing  75% |" in text
+    assert text.split("\r")[-2:] == [" " * len(text.split("\r")[-2]), ""]
+
+
+def test_a_bar_without_a_total_counts() -> None:
+    terminal = Terminal()
+    with Progress("", None, "cases", stream=terminal.stream) as progress:
+        progress._bar.mininterval = 0  # type: ignore[union-attr]
+        progress.move_to(12)
+    assert " 12 cases, 00:00 gone" in terminal.text()
+
+
+def test_a_line_that_is_printed_beside_a_bar_stands_alone() -> None:
+    terminal = Terminal()
+    with Progress("", 4, "runs", stream=terminal.stream) as progress:
+        progress.say("a row of the table")
+    lines = [line.rpartition("\r")[2] for line in terminal.text().split("\n")]
+    assert "a row of the table" in lines
+
+
+@pytest.mark.parametrize("line_s", [None, 0.0])
+def test_elsewhere_there_are_lines_if_they_are_asked_for(line_s: float | None) -> None:
+    stream = io.StringIO()
+    with Progress("run 7", 4000, "rows", stream=stream, line_s=line_s, initial=1000) as progress:
+        progress.move_to(3000, "1 of 3 ranges")
+        progress.say("a message")
+    lines = stream.getvalue().splitlines()
+    assert lines.pop() == "a message"
+    assert len(lines) == (line_s is not None)
+    for line in lines:
+        assert re.fullmatch(r"run 7: 75%, 3,000 of 4,000 rows, [0-9,]+ rows per second, 1 of 3 ranges", line)
+
+
+def test_a_quiet_one_writes_nothing() -> None:
+    terminal, stream = Terminal(), io.StringIO()
+    for each in (terminal.stream, stream):
+        with Progress("", 4, "runs", stream=each, quiet=True, line_s=0.0) as progress:
+            progress.advance()
+            progress.say("a message")
+    assert (terminal.text(), stream.getvalue()) == ("", "")
+
+
+def test_without_tqdm_a_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    terminal = Terminal()
+    with Progress("", 4, "runs", stream=terminal.stream, line_s=0.0) as progress:
+        progress.advance()
+    assert re.fullmatch(r"25%, 1 of 4 runs, [0-9,]+ runs per second\n", terminal.text())
