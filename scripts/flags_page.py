@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from pyqd.config.options import FLAGS
-from pyqd.primitives.compat import NSQ_VERSION, NSQD_FLAGS
 from pyqd.primitives.goflags import Flag
+from pyqd.primitives.nsq_compat import NSQ_VERSION, NSQD_FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 HEAD = """\

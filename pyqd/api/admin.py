@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import gevent
 
-from pyqd.api.http_names import channel_asked, topic_asked, topic_of_any_name
+from pyqd.api.http_params import channel_asked, topic_asked, topic_of_any_name
 from pyqd.api.rights import ADMIN
 from pyqd.broker.broker import Broker, sync_names
 from pyqd.broker.channel import Channel
@@ -22,7 +22,7 @@ from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import HttpError, Request, Response
 from pyqd.http.router import Handler, Route
-from pyqd.net.giveway import in_slices
+from pyqd.net.loop_driver import in_slices
 from pyqd.primitives.errors import StorageError
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pyqd.debug.profiler import RATE_MAX, SECONDS_MAX, ProfileError, Profiler
 from pyqd.http.messages import TEXT, HttpError, Request, Response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.memory import give_back, resident_bytes
 
@@ -124,8 +124,8 @@ class DebugRoutes:
         kind = query.get("format") or FORMAT_SVG
         if kind not in (FORMAT_SVG, FORMAT_RAW):
             raise HttpError(400, "INVALID_FORMAT")
-        seconds = min(number(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
-        rate = min(number(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
+        seconds = min(integer_of(query, "seconds", SECONDS_DEFAULT, 1), SECONDS_MAX)
+        rate = min(integer_of(query, "rate", RATE_DEFAULT, 1), RATE_MAX)
         try:
             recorded = self.profiler.record(seconds, rate)
         except ProfileError as error:
@@ -136,12 +136,12 @@ class DebugRoutes:
 
     def heap(self, request: Request) -> Response:
         """Return what memory goes to. Switches: yes."""
-        lines = min(number(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
-        return text(heap_text(lines, give_way))
+        lines = min(integer_of(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
+        return text(heap_text(lines, yield_to_loop))
 
     def start_tracing(self, request: Request) -> Response:
         """Trace from now on who allocates."""
-        frames = min(number(request.query(), "frames", 1, 1), FRAMES_MAX)
+        frames = min(integer_of(request.query(), "frames", 1, 1), FRAMES_MAX)
         if tracemalloc.is_tracing():
             return text("traced already\n")
         tracemalloc.start(frames)
@@ -154,7 +154,7 @@ class DebugRoutes:
 
     def stacks(self, _request: Request) -> Response:
         """Return what all greenlets and threads are at. Switches: yes."""
-        return text(greenlets_text(self.greenlets(), give_way))
+        return text(greenlets_text(self.greenlets(), yield_to_loop))
 
     def set_block_rate(self, request: Request) -> Response:
         """Check the rate as nsqd does; there is nothing to set."""
@@ -184,7 +184,7 @@ def form_of(request: Request) -> Query:
         raise HttpError(400, "INVALID_REQUEST") from None
 
 
-def number(query: Query, name: str, default: int, least: int) -> int:
+def integer_of(query: Query, name: str, default: int, least: int) -> int:
     """Return a number of a query. Raises: HttpError 400."""
     value = query.get(name)
     if value is None:

@@ -7,7 +7,7 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_names import channel_asked
+from pyqd.api.http_params import channel_asked
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -74,9 +74,9 @@ def asked_for(query: Query, now: ChannelLimits) -> ChannelLimits:
         raise HttpError(400, "MISSING_ARG_RATE")
     limits = now
     if query.get("rate") is not None:
-        limits = limits._replace(rate=number(query, "rate", "INVALID_RATE"), burst=0.0)
+        limits = limits._replace(rate=parse_rate(query, "rate", "INVALID_RATE"), burst=0.0)
     if query.get("burst") is not None:
-        limits = limits._replace(burst=number(query, "burst", "INVALID_BURST"))
+        limits = limits._replace(burst=parse_rate(query, "burst", "INVALID_BURST"))
         if not limits.rate:
             raise HttpError(400, "MISSING_ARG_RATE")
     if query.get("max_attempts") is not None:
@@ -92,7 +92,7 @@ def asked_for(query: Query, now: ChannelLimits) -> ChannelLimits:
     return limits if limits.max_attempts else limits._replace(dead_letter_topic="")
 
 
-def number(query: Query, name: str, code: str) -> float:
+def parse_rate(query: Query, name: str, code: str) -> float:
     """Return a parameter that is a number, perhaps with a fraction."""
     text = query.get(name) or ""
     if not _NUMBER.fullmatch(text):

@@ -17,8 +17,7 @@ from collections import OrderedDict
 from ipaddress import ip_address
 from typing import Final
 
-from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant
-from pyqd.api.tokens import TokenFile, TokenFileError
+from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
 from pyqd.config.options import PROGRAM, Options, TcpAddress
 from pyqd.http.messages import HttpError, Request, Response, error_response
 from pyqd.net.listener import Address, ip_of

@@ -7,7 +7,7 @@ import base64
 import re
 from typing import Any, Final
 
-from pyqd.api.http_names import topic_and_channel_asked
+from pyqd.api.http_params import topic_and_channel_asked
 from pyqd.api.rights import CONSUME
 from pyqd.broker import amend, peek
 from pyqd.broker.broker import Broker
@@ -17,9 +17,9 @@ from pyqd.hot.primitives.guid import from_hex
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -62,15 +62,15 @@ class MessageRoutes:
                 raise HttpError(400, "INVALID_AFTER") from None
         body_bytes_max = 0 if form == "none" else BODY_BYTES_MAX
         if channel is None:
-            page = peek.page_of_topic(topic, state, cursor, int(limit_text), body_bytes_max, give_way)
+            page = peek.page_of_topic(topic, state, cursor, int(limit_text), body_bytes_max, yield_to_loop)
         else:
-            page = peek.page_of_channel(topic, channel, state, cursor, int(limit_text), body_bytes_max, give_way)
+            page = peek.page_of_channel(topic, channel, state, cursor, int(limit_text), body_bytes_max, yield_to_loop)
         return json_response(
             {
                 "topic": topic.name,
                 "channel": None if channel is None else channel.name,
                 "state": state,
-                "messages": [shown(row, state, form) for row in page.rows],
+                "messages": [row_to_json(row, state, form) for row in page.rows],
                 "next": page.after,
             }
         )
@@ -101,7 +101,7 @@ class MessageRoutes:
         except ValueError:
             raise HttpError(400, "INVALID_ARG_ID") from None
         channels = list(topic.channel_of.values()) if channel is None else [channel]
-        outcomes = amend.amend(topic, channels, guid, change_for(topic), give_way)
+        outcomes = amend.amend(topic, channels, guid, change_for(topic), yield_to_loop)
         statuses = [outcome.status for outcome in outcomes]
         if all(status == amend.UNKNOWN for status in statuses):
             raise HttpError(404, "MESSAGE_NOT_FOUND")
@@ -127,7 +127,7 @@ class MessageRoutes:
             due_ns = now_ns + int(defer) * MILLISECOND_NS
         elif due is not None:
             try:
-                due_ns = int(due) * MILLISECOND_NS if _NUMBER.fullmatch(due) else parse_moment(due, now_ns)
+                due_ns = int(due) * MILLISECOND_NS if _NUMBER.fullmatch(due) else parse_timestamp(due, now_ns)
             except ValueError:
                 raise HttpError(400, "INVALID_DUE") from None
         if due_ns > now_ns + self.broker.options.defer_ns_max():
@@ -135,7 +135,7 @@ class MessageRoutes:
         return max(due_ns, now_ns)
 
 
-def shown(row: peek.Row, state: str, form: str) -> dict[str, Any]:
+def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
     """Return what is shown of a message."""
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gevent.event import Event
 
-from pyqd.api.http_names import topic_name
+from pyqd.api.http_params import topic_name
 from pyqd.api.rights import PUBLISH
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
@@ -25,10 +25,10 @@ from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
 from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.errors import StorageError
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 
 SIZE_BYTES = 4
 ID_HEADER = "X-NSQ-Message-Id"
@@ -190,7 +190,7 @@ class PublishRoutes:
     def due_ns(self, text: str, now_ns: int) -> int:
         """Return a moment, given in Unix milliseconds or as RFC 3339; 0 for one that has passed."""
         try:
-            due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_moment(text, now_ns)
+            due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_timestamp(text, now_ns)
         except ValueError as error:
             raise HttpError(400, "INVALID_DUE") from error
         if due_ns > now_ns + self.broker.options.defer_ns_max():
@@ -229,7 +229,7 @@ def line_frames(request: Request, msg_size_max: int) -> Frames:
     """Return the lines of the body without the empty ones. Switches: where there are many."""
     framer = LineFramer(request.body, msg_size_max)
     while not framer.step(PIECE_BYTES):
-        give_way()
+        yield_to_loop()
     if not framer.failed and not request.body_too_big:
         return framer.frames
     # The last line of a body that was cut off may be any length.
@@ -244,7 +244,7 @@ def binary_frames(request: Request, msg_size_max: int, batch_count_max: int) -> 
     """
     framer = BinaryFramer(request.body, msg_size_max, batch_count_max)
     while not framer.step(PIECE_BYTES):
-        give_way()
+        yield_to_loop()
     if not framer.failed:
         return framer.frames
     if not framer.counts:

@@ -9,7 +9,7 @@ Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 import logging
 import re
 
-from pyqd.api.http_names import channel_asked, topic_and_channel_name, topic_asked, topic_name
+from pyqd.api.http_params import channel_asked, topic_and_channel_name, topic_asked, topic_name
 from pyqd.api.rights import ADMIN, CONSUME
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
@@ -18,9 +18,9 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 
 RANGE_BYTES = 1 << 20
 RANGE_BYTES_MAX = 4 << 20
@@ -55,10 +55,10 @@ class ReplayRoutes:
         place = None
         if time_text is not None:
             try:
-                place = replay.Place(time_ns=parse_moment(time_text, wall()))
+                place = replay.Place(time_ns=parse_timestamp(time_text, wall()))
             except ValueError:
                 raise HttpError(400, "INVALID_TIME") from None
-        return json_response(replay.positions(topic, place, give_way))
+        return json_response(replay.positions(topic, place, yield_to_loop))
 
     def log(self, request: Request) -> Response:
         """Return records of a topic as they lie in its log. Switches: yes, in large answers."""
@@ -78,7 +78,7 @@ class ReplayRoutes:
             if not _COUNT.fullmatch(bytes_text) or int(bytes_text) == 0:
                 raise HttpError(400, "INVALID_MAX_BYTES")
             bytes_max = min(int(bytes_text), RANGE_BYTES_MAX)
-        found = replay.read_range(topic, place, stop, bytes_max, give_way)
+        found = replay.read_range(topic, place, stop, bytes_max, yield_to_loop)
         headers = (
             ("X-Pyqd-Format", str(replay.FORMAT)),
             ("X-Pyqd-Node", self.broker.node_name),
@@ -106,7 +106,7 @@ class ReplayRoutes:
         place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
         if place is not None and name not in topic.channel_of:
             # Before there is a channel: it is not made where the place is refused.
-            replay.find(topic, place, give_way)
+            replay.find(topic, place, yield_to_loop)
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         created = name not in topic.channel_of
@@ -116,7 +116,7 @@ class ReplayRoutes:
                 return Response(200)
             if not created:
                 return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = replay.move(topic, channel, place, give_way)
+            moved = replay.move(topic, channel, place, yield_to_loop)
         except StorageError as error:
             raise self.failed(error) from error
         shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
@@ -138,8 +138,8 @@ class ReplayRoutes:
         """Move a channel unless it is a dry run. Returns: what that means."""
         try:
             if dry_run:
-                return {**replay.preview(channel.topic, channel, place, give_way), "dry_run": True}
-            return {**replay.move(channel.topic, channel, place, give_way), "dry_run": False}
+                return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
+            return {**replay.move(channel.topic, channel, place, yield_to_loop), "dry_run": False}
         except StorageError as error:
             raise self.failed(error) from error
 

@@ -1,5 +1,23 @@
-"""What the routes of the HTTP API ask for, and what a login grants. docs/security.md has the table of routes."""
+"""Rights over HTTP, and the file of --http-auth-token-file that grants them: a line for each token.
 
+    # token, or sha256: and its digest    rights            topics
+    <token>                               publish           orders_*
+    sha256:<digest>                       publish,consume
+    anonymous                             status
+
+Topics are given by a pattern of the shell's, for the whole name; without a pattern the token is good for all topics.
+The line `anonymous` grants rights to clients that do not log in. Tokens are compared by their digests, each with all,
+so that the time of a comparison tells nothing. docs/security.md has the table of routes.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, Protocol
 
 # Each route names one of these. OPEN needs no login, STATUS any.
@@ -13,6 +31,19 @@ RIGHTS: Final = (OPEN, STATUS, PUBLISH, CONSUME, ADMIN)
 # What a token may be given. No right includes another, but STATUS comes with each.
 GRANTED: Final = (STATUS, PUBLISH, CONSUME, ADMIN)
 
+ANONYMOUS: Final = "anonymous"
+DIGEST: Final = "sha256:"
+ALL_TOPICS: Final = "*"
+TOKEN_CHARS_MIN: Final = 16
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+_DIGEST = re.compile("[0-9a-fA-F]{64}", re.ASCII)
+_PATTERN = re.compile(r"[].a-zA-Z0-9_#*?[!-]+", re.ASCII)
+# As RFC 6750 has it, and what Basic can carry.
+_TOKEN = re.compile("[!-~]+", re.ASCII)
+
+logger = logging.getLogger(__name__)
+
 
 class Grant(Protocol):
     """What a login may do."""
@@ -22,3 +53,107 @@ class Grant(Protocol):
 
         channel: empty where all of a topic's are meant.
         """
+
+
+class TokenFileError(Exception):
+    """The file does not serve; str() of it is why, and never has a token in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrant:
+    """What one line grants."""
+
+    digest: bytes
+    rights: frozenset[str]
+    topics: str = ALL_TOPICS
+
+    def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:  # noqa: ARG002 - channels are not told apart
+        """Return whether it grants a right. Where it is for some topics only, it is for nothing beside them."""
+        if right == STATUS:
+            return True
+        if right not in self.rights:
+            return False
+        if self.topics == ALL_TOPICS:
+            return True
+        return bool(topics) and all(fnmatchcase(topic, self.topics) for topic in topics)
+
+
+class TokenFile:
+    """The tokens of a file. Raises: TokenFileError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.grants, self.anonymous = read_tokens(path)
+
+    def reload(self) -> None:
+        """Read the file again; where it does not do, go on with what is there."""
+        try:
+            self.grants, self.anonymous = read_tokens(self.path)
+        except TokenFileError as error:
+            logger.error("HTTP: failed to reload tokens, going on with the old ones - %s", error)
+        else:
+            logger.info("HTTP: reloaded %d tokens", len(self.grants))
+
+    def find(self, secret: bytes) -> TokenGrant | None:
+        """Return what a token grants; None for one that is not in the file."""
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for grant in self.grants:
+            if hmac.compare_digest(grant.digest, digest):
+                found = grant
+        return found
+
+
+def read_tokens(path: str) -> tuple[tuple[TokenGrant, ...], TokenGrant | None]:
+    """Return what a file grants, and what it grants to all. Raises: TokenFileError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise TokenFileError(f"open {path}: {(reason or str(error)).lower()}") from error
+    if mode & OTHERS:
+        logger.warning("HTTP: %s has mode %03o: others than its owner can use it", path, stat.S_IMODE(mode))
+    grants: dict[bytes, TokenGrant] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            grant = grant_of(words)
+        except ValueError as error:
+            raise TokenFileError(f"{path}: line {number}: {error}") from None
+        if grant.digest in grants:
+            raise TokenFileError(f"{path}: line {number}: the token is there already")
+        grants[grant.digest] = grant
+    anonymous = grants.pop(b"", None)
+    return tuple(grants.values()), anonymous
+
+
+def grant_of(words: list[str]) -> TokenGrant:
+    """Return what a line grants; of `anonymous` with an empty digest. Raises: ValueError."""
+    if not 2 <= len(words) <= 3:
+        raise ValueError("needs a token, its rights, and may have a pattern of topics")
+    token, rights_text, *patterns = words
+    rights = frozenset(rights_text.split(","))
+    if not rights <= set(GRANTED):
+        raise ValueError(f"rights are {', '.join(GRANTED)}, apart by commas")
+    pattern = patterns[0] if patterns else ALL_TOPICS
+    if not _PATTERN.fullmatch(pattern):
+        raise ValueError("no topic matches the pattern")
+    return TokenGrant(digest_of(token), rights, pattern)
+
+
+def digest_of(token: str) -> bytes:
+    """Return what a token of the file is compared by. Raises: ValueError."""
+    if token == ANONYMOUS:
+        return b""
+    if token.startswith(DIGEST):
+        text = token.removeprefix(DIGEST)
+        if not _DIGEST.fullmatch(text):
+            raise ValueError("a digest has 64 hex digits")
+        return bytes.fromhex(text)
+    if len(token) < TOKEN_CHARS_MIN or not _TOKEN.fullmatch(token):
+        raise ValueError(f"a token has {TOKEN_CHARS_MIN} characters at least, all of them ASCII")
+    return hashlib.sha256(token.encode("ascii")).digest()

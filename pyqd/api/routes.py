@@ -8,10 +8,9 @@ from pyqd.api.config import ConfigRoutes
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
-from pyqd.api.metrics import MetricsRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
-from pyqd.api.status import StatusRoutes
+from pyqd.api.status import MetricsRoutes, StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic

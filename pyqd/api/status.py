@@ -1,4 +1,4 @@
-"""GET /ping, /info and /stats. Source: docs/nsq/http-api.md, "/ping and /info", "GET /stats"."""
+"""GET /ping, /info, /stats and /metrics. Source: docs/nsq/http-api.md, "/ping and /info", "GET /stats"."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,10 @@ from pyqd.http.messages import JSON, Request, Response, json_response, text_resp
 from pyqd.http.query import Query
 from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
-from pyqd.net.giveway import give_way
-from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.memory import memory_stats
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 SECOND_NS = 1_000_000_000
 DAMAGE_HEADER = "X-Pyqd-Damage"
@@ -103,13 +104,13 @@ def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]
     for topic in topics:
         if topic.exiting:
             continue
-        stats = topic_stats(topic, selection, give_way)
+        stats = topic_stats(topic, selection, yield_to_loop)
         if stats is not None:
             yield stats
         channel_count += 1 + len(topic.channel_of)
         if channel_count >= CHANNELS_PER_PAUSE:
             channel_count = 0
-            give_way()
+            yield_to_loop()
 
 
 def selection_of(query: Query) -> Selection:
@@ -155,7 +156,22 @@ def topic_json(topic: StatsDict) -> Iterator[bytes]:
     yield before + b'"channels":['
     for start in range(0, len(channels), CHANNELS_PER_PAUSE):
         if start:
-            give_way()
+            yield_to_loop()
             yield b","
         yield to_json(channels[start : start + CHANNELS_PER_PAUSE])[1:-1]
     yield b"]" + after
+
+
+class MetricsRoutes:
+    """The route that Prometheus scrapes."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
+    def routes(self) -> list[Route]:
+        """Return the route. What comes every few seconds is not logged."""
+        return [Route("GET", "/metrics", self.scrape, versioned=False, logged=False, right=STATUS)]
+
+    def scrape(self, _request: Request) -> Response:
+        """Return all metrics as text. Switches: yes."""
+        return Response(200, self.metrics.text(), CONTENT_TYPE)

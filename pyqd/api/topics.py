@@ -6,7 +6,7 @@ Source: docs/space.md.
 import logging
 import re
 
-from pyqd.api.http_names import topic_asked
+from pyqd.api.http_params import topic_asked
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic

@@ -43,16 +43,16 @@ from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import end_stacks
+from pyqd.net.greenlets import isolate_native_stacks
 from pyqd.net.listener import Address, ListeningAddresses
+from pyqd.net.loop_driver import LoopDriver
 from pyqd.net.shedding import Shedder
 from pyqd.net.tls import TlsServer
-from pyqd.net.turns import Turns
-from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat, configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
 from pyqd.primitives.memory import loading, watch_collections
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.server import TcpServer
 
@@ -68,7 +68,7 @@ class Daemon:
     def __init__(self, options: Options, files: Files | None = None) -> None:
         self.options = options
         self.hub: Any = gevent.get_hub()
-        end_stacks(self.hub)
+        isolate_native_stacks(self.hub)
         buffers.keep_freed()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
@@ -86,7 +86,7 @@ class Daemon:
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
-        self.turns = Turns(self.hub, self.broker.scheduler)
+        self.turns = LoopDriver(self.hub, self.broker.scheduler)
         self.direct = DirectWriter(self.hub)
         soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
         self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)

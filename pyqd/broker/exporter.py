@@ -22,8 +22,8 @@ from pyqd.diskqueue.interchange import (
 from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
 from pyqd.diskqueue.stored import StoredRecord
 from pyqd.hot.primitives.guid import to_hex
-from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 # What nsqd writes and reads unless it is told otherwise.
 SEGMENT_BYTES_MAX = 100 * 1024 * 1024

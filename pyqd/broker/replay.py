@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.replay import SeekPlace, seek, seek_effect, seek_target
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 
 FORMAT: Final = 1
 EARLIEST: Final = "earliest"
@@ -78,7 +78,7 @@ def parse_place(text: str, now_ns: int) -> Place:
         return Place()
     if text.isascii() and text.isdigit():
         return Place(position=parse_position(text))
-    return Place(time_ns=parse_moment(text, now_ns))
+    return Place(time_ns=parse_timestamp(text, now_ns))
 
 
 def parse_position(text: str) -> int:

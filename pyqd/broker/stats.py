@@ -15,8 +15,8 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.channel_limits import NO_LIMITS, shown
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
-from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.memory import memory_stats
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 StatsDict = dict[str, Any]
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from pyqd import __version__
 from pyqd.config.configfile import ConfigFile, read_config, unknown_keys, values_of
-from pyqd.config.percentiles import PERCENTILES, Percentiles
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags, parse_or_exit
@@ -45,6 +44,8 @@ TLS_REQUIRED: Final = 2
 # By their number in the protocol.
 TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
+
+Percentiles = tuple[float, ...]
 
 
 def parse_tls_required(text: str) -> int:
@@ -85,6 +86,60 @@ TLS_NEED: Final = FlagType(
 )
 TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
 LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
+
+
+def parse_percentiles(text: str) -> Percentiles:
+    """Return the numbers of a list with commas, from the highest. Raises: ValueError."""
+    return tuple(sorted(numbers_of(text), reverse=True))
+
+
+def numbers_of(text: str) -> list[float]:
+    """Return the numbers of a list with commas, in its order. Raises: ValueError."""
+    try:
+        return [float(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise ValueError("must be numbers with commas, such as 0.99,0.5") from None
+
+
+def read_percentiles(found: Any) -> Percentiles:
+    """Return the numbers of a configuration file, an array or a string with commas, in their order there.
+
+    Raises: ValueError.
+    """
+    if isinstance(found, str):
+        found = numbers_of(found) if found else []
+    if not isinstance(found, list) or not all(type(item) in (int, float) for item in found):
+        raise ValueError("must be an array of numbers, or a string with commas")
+    return tuple(map(float, found))
+
+
+def check_percentiles(percentiles: Percentiles) -> None:
+    """Raise ValueError with nsqd's text for a number that is no percentile."""
+    for percentile in percentiles:
+        if not 0 < percentile <= 1:
+            raise ValueError(f"invalid E2E processing latency percentile: {percentile:g}")
+
+
+def show_percentiles(percentiles: Percentiles) -> str:
+    """Return the list as the flag takes it."""
+    return ",".join(f"{percentile:g}" for percentile in percentiles)
+
+
+def joined_percentiles(former: Percentiles, more: Percentiles) -> Percentiles:
+    """Return what two flags give together."""
+    return tuple(sorted((*former, *more), reverse=True))
+
+
+# Of --e2e-processing-latency-percentile: fractions above 0 and up to 1. Several flags are joined and sorted from the
+# highest; those of a configuration file keep their order.
+PERCENTILES: Final = FlagType(
+    "value",
+    parse_percentiles,
+    show_percentiles,
+    joined=joined_percentiles,
+    check=check_percentiles,
+    read=read_percentiles,
+)
 NO_PERCENTILES: Final[Percentiles] = ()
 
 

@@ -46,7 +46,7 @@ _COMPILED = re.compile(r"(?:.*/)?(?P<module>\w+)\.(?:pyx|pxd|c)")
 _MANGLED = re.compile(r"__pyx_\w*?4pyqd_3hot_(?=\d)")
 _METHOD = re.compile(r"([A-Z][A-Za-z0-9]*)_(\w+)")
 _ABI = re.compile(r"\.(?:cpython-|abi3)[^/]*so$")
-_NOISE = re.compile(r"__Pyx|__pyx|0x[0-9a-f]+$|pyqd_outermost$")
+_NOISE = re.compile(r"__Pyx|__pyx|0x[0-9a-f]+$|pyqd_call_at_root$")
 
 
 @dataclass

@@ -14,7 +14,7 @@ NOT_YET = -1
 Done = Callable[[Any, BaseException | None], None]
 
 
-def nothing() -> None:
+def stay_awake() -> None:
     """Keep the loop from waiting."""
 
 
@@ -35,7 +35,7 @@ class AfterPoll:
         """Call a function then, once."""
         self._functions.append(function)
         self._polled = False
-        self._awake.start(nothing)
+        self._awake.start(stay_awake)
         self._before_poll.start(self._run)
 
     def _run(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.durability.syncer import Job, no_bug_handler, not_timed
+from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
 
@@ -58,8 +58,8 @@ class FinSync:
         soon: Callable[[Callable[[], None]], object],
     ) -> None:
         broker.on_finished = self.note
-        self.on_timed: Callable[[float], None] = not_timed
-        self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        self.on_timed: Callable[[float], None] = ignore_duration
+        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
         self._broker = broker
         self._in_background = in_background
         self._soon = soon

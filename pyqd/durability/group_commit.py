@@ -27,7 +27,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.journal import Place
 from pyqd.diskqueue.syncs import Syncs
-from pyqd.durability.syncer import Job, no_bug_handler, not_timed
+from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
 from pyqd.primitives.errors import StorageError
 
 # What of an average the newest value is.
@@ -90,8 +90,8 @@ class GroupCommit:
         after_poll: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self._broker = broker
-        self.on_timed: Callable[[float], None] = not_timed
-        self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        self.on_timed: Callable[[float], None] = ignore_duration
+        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
         self._in_background = in_background
         self._soon = soon
         self._write = write

@@ -10,8 +10,8 @@ import gevent
 
 from pyqd.broker.broker import Broker
 from pyqd.hot.primitives.clock import mono
-from pyqd.net.giveway import give_way
 from pyqd.net.greenlets import spawn_service
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
 
 LOOK_S = 5.0
@@ -61,4 +61,4 @@ class Housekeeper:
                 except StorageError as error:
                     self._broker.log_failure(None, error)
             if index % TOPICS_PER_TURN == 0:
-                give_way()
+                yield_to_loop()

@@ -38,8 +38,8 @@ from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
-from pyqd.net.giveway import give_way
 from pyqd.net.greenlets import spawn_service
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
 
 # Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
@@ -231,15 +231,15 @@ class Job:
             topic.settle_burials()
 
 
-def go_on() -> None:
+def no_pause() -> None:
     """Let nobody else have a turn."""
 
 
-def not_timed(_took_s: float) -> None:
+def ignore_duration(_took_s: float) -> None:
     """Do nothing with the time that a sync took."""
 
 
-def no_bug_handler(_error: BaseException) -> None:
+def ignore_internal_error(_error: BaseException) -> None:
     """Leave it at the log and the health: nobody is there to end."""
 
 
@@ -254,10 +254,10 @@ class Syncer:
     def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
         self._broker = broker
         broker.parks_durably = True
-        self.on_timed: Callable[[float], None] = not_timed
-        self.on_bug: Callable[[BaseException], None] = no_bug_handler
+        self.on_timed: Callable[[float], None] = ignore_duration
+        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
         # Called after each sync of all that is dirty.
-        self.on_end: Callable[[], object] = go_on
+        self.on_end: Callable[[], object] = no_pause
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
         self._wanted = Event()
@@ -306,7 +306,7 @@ class Syncer:
         self._appended_count = self._broker.accepted_count()
         begun = arena.begin_sync()
         kept = self._broker.journal.cut()
-        done = self._do_all(self._jobs(pause=give_way), self._in_thread)
+        done = self._do_all(self._jobs(pause=yield_to_loop), self._in_thread)
         if done:
             arena.end_sync(begun)
             self._broker.journal.release(kept)
@@ -316,7 +316,7 @@ class Syncer:
     def sync_all(self) -> bool:
         """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
         # The second time for the bits of what was parked: they are set when it is on stable storage.
-        return all(self._do_all(self._jobs(pause=go_on), run_here) for _ in range(2))
+        return all(self._do_all(self._jobs(pause=no_pause), run_inline) for _ in range(2))
 
     def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
         """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""
@@ -372,7 +372,7 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
     except StorageError as error:
         broker.note_failed_sync(error)
         return False
-    job.note(whole=in_thread is run_here)
+    job.note(whole=in_thread is run_inline)
     return True
 
 
@@ -385,6 +385,6 @@ def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
     return do(channel.topic.broker, job, in_thread or gevent.get_hub().threadpool.apply)
 
 
-def run_here(function: Callable[[], None]) -> None:
+def run_inline(function: Callable[[], None]) -> None:
     """Run a function on the spot."""
     function()

@@ -27,7 +27,7 @@ from pyqd.http.limits import BODY_BYTES_PER_S, DEFAULT_LIMITS, HttpLimits
 from pyqd.http.messages import TEXT, Request, Response, render
 from pyqd.http.reader import RequestReader, State
 from pyqd.http.router import Router
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import reason_of
 
 WRITE_EVENT = 2
@@ -164,7 +164,7 @@ class HttpConnection(HttpFront):
             if self._unsent_bytes > SENT_AT_ONCE_BYTES:
                 self._send()
                 if number < len(requests):
-                    give_way()
+                    yield_to_loop()
         return True
 
     def _refuse(self) -> bool:

@@ -1,4 +1,4 @@
-"""What Prometheus is told: the daemon as a whole here, its topics and channels by `pyqd.metrics.series`.
+"""What Prometheus is told: the daemon as a whole here, its topics and channels by `pyqd.metrics.prometheus_text`.
 
 The metrics of the daemon are in a registry of prometheus_client's of our own: histograms that are told of what happens,
 and a collector that looks at the broker when it is asked.
@@ -22,10 +22,10 @@ from pyqd.broker.capacity import RESOURCES
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.mapping import unmanaged_count
 from pyqd.hot.net import buffers
-from pyqd.metrics.series import SeriesWriter
-from pyqd.net.giveway import give_way
-from pyqd.primitives.compat import NSQ_VERSION
+from pyqd.metrics.prometheus_text import SeriesWriter
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,7 +35,7 @@ LAG_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 logger = logging.getLogger(__name__)
 
 
-def nothing() -> int:
+def zero() -> int:
     """Return 0: what is counted where nobody counts."""
     return 0
 
@@ -54,11 +54,11 @@ class Metrics:
         self._one_at_a_time = Semaphore()
         self._summed_count = 0
         self.series_count = 0
-        self.tcp_connections: Callable[[], int] = nothing
-        self.http_connections: Callable[[], int] = nothing
-        self.tcp_refused: Callable[[], int] = nothing
-        self.http_refused: Callable[[], int] = nothing
-        self.shed: Callable[[], int] = nothing
+        self.tcp_connections: Callable[[], int] = zero
+        self.http_connections: Callable[[], int] = zero
+        self.tcp_refused: Callable[[], int] = zero
+        self.http_refused: Callable[[], int] = zero
+        self.shed: Callable[[], int] = zero
         self.registry = CollectorRegistry(auto_describe=False)
         self.sync_duration = Histogram(
             "pyqd_sync_duration_seconds",
@@ -90,7 +90,7 @@ class Metrics:
             self.series_count = writer.series_count
             self._note_summed(writer.summed_count)
             parts.append(generate_latest(self.registry))
-            give_way()
+            yield_to_loop()
             return b"".join(parts)
 
     def _note_summed(self, count: int) -> None:

@@ -22,8 +22,8 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.stats import Selection, StatsDict, topic_stats
 from pyqd.config.options import Options, TcpAddress, split_address
 from pyqd.metrics.identity import Identity
-from pyqd.net.giveway import give_way
 from pyqd.net.greenlets import spawn
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.memory import memory_stats
@@ -205,11 +205,11 @@ class StatsdPusher:
         exclude = options.statsd_exclude_ephemeral
         for index, topic in enumerate(self._broker.topics_by_name(), 1):
             if not topic.exiting and not (exclude and is_ephemeral_str(topic.name)):
-                stats = topic_stats(topic, NOTHING_OF_CLIENTS, give_way if pause else None)
+                stats = topic_stats(topic, NOTHING_OF_CLIENTS, yield_to_loop if pause else None)
                 assert stats is not None, "no channel was asked for"
                 yield from topic_entries(stats, exclude)
             if pause and index % TOPICS_PER_TURN == 0:
-                give_way()
+                yield_to_loop()
         if options.statsd_mem_stats:
             yield from memory_entries()
 

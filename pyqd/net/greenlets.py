@@ -1,4 +1,4 @@
-"""Greenlets whose native stack ends where they do, so that profilers tell them apart; see `pyqd.hot.net.outermost`."""
+"""Greenlets whose native stacks end at their first frame, so that profilers tell them apart: `native_stack`."""
 
 import logging
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import gevent
 from gevent.threadpool import ThreadPool
 from greenlet import greenlet
 
-from pyqd.hot.net.outermost import outermost
+from pyqd.hot.net.native_stack import call_at_root
 
 RESTART_S = 1.0
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 def spawn(function: Callable[..., _R], *args: Any) -> "gevent.Greenlet[..., _R]":
     """Return a greenlet that is to run function(*args)."""
-    return gevent.spawn(outermost, function, *args)
+    return gevent.spawn(call_at_root, function, *args)
 
 
 def spawn_service(
@@ -51,7 +51,7 @@ def _run_service(name: str, function: Callable[[], None], on_failure: Callable[[
 
 def start_raw(hub: Any, function: Callable[[], object]) -> Any:
     """Return a plain greenlet, a child of the hub, that runs function() from the loop's next callbacks on."""
-    started = greenlet(outermost, hub)
+    started = greenlet(call_at_root, hub)
     hub.loop.run_callback(started.switch, function)
     return started
 
@@ -62,7 +62,7 @@ class Worker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defined]
     @property
     def run(self) -> Callable[[], None]:
         """What the greenlet runs."""
-        return partial(outermost, super().run)
+        return partial(call_at_root, super().run)
 
 
 class Pool(ThreadPool):
@@ -71,7 +71,7 @@ class Pool(ThreadPool):
     _WorkerGreenlet = Worker
 
 
-def end_stacks(hub: Any) -> None:
+def isolate_native_stacks(hub: Any) -> None:
     """Let the stacks of a hub and of its threads end where they do. hub: one that has not begun to run."""
-    hub.run = partial(outermost, hub.run)
+    hub.run = partial(call_at_root, hub.run)
     hub.threadpool = Pool(hub.threadpool_size, hub=hub)

@@ -8,8 +8,8 @@ import json
 from typing import Any, Final, NoReturn
 
 from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
-from pyqd.primitives.compat import NSQ_VERSION
 from pyqd.primitives.errors import ClientError
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 NS_PER_MS: Final = 1_000_000
 # Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.

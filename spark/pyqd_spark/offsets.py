@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyqd.primitives.durations import INT64_MAX
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 from pyqd_spark.options import (
     CONNECTION,
     Connection,
@@ -118,7 +118,7 @@ def parse_time(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 15:
         return int(text) * NS_PER_MS
     try:
-        return parse_moment(text, 0)
+        return parse_timestamp(text, 0)
     except ValueError:
         raise ValueError("expected milliseconds since 1970, or RFC 3339 such as 2026-11-21T04:15:00Z") from None
 

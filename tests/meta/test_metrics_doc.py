@@ -10,7 +10,7 @@ from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.metrics import statsd
 from pyqd.metrics.prometheus import Metrics
-from pyqd.metrics.series import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES
+from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, LATENCY_HELP, TOPIC_FAMILIES
 from tests.meta.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyqd.broker.channel_limits import ChannelLimits
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.persistence.stepping import states_of
@@ -88,7 +88,7 @@ class World:
 
     def open(self) -> None:
         self.broker = broker_on(self.root, self.files)
-        self.syncer = Syncer(self.broker, run_here)
+        self.syncer = Syncer(self.broker, run_inline)
         self.channel = self.broker.topic("t").channel("c")
         self.channel.parks_durably = True
         if "dead" not in self.broker.topic_of:

@@ -15,7 +15,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel_limits import NO_LIMITS
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.durability.group_commit import GroupCommit
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
 from tests.support.power import Change, PowerFiles
@@ -68,7 +68,7 @@ class Machine:
     def load(self) -> None:
         """Start a broker; one that ran before has been killed, and the page cache has all that it wrote."""
         self.broker = Broker(options_for(self.files.root, sync_every=1), self.files)
-        self.syncer = Syncer(self.broker, run_here)
+        self.syncer = Syncer(self.broker, run_inline)
         self.broker.load()
         if self.journaled:
             self.broker.journal.file_bytes = JOURNAL_BYTES

@@ -15,7 +15,7 @@ import gevent
 import pytest
 
 from pyqd.durability.fin_sync import FinSync
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
 from tests.persistence.test_power_cuts import run_now
 from tests.support.nsq import Client, fin, rdy, req
@@ -67,7 +67,7 @@ class Machine:
     def publish(self, bodies: list[bytes]) -> None:
         for body in bodies:
             self.broker.topic("t").publish_body(body, time.time_ns())
-        assert Syncer(self.broker, run_here).sync_dirty()
+        assert Syncer(self.broker, run_inline).sync_dirty()
 
     def take(self, count: int) -> dict[bytes, int]:
         """Take messages. Returns: {body: id}."""

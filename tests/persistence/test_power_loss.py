@@ -12,7 +12,7 @@ import pytest
 from pyqd.broker import amend
 from pyqd.broker.broker import Broker
 from pyqd.durability.group_commit import GroupCommit
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.stragglers import move_parked
 from pyqd.hot.primitives.clock import mono
 from tests.support.power import PowerFiles
@@ -37,7 +37,7 @@ class World:
         self.random = random.Random(seed)
         self.files = PowerFiles(root, "before", seed, chance)
         self.broker = Broker(options_for(root, **FLAGS), self.files)
-        self.syncer = Syncer(self.broker, run_here)
+        self.syncer = Syncer(self.broker, run_inline)
         self.broker.load()
         if journaled:
             self.broker.journal.file_bytes = JOURNAL_BYTES
@@ -238,7 +238,7 @@ def test_a_ledger_that_has_grown_is_whole_after_a_power_cut(tmp_path: Path, afte
     root.mkdir()
     files = PowerFiles(root, "before", chance=0.0)
     broker = broker_on(root, files, **FLAGS)
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     topic = broker.topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)

@@ -22,7 +22,7 @@ import os
 import sys
 from pyqd.broker.broker import Broker
 from pyqd.hot.broker.intake import begin_small
-from pyqd.net.turns import Turns
+from pyqd.net.loop_driver import LoopDriver
 
 begin_small(2000, 5000)
 brokers = []
@@ -71,7 +71,7 @@ class Sliced:
         """Return when a batch is under way; one slice of it is stored soon, and no other."""
         wait_until(self.begun_file.exists, "a batch is under way")
 
-    def go_on(self) -> None:
+    def no_pause(self) -> None:
         """Store what is queued."""
         self.hold_file.unlink()
         self.begun_file.unlink()
@@ -127,7 +127,7 @@ def test_other_publishers_to_the_topic_wait_and_all_other_clients_do_not(sliced:
         fourth.send(pub("u", b"other"))
         fourth.expect_ok()
         sliced.daemon.wait_for_topic("t", depth=0, message_count=0)
-        sliced.go_on()
+        sliced.no_pause()
         for client in (first, second, third):
             client.expect_ok()
     bodies = read_all(sliced, COUNT + 3)
@@ -162,7 +162,7 @@ def test_deferred_batches_are_sliced_too(sliced: Sliced) -> None:
         sliced.wait_until_begun()
         with Client(sliced.daemon.tcp_address) as other:
             other.send(dpub("t", 3_000_000, b"late"))
-            sliced.go_on()
+            sliced.no_pause()
             other.expect_ok()
         client.expect_ok()
     sliced.daemon.wait_for_channel("t", "c", deferred_count=2 * COUNT + 1, depth=COUNT)
@@ -176,7 +176,7 @@ def test_http_publishes_are_sliced_and_wait_like_all_others(sliced: Sliced) -> N
         sliced.hold()
         client.send(mpub("t", BATCH))
         sliced.wait_until_begun()
-        sliced.go_on()
+        sliced.no_pause()
         for number in range(3):
             assert sliced.daemon.http("POST", "/pub", topic="t", body=b"%d" % number).status == 200
         client.expect_ok()
@@ -201,7 +201,7 @@ def test_a_kill_in_the_middle_leaves_nothing_of_the_batch_and_all_of_what_was_an
         client.send(mpub("t", [b"torn"] * 1000))
         sliced.wait_until_begun()
         sliced.daemon.kill()
-    sliced.go_on()
+    sliced.no_pause()
     sliced.daemon.start()
     sliced.daemon.wait_for_topic("t", depth=COUNT + 1, message_count=COUNT + 1)
     with Client(sliced.daemon.tcp_address) as client:
@@ -218,7 +218,7 @@ def test_a_stop_in_the_middle_leaves_nothing_of_the_batch(sliced: Sliced) -> Non
         client.send(mpub("t", BATCH))
         sliced.wait_until_begun()
         sliced.daemon.stop()
-    sliced.go_on()
+    sliced.no_pause()
     sliced.daemon.start()
     sliced.daemon.wait_for_topic("t", depth=1, message_count=1)
 
@@ -230,7 +230,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_all_of_its_batch_and_the_topi
         sliced.wait_until_begun()
     with Client(sliced.daemon.tcp_address) as other:
         other.send(pub("t", b"other"))
-        sliced.go_on()
+        sliced.no_pause()
         other.expect_ok()
     sliced.daemon.wait_for_topic("t", depth=COUNT + 1)
     assert read_all(sliced, COUNT + 1) == [*BATCH, b"other"]
@@ -244,7 +244,7 @@ def test_a_topic_deleted_in_the_middle_refuses_the_batch(sliced: Sliced) -> None
         assert sliced.daemon.http("POST", "/topic/delete", topic="t").status == 200
         client.expect_fatal("E_MPUB_FAILED", "MPUB failed exiting")
     assert sliced.daemon.http("GET", "/ping").status == 200
-    sliced.go_on()
+    sliced.no_pause()
     with Client(sliced.daemon.tcp_address) as client:
         client.send(mpub("t", BATCH))
         client.expect_ok()

@@ -13,7 +13,7 @@ from pyqd.api.stats_text import stats_text
 from pyqd.broker.stats import Selection, head_stats, snapshot
 from pyqd.metrics import statsd
 from pyqd.metrics.prometheus import Metrics
-from pyqd.metrics.series import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
+from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, TOPIC_FAMILIES, SeriesWriter
 from tests.support.distinct import CHANNEL_VALUES, TOPIC_VALUES, distinct_broker
 
 COUNTERS_ONLY = Selection(include_clients=False, include_mem=False)

@@ -11,7 +11,7 @@ import pytest
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel_limits import ChannelLimits
 from pyqd.durability.fin_sync import FinSync
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
 from tests.services.test_group_commit import Held
@@ -63,7 +63,7 @@ def taken(broker: Broker, count: int, channel_name: str = "c") -> tuple[Any, Con
 
 def settle(broker: Broker, held: Held) -> None:
     """Make everything durable, rounds included."""
-    assert Syncer(broker, run_here).sync_dirty()
+    assert Syncer(broker, run_inline).sync_dirty()
     gevent.sleep(0)
     while held.jobs:
         held.finish_one()
@@ -166,7 +166,7 @@ def test_a_failed_sync_keeps_the_fins_counted_until_the_syncer_has_them_tried_ag
     broker: Broker, files: RecordingFiles, held: Held, fin_sync: FinSync
 ) -> None:
     channel, consumer, ids = taken(broker, 3)
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     syncer.on_end = fin_sync.retry
     files.failing = True
     channel.finish_message(consumer, ids[0])

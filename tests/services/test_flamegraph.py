@@ -61,7 +61,7 @@ def drawn(picture: str) -> list[Drawn]:
         ("Py_DECREF (object.h)", ""),
         ("__Pyx__ExceptionSave (schedule.pyx)", ""),
         ("0x7f19410a3f16 (libc.so.6)", ""),
-        ("pyqd_outermost (outermost.c)", ""),
+        ("pyqd_call_at_root (native_stack.c)", ""),
     ],
 )
 def test_a_frame_is_called_as_in_the_source(title: str, name: str) -> None:

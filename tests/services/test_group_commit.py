@@ -12,7 +12,7 @@ from gevent.event import Event
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.durability.group_commit import GroupCommit
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.primitives.errors import StorageError
 from tests.services.test_syncer import RecordingFiles, files_of
 from tests.support.forgetful import ForgetfulFiles
@@ -231,7 +231,7 @@ def test_the_syncer_beside_it_finds_nothing_more_to_write_of_the_log(
     publish(commit, topic)
     held.finish_one()
     files.taken()
-    assert Syncer(broker, run_here).sync_dirty()
+    assert Syncer(broker, run_inline).sync_dirty()
     assert "t.topic/log/*.seg" not in files.taken()
 
 
@@ -297,7 +297,7 @@ def test_an_ok_is_not_given_for_what_the_syncer_lost_beside_the_round(tmp_path: 
     waiting = publish(commit, topic)
     assert held.come.wait(WAIT_S)
     files.failing = [failing]
-    assert not Syncer(broker, run_here).sync_dirty()
+    assert not Syncer(broker, run_inline).sync_dirty()
     held.finish_one()
     waiting.get(timeout=WAIT_S)
     assert topic.log.synced_end == 1
@@ -313,7 +313,7 @@ def test_a_round_that_succeeds_says_nothing_of_what_the_syncer_failed_at(tmp_pat
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files, sync_every=1)
     commit = GroupCommit(broker, held.run, gevent.get_hub().loop.run_callback)
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     broker.topic("other").publish_body(b"x", time.time_ns())
     files.failing = ["other.topic/state"]
     assert not syncer.sync_dirty()

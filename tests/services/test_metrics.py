@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.metrics.series import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
-from pyqd.net.giveway import give_way
+from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
+from pyqd.net.loop_driver import yield_to_loop
 from tests.services.conftest import FLAGS, HttpApp
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd, wait_until
@@ -263,7 +263,7 @@ def test_long_work_gives_way_to_sockets() -> None:
     theirs.send(b"x")
     pieces = 0
     while not read and pieces < 50:
-        give_way()
+        yield_to_loop()
         pieces += 1
     watcher.stop()
     watcher.close()

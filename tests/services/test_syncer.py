@@ -13,7 +13,7 @@ from pyqd.api.limits import LimitRoutes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import Request
@@ -79,7 +79,7 @@ def broker(tmp_path: Path, files: RecordingFiles) -> Iterator[Broker]:
 
 @pytest.fixture
 def syncer(broker: Broker) -> Syncer:
-    return Syncer(broker, run_here)
+    return Syncer(broker, run_inline)
 
 
 def publish(broker: Broker, name: str, body: bytes = b"x", due_ns: int = 0) -> None:
@@ -217,7 +217,7 @@ def test_what_is_appended_during_a_sync_is_dirty_after_it(
 def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: Path, files: RecordingFiles) -> None:
     broker = Broker(parse_args([f"--data-path={tmp_path}", "--max-bytes-per-file=65536"]), files)
     broker.load()
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     log = broker.topic("t").log
     log.on_spare_wanted = None
     assert syncer.sync_dirty()
@@ -278,13 +278,13 @@ def test_what_a_load_finds_durable_is_not_synced(tmp_path: Path, files: Recordin
     broker = Broker(options, files)
     broker.load()
     publish(broker, "durable")
-    Syncer(broker, run_here).sync_all()
+    Syncer(broker, run_inline).sync_all()
     publish(broker, "dirty")
     broker.close()
     del broker
     broker = Broker(options, files)
     broker.load()
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     syncer.start()
     files.root = broker.root
     files.taken()
@@ -342,7 +342,7 @@ def test_a_bug_in_a_sync_is_told_of_and_the_next_sync_is_tried(broker: Broker, f
 
     told: list[BaseException] = []
     come = Event()
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
 
     def on_bug(error: BaseException) -> None:
         told.append(error)
@@ -392,7 +392,7 @@ def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, mo
 def test_what_a_failed_sync_has_lost_is_written_by_the_next(tmp_path: Path, failing: str) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files)
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     topic = broker.topic("t")
     topic.channel("c")
     publish(broker, "t", 20_000 * b"x")
@@ -410,7 +410,7 @@ def test_what_a_failed_sync_has_lost_is_written_by_the_next(tmp_path: Path, fail
 def test_many_topics_are_synced_one_by_one_after_the_file_system_has_failed(tmp_path: Path) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files)
-    syncer = Syncer(broker, run_here)
+    syncer = Syncer(broker, run_inline)
     for number in range(150):
         publish(broker, f"t{number}")
     files.file_system_fails = True
@@ -429,7 +429,7 @@ def test_limits_are_durable_when_they_are_answered_though_a_sync_of_the_ledger_f
     broker = broker_on(tmp_path, files)
     broker.topic("t").channel("c")
     files.failing = ["/ledger"]
-    assert not Syncer(broker, run_here).sync_dirty()
+    assert not Syncer(broker, run_inline).sync_dirty()
     routes = LimitRoutes(broker)
     answer = routes.set_limits(Request("POST", "/channel/limits?topic=t&channel=c&rate=5", "1.1", {}))
     assert answer.status == 200

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.api.rights import CONSUME, PUBLISH
-from pyqd.api.tokens import ANONYMOUS, DIGEST, TokenFileError, digest_of, read_tokens
+from pyqd.api.rights import ANONYMOUS, CONSUME, DIGEST, PUBLISH, TokenFileError, digest_of, read_tokens
 from tests.support.server import REPOSITORY
 
 SECTION = (REPOSITORY / "docs" / "security.md").read_text().partition("### A file of tokens")[2].partition("\n### ")[0]

@@ -92,7 +92,7 @@ def without_gevent() -> Iterator[None]:
     """Let the services run on the simulated loop."""
     replaced: list[tuple[Any, str, Any]] = [
         (syncer, "spawn_service", lambda *args: NoGreenlet()),
-        (syncer, "give_way", lambda: None),
+        (syncer, "yield_to_loop", lambda: None),
         (group_commit, "AsyncResult", Outcome),
     ]
     former = [getattr(module, name) for module, name, _ in replaced]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.support.storage import body_of, broker_on, consumer_on
@@ -67,7 +67,7 @@ def distinct_broker(path: Path, **flags: Any) -> Any:
     publish(topic, CHANNEL_VALUES["dead_letters"])
     requeue(channel, consumer, take(channel, consumer, CHANNEL_VALUES["dead_letters"]))
     broker.scheduler.run_wakes()
-    Syncer(broker, run_here).sync_all()
+    Syncer(broker, run_inline).sync_all()
     broker.delete_topic("dead")
     channel.set_limits(NO_LIMITS)
     publish(topic, 100)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded
-from pyqd.durability.syncer import Syncer, run_here
+from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.guid import to_hex
@@ -168,7 +168,7 @@ def test_a_warning_comes_once_for_each_reason(tmp_path, caplog):
 
 @pytest.mark.parametrize("how", ["empty", "seek", "delete"])
 def test_what_takes_messages_away_takes_dead_letters_that_wait(bench, how):
-    Syncer(bench.broker, run_here)
+    Syncer(bench.broker, run_inline)
     bench.channel.parks_durably = True
     bench.publish(b"buried", b"doomed")
     bench.requeue()
@@ -209,7 +209,7 @@ class TestWithASyncer:
     @pytest.fixture
     def synced(self, tmp_path):
         bench = Bench(tmp_path)
-        bench.syncer = Syncer(bench.broker, run_here)
+        bench.syncer = Syncer(bench.broker, run_inline)
         bench.channel.parks_durably = True
         bench.publish(b"x")
         bench.requeue()

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from pyqd.config import options
-from pyqd.primitives.compat import NSQD_FLAGS
+from pyqd.primitives.nsq_compat import NSQD_FLAGS
 
 
 def test_every_flag_of_nsqd_is_a_flag_here(request: pytest.FixtureRequest) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 from pyqd_spark.brokers import (
     BrokerClient,
     BrokerError,
@@ -109,7 +109,7 @@ def start_ns(start: str) -> int | None:
     if start in (EARLIEST, LATEST):
         return None
     try:
-        return parse_moment(start, time.time_ns())
+        return parse_timestamp(start, time.time_ns())
     except ValueError:
         raise ValueError(
             f"start {start!r} is none of earliest, latest, a time like 2026-11-21T04:15:00Z, so long ago like -90m"

@@ -21,7 +21,7 @@ cdef extern from *:
     #define PYQD_NO_CALLER ""
     #endif
 
-    static __attribute__((noinline)) PyObject* pyqd_outermost(PyObject* function, PyObject* args) {
+    static __attribute__((noinline)) PyObject* pyqd_call_at_root(PyObject* function, PyObject* args) {
         PyObject* result;
         __asm__ volatile(PYQD_NO_CALLER);
         result = PyObject_CallObject(function, args);
@@ -30,9 +30,9 @@ cdef extern from *:
         return result;
     }
     """
-    object pyqd_outermost(object function, object args)
+    object pyqd_call_at_root(object function, object args)
 
 
-def outermost(function, *args):
+def call_at_root(function, *args):
     """Return function(*args). Native stack traces end here. Raises, and switches: as the function does."""
-    return pyqd_outermost(function, args)
+    return pyqd_call_at_root(function, args)

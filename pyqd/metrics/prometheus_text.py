@@ -18,7 +18,7 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
 from pyqd.broker.stats import latency_stats
 from pyqd.broker.topic import Topic
-from pyqd.net.giveway import give_way
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import SECOND_NS
 
 CHANNELS_PER_TURN = 64
@@ -140,7 +140,7 @@ def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) 
 class SeriesWriter:
     """Writes the lines of one scrape. pause: lets others have their turn."""
 
-    def __init__(self, broker: Broker, pause: Callable[[], None] = give_way) -> None:
+    def __init__(self, broker: Broker, pause: Callable[[], None] = yield_to_loop) -> None:
         self._pause = pause
         self._quantiles = broker.options.e2e_processing_latency_percentile
         self._series_max = broker.options.metrics_max_series

@@ -1,9 +1,9 @@
-"""Tests of pyqd.primitives.moments."""
+"""Tests of pyqd.primitives.timestamps."""
 
 import pytest
 
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from pyqd.primitives.moments import parse_moment
+from pyqd.primitives.timestamps import parse_timestamp
 
 NOW_NS = 1_795_177_302 * SECOND_NS
 
@@ -27,7 +27,7 @@ NOW_NS = 1_795_177_302 * SECOND_NS
     ],
 )
 def test_a_moment_is_read_in_each_of_its_forms(text, moment_ns):
-    assert parse_moment(text, NOW_NS) == moment_ns
+    assert parse_timestamp(text, NOW_NS) == moment_ns
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_a_moment_is_read_in_each_of_its_forms(text, moment_ns):
         "9" * 400 + "s",
     ],
 )
-def test_anything_else_is_no_moment(text):
-    with pytest.raises(ValueError, match=r"moment|duration|offset|day|month|hour"):
-        parse_moment(text, NOW_NS)
+def test_anything_else_is_no_timestamp(text):
+    with pytest.raises(ValueError, match=r"timestamp|duration|offset|day|month|hour"):
+        parse_timestamp(text, NOW_NS)

@@ -1,16 +1,16 @@
 import pytest
 from greenlet import getcurrent, greenlet
 
-from pyqd.hot.net.outermost import outermost
+from pyqd.hot.net.native_stack import call_at_root
 
 
 def test_the_outermost_function_gets_its_arguments_and_gives_its_result() -> None:
-    assert outermost(divmod, 17, 5) == (3, 2)
+    assert call_at_root(divmod, 17, 5) == (3, 2)
 
 
 def test_what_the_outermost_function_raises_goes_on() -> None:
     with pytest.raises(ZeroDivisionError):
-        outermost(divmod, 17, 0)
+        call_at_root(divmod, 17, 0)
 
 
 def test_an_outermost_function_switches_and_goes_on() -> None:
@@ -19,6 +19,6 @@ def test_an_outermost_function_switches_and_goes_on() -> None:
         assert parent is not None
         return int(parent.switch(1)) + 1
 
-    started = greenlet(outermost)
+    started = greenlet(call_at_root)
     assert started.switch(steps) == 1
     assert started.switch(41) == 42

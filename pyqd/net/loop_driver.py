@@ -1,16 +1,26 @@
-"""Ties the scheduler to gevent's loop: turns once per pass, one timer at the earliest time anyone asked for."""
+"""Driver of the scheduler on gevent's loop, and yields to that loop between slices of long work.
 
+Runs are scheduled once per pass; one timer is armed at the earliest deadline of all.
+"""
+
+import time
+from collections.abc import Iterable
 from typing import Any
+
+import gevent
 
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.schedule import Scheduler
+from pyqd.net.pieces import pieces_of
 
 NS_PER_S = 1_000_000_000
 # Of a turn, and of the timers: both may come before one poll of the sockets.
 TURN_NS = 3_000_000
+# Of long work between two polls.
+SLICE_S = 0.003
 
 
-class Turns:
+class LoopDriver:
     """Runs a scheduler's turns and timers on the hub of the calling thread.
 
     Turns asked for by sockets run before the loop polls again, so a lone message leaves at once. Turns asked for by
@@ -60,3 +70,17 @@ class Turns:
             self.timer.stop()
             self.timer.close()
             self.timer = None
+
+
+def yield_to_loop() -> None:
+    """Return when the loop has polled, and others with long work have had their turn. Switches: yes."""
+    pieces_of(gevent.get_hub()).wait()
+
+
+def in_slices(steps: Iterable[object]) -> None:
+    """Run through short steps, and yield to the event loop after each few milliseconds of them. Switches: it may."""
+    end_s = time.monotonic() + SLICE_S
+    for _ in steps:
+        if time.monotonic() >= end_s:
+            yield_to_loop()
+            end_s = time.monotonic() + SLICE_S

@@ -1,4 +1,4 @@
-"""Moments as people and programs write them: RFC 3339, so long since 1970, so long ago."""
+"""Timestamps as operators and programs write them: RFC 3339, a duration since 1970, or a duration before now."""
 
 import datetime
 import re
@@ -11,8 +11,8 @@ _RFC3339 = re.compile(
 _EPOCH = datetime.datetime(1970, 1, 1)
 
 
-def parse_moment(text: str, now_ns: int) -> int:
-    """Return a moment in nanoseconds since 1970.
+def parse_timestamp(text: str, now_ns: int) -> int:
+    """Return a timestamp in nanoseconds since 1970.
 
     text: RFC 3339 (a space before the offset is a `+` that a URL lost), a duration since 1970 with its unit, such as
     1795177302s or 1795177302123ms, or a negative one, which counts back from `now_ns`.
@@ -21,18 +21,18 @@ def parse_moment(text: str, now_ns: int) -> int:
     match = _RFC3339.fullmatch(text)
     if match is None:
         if text in ("0", "+0", "-0"):
-            raise ValueError("a moment without a unit")
+            raise ValueError("a timestamp without a unit")
         duration_ns = parse_duration(text)
         return max(0, now_ns + duration_ns) if text.startswith("-") else duration_ns
     year, month, day, hour, minute, second, fraction, sign, hours, minutes = match.groups()
-    moment = datetime.datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
+    timestamp = datetime.datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
     offset_s = 0
     if sign is not None:
         if int(hours) > 23 or int(minutes) > 59:
             raise ValueError("an offset of more than a day")
         offset_s = (int(hours) * 60 + int(minutes)) * (-60 if sign == "-" else 60)
-    since = moment - _EPOCH
-    moment_ns = (since.days * 86400 + since.seconds - offset_s) * SECOND_NS + int((fraction or "").ljust(9, "0"))
-    if not 0 <= moment_ns <= INT64_MAX:
-        raise ValueError("a moment before 1970 or after 2262")
-    return moment_ns
+    since = timestamp - _EPOCH
+    timestamp_ns = (since.days * 86400 + since.seconds - offset_s) * SECOND_NS + int((fraction or "").ljust(9, "0"))
+    if not 0 <= timestamp_ns <= INT64_MAX:
+        raise ValueError("a timestamp before 1970 or after 2262")
+    return timestamp_ns

@@ -1,1 +1,0 @@
-# pyqd/hot/net/outermost.pxd: nothing for other compiled modules. Design notes: pyx/net/outermost.pyx.
