@@ -1,0 +1,28 @@
+"""Progress of Spark jobs where there is no terminal."""
+
+import io
+import re
+
+from pyqd_spark.jobs.progress import Progress
+
+
+def test_a_step_ends_with_a_line_that_counts_what_was_done_before_but_not_in_the_rate() -> None:
+    stream = io.StringIO()
+    tallies = iter([(1, 600), (3, 1000)])
+    with Progress(stream=stream).following("run 7", 3, 1000, lambda: next(tallies)):
+        pass
+    [line] = stream.getvalue().splitlines()
+    found = re.fullmatch(r"run 7: 100%, 1,000 of 1,000 rows, ([0-9,]+) rows per second, 3 of 3 ranges", line)
+    # 400 rows in a millisecond at least.
+    assert found is not None
+    assert int(found[1].replace(",", "")) <= 400_000
+
+
+def test_a_quiet_job_and_a_step_of_nothing_write_nothing() -> None:
+    stream = io.StringIO()
+    quiet = Progress(quiet=True, stream=stream)
+    with quiet.following("run 7", 3, 1000, lambda: (0, 0)):
+        quiet.say("a message")
+    with Progress(stream=stream).following("run 7", 0, 0, lambda: (0, 0)):
+        pass
+    assert stream.getvalue() == ""
