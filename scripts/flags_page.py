@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pyqd.config.options import FLAGS
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.goflags import Flag
 from pyqd.primitives.nsq_compat import NSQ_VERSION, NSQD_FLAGS
 
@@ -67,7 +68,9 @@ def page() -> str:
 
 def main() -> None:
     """Write the page, or print it."""
-    if sys.argv[1:] == ["--print"]:
+    parser = CommandParser(description="Write docs/flags.md from the table of options.")
+    parser.add_argument("--print", action="store_true", help="print the page instead")
+    if parser.parse_args().print:
         sys.stdout.write(page())
     else:
         PAGE.write_text(page())
