@@ -1,1 +1,1 @@
-"""Routes of the HTTP API, one module per group, and the rights that they ask for."""
+"""Routes of the HTTP API, one module per group, with the rights that they require."""

@@ -1,8 +1,7 @@
 """POST /topic/delete, empty, pause and unpause, and the same of /channel.
 
-Each is done in one turn, after what can be prepared in slices: no other greenlet sees half of it. What a pause is
-stored in outlives the process at once; the answer to all of them leaves when what was done is on stable storage as
-well.
+Each change is made in one step after preparations in slices, so no other greenlet sees half of it. A stored pause
+outlives the process at once. The answer leaves when the change is on stable storage as well.
 
 Source: docs/nsq/http-api.md, "Topic and channel administration"; docs/http.md.
 """
@@ -29,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class AdminRoutes:
-    """The routes that take things away, or hold them up.
+    """Routes that delete, empty and pause topics and channels.
 
-    in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
+    in_thread: runs a function in a thread and waits for it while the loop goes on; gevent's threadpool by default.
     """
 
     def __init__(self, broker: Broker, in_thread: Callable[[Callable[[], None]], None] | None = None) -> None:
@@ -53,9 +52,11 @@ class AdminRoutes:
         return [Route("POST", path, refusing(handler), right=ADMIN) for path, handler in handlers.items()]
 
     def delete_topic(self, request: Request) -> Response:
-        """Delete a topic with its channels and all they hold, and close their clients. Switches: before and after."""
+        """Delete a topic with its channels and all their messages, and close its clients. Switches: before and
+        after.
+        """
         in_slices(topic_of_any_name(self.broker, request.query()).held_files())
-        # It may be another one by now, or gone.
+        # The topic may have been deleted, or replaced by another of that name, during the slices.
         topic = topic_of_any_name(self.broker, request.query())
         directory = topic.directory
         self.broker.delete_topic(topic.name)
@@ -65,7 +66,7 @@ class AdminRoutes:
     def empty_topic(self, request: Request) -> Response:
         """Drop the messages that no channel has been given. Switches: before and after."""
         in_slices(topic_asked(self.broker, request.query()).prepare_to_empty())
-        # It may be another one by now, or gone.
+        # The topic may have been deleted, or replaced by another of that name, during the slices.
         topic = topic_asked(self.broker, request.query())
         topic.empty()
         logger.info("TOPIC(%s): emptied", topic.name)
@@ -73,19 +74,20 @@ class AdminRoutes:
         return Response(200)
 
     def pause_topic(self, request: Request, paused: bool) -> Response:
-        """Stop or resume handing messages to the channels. Switches: at the end."""
+        """Stop or resume the flow of messages to the channels. Switches: at the end."""
         topic = topic_of_any_name(self.broker, request.query())
         try:
             topic.pause(paused)
         except StorageError as error:
-            # It is resumed; the cursors park what they meet, or hand it out where there is no room.
+            # The topic is resumed. The cursors park the deferred messages they meet, or deliver them if there is no
+            # space.
             logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", topic.name, error)
         logger.info("TOPIC(%s): %s", topic.name, "paused" if paused else "unpaused")
         self.make_state_durable(topic)
         return Response(200)
 
     def delete_channel(self, request: Request) -> Response:
-        """Delete a channel with all it holds and close its clients. Switches: at the end."""
+        """Delete a channel with all its messages and close its clients. Switches: at the end."""
         channel = channel_asked(self.broker, request.query())
         directory = channel.directory
         channel.topic.delete_channel(channel.name)
@@ -93,7 +95,7 @@ class AdminRoutes:
         return Response(200)
 
     def empty_channel(self, request: Request) -> Response:
-        """Drop what is queued, in flight and deferred. Switches: at the end."""
+        """Drop the queued, in-flight and deferred messages. Switches: at the end."""
         channel = channel_asked(self.broker, request.query())
         channel.empty()
         logger.info("TOPIC(%s): channel %s emptied", channel.topic.name, channel.name)
@@ -118,7 +120,7 @@ class AdminRoutes:
             self.make_durable([ledger.sync_target() for ledger in channel.ledgers()])
 
     def make_durable(self, ranges: list[tuple[Mapping, int]]) -> None:
-        """Wait until these first bytes of mappings are on stable storage. Switches: yes."""
+        """Wait until the first bytes of these mappings are on stable storage. Switches: yes."""
 
         def sync() -> None:
             for mapping, length_bytes in ranges:
@@ -127,7 +129,7 @@ class AdminRoutes:
         self.wait_for(sync)
 
     def make_names_durable(self, directory: str | None) -> None:
-        """Wait until it is on stable storage that a directory is gone. Switches: yes."""
+        """Wait until the removal of a directory is on stable storage. Switches: yes."""
         if directory is not None:
             parent = os.path.dirname(directory)
             self.wait_for(lambda: sync_names(self.broker.files, parent))
@@ -136,12 +138,13 @@ class AdminRoutes:
         try:
             self.in_thread(sync)
         except StorageError as error:
-            # It is done, and outlives the process: that is what the answer says. The health says the rest.
+            # The change is made and outlives the process, which is all that the answer promises. The failure shows in
+            # the health.
             self.broker.note_failed_sync(error)
 
 
 def refusing(handler: Handler) -> Handler:
-    """Return a handler that answers for what the disk refused; nothing was changed then."""
+    """Return a handler that answers 503 if the disk refuses a change; nothing was changed then."""
 
     def answer(request: Request) -> Response:
         try:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConfigRoutes:
-    """The routes to the options. resolved: by key, what stands in an option's place once the daemon runs."""
+    """Routes of the options. resolved: by key, the values that replace an option's once the daemon runs."""
 
     def __init__(self, live: LiveOptions, resolved: Mapping[str, Callable[[], Any]]) -> None:
         self.live = live
@@ -30,7 +30,7 @@ class ConfigRoutes:
         ]
 
     def body_size_max(self) -> int:
-        """Return the largest body of a change."""
+        """Return the largest body of a change in bytes."""
         return self.live.broker.options.max_msg_size
 
     def show(self, request: Request) -> Response:
@@ -53,7 +53,7 @@ class ConfigRoutes:
         return self.value(key)
 
     def value(self, key: str) -> Response:
-        """Return strings as they are and all else as JSON."""
+        """Return strings as they are and all other values as JSON."""
         if key not in FLAG_OF:
             raise HttpError(400, "INVALID_OPTION")
         value = self.resolved[key]() if key in self.resolved else self.live.value_of(key)
@@ -62,6 +62,6 @@ class ConfigRoutes:
         if isinstance(value, enum.Enum) and isinstance(value.value, str):
             return text_response(value.value)
         if isinstance(value, tuple):
-            # Go's way of writing whole numbers.
+            # Go's format of whole numbers.
             value = [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
         return json_response(value)

@@ -1,6 +1,6 @@
-"""GET, PUT and POST /debug/*: what Go's pprof is to nsqd, for a process of CPython.
+"""GET, PUT and POST /debug/*: the counterpart of Go's pprof for a CPython process.
 
-The paths under /debug/pprof are nsqd's; what stands there is text or an image for people, not Go's formats.
+The paths under /debug/pprof are nsqd's. The answers are text or images for people, not Go's formats.
 
 Source: docs/nsq/http-api.md, "/debug"; docs/http.md.
 """
@@ -54,7 +54,7 @@ POST /debug/freememory              collect garbage, give free memory back to th
 
 
 def form_bytes_max() -> int:
-    """Return the largest form that is read."""
+    """Return the largest form that is read, in bytes."""
     return FORM_BYTES_MAX
 
 
@@ -64,12 +64,12 @@ def no_greenlets() -> Iterable[tuple[Any, str]]:
 
 
 def text(body: str, status: int = 200) -> Response:
-    """Return text whose type browsers are not to guess at."""
+    """Return a text response whose type browsers must not guess."""
     return Response(status, body.encode(errors="backslashreplace"), TEXT, NO_SNIFFING)
 
 
 class DebugRoutes:
-    """The routes to what the process is doing. greenlets: returns those that have names, and these."""
+    """Routes to profiles and diagnostics of the process. greenlets: returns the named greenlets with their names."""
 
     def __init__(
         self, profiler: Profiler | None = None, greenlets: Callable[[], Iterable[tuple[Any, str]]] = no_greenlets
@@ -111,15 +111,15 @@ class DebugRoutes:
         ]
 
     def cmdline(self, _request: Request) -> Response:
-        """Return the command line, its arguments apart by NUL."""
+        """Return the command line, its arguments separated by NUL."""
         return text("\0".join(sys.orig_argv))
 
     def symbol(self, _request: Request) -> Response:
-        """Say that there are no symbols to look up here."""
+        """Return a text that says that there are no symbols to look up."""
         return text("num_symbols: 0\n")
 
     def profile(self, request: Request) -> Response:
-        """Return a flame graph of the next seconds, or its stacks. Switches: yes, for so long."""
+        """Return a flame graph of the next seconds, or its folded stacks. Switches: yes, for that time."""
         query = request.query()
         kind = query.get("format") or FORMAT_SVG
         if kind not in (FORMAT_SVG, FORMAT_RAW):
@@ -130,17 +130,17 @@ class DebugRoutes:
             recorded = self.profiler.record(seconds, rate)
         except ProfileError as error:
             return text(f"{error}\n", error.status)
-        # Some ten milliseconds, more after a long profile: too much for the loop.
+        # Drawing takes some ten milliseconds, more after a long profile: too long for the loop.
         shown = gevent.get_hub().threadpool.apply(draw if kind == FORMAT_SVG else fold, (recorded,))
         return Response(200, shown.encode(), SVG, NO_SNIFFING) if kind == FORMAT_SVG else text(shown)
 
     def heap(self, request: Request) -> Response:
-        """Return what memory goes to. Switches: yes."""
+        """Return a listing of the memory by type and allocation. Switches: yes."""
         lines = min(integer_of(request.query(), "lines", LINES_DEFAULT, 0), LINES_SHOWN_MAX)
         return text(heap_text(lines, yield_to_loop))
 
     def start_tracing(self, request: Request) -> Response:
-        """Trace from now on who allocates."""
+        """Start tracing allocations."""
         frames = min(integer_of(request.query(), "frames", 1, 1), FRAMES_MAX)
         if tracemalloc.is_tracing():
             return text("traced already\n")
@@ -148,16 +148,16 @@ class DebugRoutes:
         return text("traced from now on; GET /debug/heap shows it\n")
 
     def stop_tracing(self, _request: Request) -> Response:
-        """Trace no more, and forget what was traced."""
+        """Stop tracing allocations and drop the traces."""
         tracemalloc.stop()
         return text("not traced any more\n")
 
     def stacks(self, _request: Request) -> Response:
-        """Return what all greenlets and threads are at. Switches: yes."""
+        """Return the stacks of all greenlets and threads. Switches: yes."""
         return text(greenlets_text(self.greenlets(), yield_to_loop))
 
     def set_block_rate(self, request: Request) -> Response:
-        """Check the rate as nsqd does; there is nothing to set."""
+        """Validate the rate as nsqd does; there is nothing to set."""
         rate = form_of(request).get("rate") or request.query().get("rate") or ""
         reason = None
         if not _INTEGER.fullmatch(rate):
@@ -176,7 +176,7 @@ class DebugRoutes:
 
 
 def form_of(request: Request) -> Query:
-    """Return the parameters of a form in the body; none where the body is no form."""
+    """Return the parameters of a form in the body; none if the body is not a form."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     try:
         return Query(request.body.decode("ascii") if kind == FORM else "")
@@ -185,7 +185,7 @@ def form_of(request: Request) -> Query:
 
 
 def integer_of(query: Query, name: str, default: int, least: int) -> int:
-    """Return a number of a query. Raises: HttpError 400."""
+    """Return a parameter that is a number. Raises: HttpError 400."""
     value = query.get(name)
     if value is None:
         return default

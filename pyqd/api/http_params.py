@@ -1,4 +1,4 @@
-"""The topic and channel that a query names. The order of the checks is part of the interface.
+"""Topic and channel parameters of a query. The order of the checks is part of the interface.
 
 Source: docs/nsq/http-api.md, "Topic and channel administration".
 """
@@ -12,7 +12,9 @@ from pyqd.primitives.names import is_valid_name_str
 
 
 def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
-    """Return the valid name of a topic that may not exist. code: for a name that is none. Raises: HttpError 400."""
+    """Return the valid topic name in a query; the topic may not exist. code: for an invalid name. Raises: HttpError
+    400.
+    """
     name = query.get("topic")
     if name is None:
         raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -22,12 +24,12 @@ def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
 
 
 def topic_asked(broker: Broker, query: Query) -> Topic:
-    """Return the topic asked for by a valid name. Raises: HttpError 400, 404."""
+    """Return the topic that a query names, after checking the name. Raises: HttpError 400, 404."""
     return existing(broker, topic_name(query))
 
 
 def topic_of_any_name(broker: Broker, query: Query) -> Topic:
-    """Return the topic asked for; a name that no topic can have is that of none. Raises: HttpError 400, 404."""
+    """Return the topic that a query names; an invalid name counts as a missing topic. Raises: HttpError 400, 404."""
     name = query.get("topic")
     if name is None:
         raise HttpError(400, "MISSING_ARG_TOPIC")
@@ -42,12 +44,12 @@ def existing(broker: Broker, name: str) -> Topic:
 
 
 def channel_asked(broker: Broker, query: Query) -> Channel:
-    """Return the channel asked for. Raises: HttpError 400, 404."""
+    """Return the channel that a query names. Raises: HttpError 400, 404."""
     return existing_channel(*topic_and_channel_name(broker, query))
 
 
 def topic_and_channel_asked(broker: Broker, query: Query) -> tuple[Topic, Channel | None]:
-    """Return the topic asked for, and the channel if one is. Raises: HttpError 400, 404."""
+    """Return the topic that a query names, and its channel or None. Raises: HttpError 400, 404."""
     if query.get("channel") is None:
         return existing(broker, topic_name(query, "INVALID_ARG_TOPIC")), None
     channel = channel_asked(broker, query)
@@ -62,7 +64,7 @@ def existing_channel(topic: Topic, name: str) -> Channel:
 
 
 def topic_and_channel_name(broker: Broker, query: Query) -> tuple[Topic, str]:
-    """Return the topic asked for and the valid name of a channel, which may not exist. Raises: HttpError 400, 404."""
+    """Return a query's topic and its valid channel name; the channel may not exist. Raises: HttpError 400, 404."""
     name_of_topic = topic_name(query, "INVALID_ARG_TOPIC")
     name = query.get("channel")
     if name is None:

@@ -1,4 +1,4 @@
-"""GET and POST /channel/limits: how many messages a second, and how often one, changed while it runs.
+"""GET and POST /channel/limits: rate and attempts of a channel, changed at run time.
 
 Source: docs/http.md.
 """
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LimitRoutes:
-    """The routes to a channel's limits."""
+    """Routes of a channel's limits."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -39,11 +39,11 @@ class LimitRoutes:
         ]
 
     def limits(self, request: Request) -> Response:
-        """Tell what a channel is limited to, and what came of it."""
+        """Return a channel's limits and their effect so far."""
         return limits_of(channel_asked(self.broker, request.query()))
 
     def set_limits(self, request: Request) -> Response:
-        """Limit a channel from now on and over restarts. What is not given stays. Switches: at the end."""
+        """Set a channel's limits, stored over restarts. Missing parameters keep their values. Switches: at the end."""
         query = request.query()
         channel = channel_asked(self.broker, query)
         limits = asked_for(query, channel.limits)
@@ -52,12 +52,15 @@ class LimitRoutes:
         channel.set_limits(limits)
         logger.info("TOPIC(%s): channel %s has %s", channel.topic.name, channel.name, limits.text())
         if channel.directory is not None:
-            # Where that fails it is done all the same, and outlives the process. The health says the rest.
+            # If the sync fails, the change is made all the same and outlives the process. The failure shows in the
+            # health.
             sync_channel(channel)
         return limits_of(channel)
 
     def provide_topic(self, channel: Channel, name: str) -> None:
-        """Make the topic for dead letters, if it is missing: that it can be had shows now, not when it is needed."""
+        """Create the dead-letter topic if it is missing, so that a failure shows now and not with the first dead
+        letter.
+        """
         if not is_valid_name_str(name) or is_ephemeral_str(name) or name == channel.topic.name:
             raise HttpError(400, "INVALID_DEAD_LETTER_TOPIC")
         try:
@@ -68,7 +71,7 @@ class LimitRoutes:
 
 
 def asked_for(query: Query, now: ChannelLimits) -> ChannelLimits:
-    """Return the limits that a query makes of those in force. Raises: HttpError 400."""
+    """Return the limits in force with a query's changes. Raises: HttpError 400."""
     names = ("rate", "burst", "max_attempts", "dead_letter_topic")
     if all(query.get(name) is None for name in names):
         raise HttpError(400, "MISSING_ARG_RATE")
@@ -87,13 +90,13 @@ def asked_for(query: Query, now: ChannelLimits) -> ChannelLimits:
         if not limits.max_attempts:
             raise HttpError(400, "MISSING_ARG_MAX_ATTEMPTS")
     if limits.max_attempts and not limits.dead_letter_topic:
-        # A message is not dropped for having been tried often.
+        # Without a dead-letter topic, a limit on attempts would drop messages.
         raise HttpError(400, "INVALID_DEAD_LETTER_TOPIC" if topic is not None else "MISSING_ARG_DEAD_LETTER_TOPIC")
     return limits if limits.max_attempts else limits._replace(dead_letter_topic="")
 
 
 def parse_rate(query: Query, name: str, code: str) -> float:
-    """Return a parameter that is a number, perhaps with a fraction."""
+    """Return a parameter that is a decimal number."""
     text = query.get(name) or ""
     if not _NUMBER.fullmatch(text):
         raise HttpError(400, code)

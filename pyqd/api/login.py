@@ -1,9 +1,9 @@
-"""Who may do what over HTTP: a bearer's secret, looked up in the token file, or by the auth servers that TCP clients
-are looked up by, against the right that the route names.
+"""Login over HTTP: looks up a bearer's secret and checks it against the right that the route requires.
 
-A secret is sent as `Authorization: Bearer <secret>` or as the password of Basic, whose user name is not looked at. One
-that is known is never held up; of unknown ones an address may try some at once and one a second from then on, what is
-beyond is answered with 429 and neither looked up by auth servers nor logged.
+The secret is looked up in the token file, or by the auth servers that also serve TCP clients. A client sends the secret
+as `Authorization: Bearer <secret>`, or as the password of Basic with any user name. A known secret is never delayed. An
+address may try FAILURES_AT_ONCE_MAX unknown secrets at once and one a second after that. Further ones are answered with
+429, are not looked up by auth servers and are not logged.
 
 Source: docs/security.md.
 """
@@ -30,7 +30,7 @@ FAILURES_AT_ONCE_MAX: Final = 10
 FAILURES_PER_S: Final = 1.0
 ADDRESSES_MAX: Final = 10_000
 CACHED_MAX: Final = 10_000
-# Each names a topic that the request touches.
+# Parameters that name a topic which the request touches.
 TOPIC_PARAMETERS: Final = ("topic", "dead_letter_topic")
 CHALLENGE: Final = (("WWW-Authenticate", 'Bearer realm="pyqd"'), ("WWW-Authenticate", 'Basic realm="pyqd"'))
 
@@ -44,13 +44,13 @@ logger = logging.getLogger(__name__)
 
 
 class ServerGrant:
-    """What the auth servers grant."""
+    """Permissions that the auth servers granted."""
 
     def __init__(self, granted: Permissions) -> None:
         self.granted = granted
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
-        """Return whether they grant a right. Where no topic is named, the patterns have to match the empty name."""
+        """Return whether a right is granted. If no topic is named, the patterns must match the empty name."""
         if right == STATUS:
             return bool(self.granted.authorizations)
         permission = PERMISSION_OF.get(right, "")
@@ -59,13 +59,13 @@ class ServerGrant:
 
 
 class FailureLimit:
-    """How often an address may fail. Holds the addresses that failed last."""
+    """Rate limit on failed logins per address. Holds the addresses with the latest failures."""
 
     def __init__(self) -> None:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def left(self, address: str) -> float:
-        """Return how many failures an address has left."""
+        """Return the number of failures that an address may still make."""
         count, at_s = self._left.get(address, (float(FAILURES_AT_ONCE_MAX), 0.0))
         return min(FAILURES_AT_ONCE_MAX, count + (time.monotonic() - at_s) * FAILURES_PER_S)
 
@@ -78,7 +78,7 @@ class FailureLimit:
 
 
 class Login:
-    """Decides about requests. tokens: None without a file. servers: None where they are not asked."""
+    """Access control of the HTTP API. tokens: None without a token file. servers: None if auth servers are not used."""
 
     def __init__(self, tokens: TokenFile | None, servers: AuthServers | None) -> None:
         self.tokens = tokens
@@ -87,9 +87,9 @@ class Login:
         self._granted: OrderedDict[bytes, Permissions] = OrderedDict()
 
     def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer to a request that is refused, None for one that is not.
+        """Return the answer to a request that is refused; None if the request is allowed.
 
-        Raises: HttpError for a query that cannot be read. Switches: where auth servers are asked.
+        Raises: HttpError for a malformed query. Switches: if auth servers are asked.
         """
         if right == OPEN:
             return None
@@ -113,7 +113,7 @@ class Login:
         return error_response(HttpError(403, "FORBIDDEN"))
 
     def _grant(self, secret: bytes, remote: str, *, tls: bool, common_name: str) -> Grant | None:
-        """Return what a secret grants; None for one that grants nothing. Switches: where auth servers are asked."""
+        """Return the grant of a secret; None if it grants nothing. Switches: if auth servers are asked."""
         found = None if self.tokens is None else self.tokens.find(secret)
         if found is not None or self.servers is None or not secret:
             return found
@@ -136,7 +136,7 @@ class Login:
         return ServerGrant(granted) if granted.authorizations else None
 
     def _failed(self, request: Request, remote: str) -> Response:
-        """Count a login that failed, and answer it."""
+        """Count a failed login, and return its answer."""
         address = ip_of(remote)
         if self.failures.left(address) < 1:
             return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
@@ -146,12 +146,12 @@ class Login:
 
 
 def unauthorized() -> Response:
-    """Return the answer to who has not logged in, or not with success."""
+    """Return the answer to a request without a successful login."""
     return error_response(HttpError(401, "UNAUTHORIZED"), CHALLENGE)
 
 
 def secret_of(request: Request) -> bytes | None:
-    """Return the secret that a request logs in by; None where there is none, empty where it cannot be read."""
+    """Return the secret in a request; None if there is none, empty if the header is malformed."""
     header = request.headers.get(b"authorization")
     if header is None:
         return None
@@ -168,7 +168,7 @@ def secret_of(request: Request) -> bytes | None:
 
 
 def warn_if_open(name: str, address: Address) -> None:
-    """Warn where an address that needs no login is one that others reach."""
+    """Warn if other machines can reach an address that needs no login."""
     if isinstance(address, TcpAddress) and not ip_address(address.host).is_loopback:
         logger.warning(
             "%s: whoever reaches %s may publish, read and delete; see --http-auth-token-file, or listen on 127.0.0.1",
@@ -178,7 +178,7 @@ def warn_if_open(name: str, address: Address) -> None:
 
 
 def login_of(options: Options, servers: AuthServers) -> Login | None:
-    """Return what the flags ask for, None for no login. Raises: StartupError."""
+    """Return the login that the flags set up; None for no login. Raises: StartupError."""
     if options.http_auth and not servers.enabled:
         raise StartupError(f"failed to instantiate {PROGRAM} - --http-auth needs --auth-http-address")
     if not options.http_auth and not options.http_auth_token_file:

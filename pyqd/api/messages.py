@@ -30,7 +30,7 @@ _NUMBER = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 class MessageRoutes:
-    """The routes that look at single messages and change what becomes of them."""
+    """Routes that list single messages and change them."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -45,7 +45,7 @@ class MessageRoutes:
         ]
 
     def messages(self, request: Request) -> Response:
-        """Show a page of messages. Switches: yes, where it begins far back."""
+        """Return a page of messages. Switches: yes, if the page begins far back."""
         query = request.query()
         topic, channel = topic_and_channel_asked(self.broker, query)
         state = one_of(query, "state", peek.STATES, "INVALID_STATE")
@@ -80,17 +80,17 @@ class MessageRoutes:
         return self.amended(request, lambda _topic: amend.cancel)
 
     def reschedule(self, request: Request) -> Response:
-        """Give a message another due time. Switches: yes."""
+        """Change the due time of a message. Switches: yes."""
         due_ns = self.due_ns(request.query())
         return self.amended(request, lambda topic: amend.putting_off(topic, due_ns), due=due_ns)
 
     def deliver_now(self, request: Request) -> Response:
-        """Make a message due. Switches: yes."""
+        """Make a message due now. Switches: yes."""
         now_ns = wall()
         return self.amended(request, lambda topic: amend.putting_off(topic, now_ns))
 
     def amended(self, request: Request, change_for: Any, **shown_too: int) -> Response:
-        """Change a message and tell what became of it on each channel."""
+        """Change a message and return the outcome for each channel."""
         query = request.query()
         topic, channel = topic_and_channel_asked(self.broker, query)
         id_text = query.get("id")
@@ -115,7 +115,7 @@ class MessageRoutes:
         return json_response(answer)
 
     def due_ns(self, query: Query) -> int:
-        """Return the moment that `defer` or `due` stands for; never one before now."""
+        """Return the due time in `defer` or `due`, in Unix nanoseconds; never before now."""
         now_ns = wall()
         defer, due = query.get("defer"), query.get("due")
         if defer is None and due is None:
@@ -136,7 +136,7 @@ class MessageRoutes:
 
 
 def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
-    """Return what is shown of a message."""
+    """Return the JSON form of a message."""
     found: dict[str, Any] = {
         "id": f"{row.guid:016x}",
         "state": state,
@@ -159,7 +159,7 @@ def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
 
 
 def one_of(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
-    """Return a parameter that is one of these values, the first where it is missing."""
+    """Return a parameter that must have one of these values; the first value if it is missing."""
     value = query.get(name) or values[0]
     if value not in values:
         raise HttpError(400, code)
@@ -167,7 +167,7 @@ def one_of(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
 
 
 def of_a_topic(handler: Handler) -> Handler:
-    """Return a handler that answers for a topic or channel that was deleted meanwhile."""
+    """Return a handler that answers 404 if the topic or channel was deleted meanwhile."""
 
     def answer(request: Request) -> Response:
         try:

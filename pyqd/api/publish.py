@@ -1,6 +1,6 @@
 """POST /pub and /mpub.
 
-The order of the checks is part of the interface: a request with two faults is refused for the same one everywhere.
+The order of the checks is part of the interface: a request with two faults is always refused for the same one.
 
 Source: docs/nsq/http-api.md, "Publishing".
 """
@@ -33,9 +33,9 @@ from pyqd.primitives.timestamps import parse_timestamp
 SIZE_BYTES = 4
 ID_HEADER = "X-NSQ-Message-Id"
 COUNT_HEADER = "X-NSQ-Message-Count"
-# The least that a message takes in a binary body: its size and one byte.
+# Least size of a message in a binary body: its size field and one byte.
 MESSAGE_BYTES_MIN = SIZE_BYTES + 1
-# Of a body, taken apart at once; in lines of a byte it takes half a millisecond.
+# Bytes of a body that are parsed in one slice; in lines of one byte a slice takes half a millisecond.
 PIECE_BYTES = 128 << 10
 
 _int32 = struct.Struct(">i")
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def plain_publisher(broker: Broker) -> PlainPublisher:
-    """Return what takes the plain publishes of an HTTP server: those that need storing and no more."""
+    """Return the publisher for plain publishes, which need storing and nothing else."""
 
     def find_topic(name: bytes) -> Topic | None:
         topic = broker.topic_of.get(name.decode("ascii"))
@@ -58,12 +58,12 @@ def plain_publisher(broker: Broker) -> PlainPublisher:
 
 
 def count_max(options: Options) -> int:
-    """Return how many messages a binary body may have."""
+    """Return the largest number of messages in a binary body."""
     return (options.max_body_size - SIZE_BYTES) // MESSAGE_BYTES_MIN
 
 
 class PublishRoutes:
-    """The routes that accept messages."""
+    """Routes that accept messages."""
 
     def __init__(self, broker: Broker, wait_durable: Callable[[list[Topic]], None] | None = None) -> None:
         self.broker = broker
@@ -77,15 +77,15 @@ class PublishRoutes:
         ]
 
     def msg_size_max(self) -> int:
-        """Return the largest message."""
+        """Return the largest message in bytes."""
         return self.broker.options.max_msg_size
 
     def body_size_max(self) -> int:
-        """Return the largest body of many messages."""
+        """Return the largest body of many messages in bytes."""
         return self.broker.options.max_body_size
 
     def pub(self, request: Request) -> Response:
-        """Accept the body as one message, perhaps deferred."""
+        """Publish the body as one message, perhaps deferred."""
         if request.body_too_big:
             raise HttpError(413, "MSG_TOO_BIG")
         if not request.body:
@@ -105,7 +105,7 @@ class PublishRoutes:
         return published(guid)
 
     def mpub(self, request: Request) -> Response:
-        """Accept the messages in the body, all or none, perhaps deferred."""
+        """Publish the messages in the body, all or none, perhaps deferred."""
         if request.content_length > self.body_size_max():
             raise HttpError(413, "BODY_TOO_BIG")
         query = request.query()
@@ -130,7 +130,7 @@ class PublishRoutes:
         return published(guid, frames.count)
 
     def store_queued(self, topic: Topic, frames: Frames, now_ns: int, due_ns: int) -> int:
-        """Store messages in turns of the loop, after those that are queued. Returns: the first one's id.
+        """Store messages in slices, after the batches that are queued already. Returns: the first message's id.
 
         Raises: StorageError, HttpError if the topic is deleted meanwhile. Switches: yes.
         """
@@ -153,7 +153,7 @@ class PublishRoutes:
             self.wait_durable([topic])
 
     def topic(self, query: Query) -> Topic:
-        """Return the topic asked for, made if it is missing."""
+        """Return the topic that a query names, created if it is missing."""
         name = topic_name(query)
         try:
             topic = self.broker.topic(name)
@@ -165,7 +165,7 @@ class PublishRoutes:
         return topic
 
     def due_asked(self, query: Query, now_ns: int) -> int:
-        """Return the moment at which what is published is due; 0 for at once."""
+        """Return the due time of published messages in Unix nanoseconds; 0 for at once."""
         defer_text = query.get("defer")
         due_text = query.get("due")
         due_ns = 0
@@ -179,7 +179,7 @@ class PublishRoutes:
         return due_ns
 
     def defer_ns(self, text: str) -> int:
-        """Return a delay, given in milliseconds."""
+        """Return a delay given in milliseconds."""
         if not _DEFER_MS.fullmatch(text):
             raise HttpError(400, "INVALID_DEFER")
         defer_ns = int(text) * MILLISECOND_NS
@@ -188,7 +188,7 @@ class PublishRoutes:
         return defer_ns
 
     def due_ns(self, text: str, now_ns: int) -> int:
-        """Return a moment, given in Unix milliseconds or as RFC 3339; 0 for one that has passed."""
+        """Return a due time given in Unix milliseconds or as RFC 3339; 0 if it has passed."""
         try:
             due_ns = int(text) * MILLISECOND_NS if _UNIX_MS.fullmatch(text) else parse_timestamp(text, now_ns)
         except ValueError as error:
@@ -198,7 +198,7 @@ class PublishRoutes:
         return due_ns if due_ns > now_ns else 0
 
     def refused(self, error: StorageError) -> HttpError:
-        """Note that a message could not be accepted. Returns: what the client is told."""
+        """Record that storage refused a message. Returns: the answer to the client."""
         self.broker.note_failed_write(error)
         return HttpError(503, "EXITING")
 
@@ -209,7 +209,7 @@ def one_frame(body: bytes) -> Frames:
 
 
 def published(guid: int, count: int | None = None) -> Response:
-    """Return the answer that names what was accepted: a message, or the first of `count`."""
+    """Return the answer to a publish. It names the id of the message, or of the first of `count` messages."""
     headers: tuple[tuple[str, str], ...] = ((ID_HEADER, to_hex(guid).decode("ascii")),)
     if count is not None:
         headers += ((COUNT_HEADER, str(count)),)
@@ -217,7 +217,7 @@ def published(guid: int, count: int | None = None) -> Response:
 
 
 def is_binary(value: str | None) -> bool:
-    """Return whether the body is in the binary form. A value that is neither is taken as yes."""
+    """Return whether the body is in the binary form. Other values than nsqd's count as true, as in nsqd."""
     if value is None or value in ("false", "0"):
         return False
     if value not in ("true", "1"):
@@ -226,21 +226,21 @@ def is_binary(value: str | None) -> bool:
 
 
 def line_frames(request: Request, msg_size_max: int) -> Frames:
-    """Return the lines of the body without the empty ones. Switches: where there are many."""
+    """Return the non-empty lines of the body as framed messages. Switches: if there are many."""
     framer = LineFramer(request.body, msg_size_max)
     while not framer.step(PIECE_BYTES):
         yield_to_loop()
     if not framer.failed and not request.body_too_big:
         return framer.frames
-    # The last line of a body that was cut off may be any length.
+    # The last line of a truncated body may be of any length.
     is_too_long = framer.failed and not (framer.cut and request.body_too_big)
     raise HttpError(413, "MSG_TOO_BIG" if is_too_long else "BODY_TOO_BIG")
 
 
 def binary_frames(request: Request, msg_size_max: int, batch_count_max: int) -> Frames:
-    """Return the messages of a body of a count, then each one's size and bytes; what follows them is ignored.
+    """Return the messages of a binary body: a count, then size and bytes of each. Trailing bytes are ignored.
 
-    Switches: where there are many.
+    Switches: if there are many.
     """
     framer = BinaryFramer(request.body, msg_size_max, batch_count_max)
     while not framer.step(PIECE_BYTES):

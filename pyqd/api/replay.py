@@ -1,7 +1,7 @@
-"""GET /topic/positions and /topic/log, POST /channel/seek: a topic is read again. POST /topic/create, /channel/create.
+"""GET /topic/positions and /topic/log, POST /channel/seek: re-reading a topic. POST /topic/create, /channel/create.
 
-The order of the checks is that of all routes below /topic and /channel: names first, then whether they exist, then what
-is asked of them.
+Checks come in the order of all routes below /topic and /channel: first the names, then whether they exist, then the
+other parameters.
 
 Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayRoutes:
-    """The routes that read a topic by position and move channels, and those that make topics and channels."""
+    """Routes that read a topic by position, move channels, and create topics and channels."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -48,7 +48,7 @@ class ReplayRoutes:
         ]
 
     def positions(self, request: Request) -> Response:
-        """Tell what can be read of a topic, and the position at a time. Switches: yes."""
+        """Return the range of readable positions of a topic, and the position at a time. Switches: yes."""
         query = request.query()
         topic = topic_asked(self.broker, query)
         time_text = query.get("time")
@@ -61,7 +61,7 @@ class ReplayRoutes:
         return json_response(replay.positions(topic, place, yield_to_loop))
 
     def log(self, request: Request) -> Response:
-        """Return records of a topic as they lie in its log. Switches: yes, in large answers."""
+        """Return records of a topic in the log's format. Switches: yes, in large answers."""
         query = request.query()
         topic = topic_asked(self.broker, query)
         place = place_of(query, "from", "INVALID_FROM", replay.EARLIEST)
@@ -91,7 +91,7 @@ class ReplayRoutes:
         return Response(200, found.data, OCTETS, headers)
 
     def create_topic(self, request: Request) -> Response:
-        """Make a topic, if it is missing."""
+        """Create a topic if it is missing."""
         name = topic_name(request.query())
         try:
             self.broker.topic(name)
@@ -100,12 +100,12 @@ class ReplayRoutes:
         return Response(200)
 
     def create_channel(self, request: Request) -> Response:
-        """Make a channel, if it is missing; beginning at a place of the log where one is given. Switches: yes."""
+        """Create a channel if it is missing, at a place of the log if `start` names one. Switches: yes."""
         query = request.query()
         topic, name = topic_and_channel_name(self.broker, query)
         place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
         if place is not None and name not in topic.channel_of:
-            # Before there is a channel: it is not made where the place is refused.
+            # Looked up before the channel exists, so that no channel is created if the place is refused.
             replay.find(topic, place, yield_to_loop)
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -123,7 +123,7 @@ class ReplayRoutes:
         return json_response({**shown, "created": True})
 
     def seek(self, request: Request) -> Response:
-        """Move a channel, or tell what that would do. Switches: yes."""
+        """Move a channel, or return the effect of a move. Switches: yes."""
         query = request.query()
         channel = channel_asked(self.broker, query)
         if query.get("to") is None:
@@ -135,7 +135,7 @@ class ReplayRoutes:
         return json_response(self.moved(channel, place, dry_run in ("true", "1")))
 
     def moved(self, channel: Channel, place: replay.Place, dry_run: bool) -> dict[str, object]:
-        """Move a channel unless it is a dry run. Returns: what that means."""
+        """Move a channel unless it is a dry run. Returns: the effect of the move."""
         try:
             if dry_run:
                 return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
@@ -144,13 +144,13 @@ class ReplayRoutes:
             raise self.failed(error) from error
 
     def failed(self, error: StorageError) -> HttpError:
-        """Note what the disk refused. Returns: what the client is told."""
+        """Log an error of storage. Returns: the answer to the client."""
         logger.error("HTTP: %s", error)
         return HttpError(500, "INTERNAL_ERROR")
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:
-    """Return the place in the log that a parameter stands for."""
+    """Return the place in the log that a parameter names."""
     try:
         return replay.parse_place(query.get(name) or default, wall())
     except ValueError:
@@ -158,7 +158,7 @@ def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Pl
 
 
 def refusing(handler: Handler) -> Handler:
-    """Return a handler that answers for places that are not there."""
+    """Return a handler that answers for positions that do not exist."""
 
     def answer(request: Request) -> Response:
         try:

@@ -1,13 +1,13 @@
-"""Rights over HTTP, and the file of --http-auth-token-file that grants them: a line for each token.
+"""Rights over HTTP, and the file of --http-auth-token-file that grants them: one line for each token.
 
     # token, or sha256: and its digest    rights            topics
     <token>                               publish           orders_*
     sha256:<digest>                       publish,consume
     anonymous                             status
 
-Topics are given by a pattern of the shell's, for the whole name; without a pattern the token is good for all topics.
-The line `anonymous` grants rights to clients that do not log in. Tokens are compared by their digests, each with all,
-so that the time of a comparison tells nothing. docs/security.md has the table of routes.
+Topics are given by a shell pattern for the whole name; without a pattern the token covers all topics. The line
+`anonymous` grants rights to clients that do not log in. A look-up compares the digest of a secret with the digest of
+every token, so that the time it takes reveals nothing. docs/security.md has the table of routes.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Protocol
 
-# Each route names one of these. OPEN needs no login, STATUS any.
+# Each route names one of these. OPEN needs no login, STATUS needs any login.
 OPEN: Final = "open"
 STATUS: Final = "status"
 PUBLISH: Final = "publish"
@@ -28,7 +28,7 @@ CONSUME: Final = "consume"
 ADMIN: Final = "admin"
 
 RIGHTS: Final = (OPEN, STATUS, PUBLISH, CONSUME, ADMIN)
-# What a token may be given. No right includes another, but STATUS comes with each.
+# Rights that a token may be given. No right includes another, except that every token has STATUS.
 GRANTED: Final = (STATUS, PUBLISH, CONSUME, ADMIN)
 
 ANONYMOUS: Final = "anonymous"
@@ -39,36 +39,36 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}", re.ASCII)
 _PATTERN = re.compile(r"[].a-zA-Z0-9_#*?[!-]+", re.ASCII)
-# As RFC 6750 has it, and what Basic can carry.
+# The characters that RFC 6750 allows and Basic can carry.
 _TOKEN = re.compile("[!-~]+", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
 
 class Grant(Protocol):
-    """What a login may do."""
+    """Rights of a login."""
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:
         """Return whether a right is granted on each of the topics. No topics: on the daemon as a whole.
 
-        channel: empty where all of a topic's are meant.
+        channel: empty if all channels of a topic are meant.
         """
 
 
 class TokenFileError(Exception):
-    """The file does not serve; str() of it is why, and never has a token in it."""
+    """Error in a token file; str() of it is the reason, and never contains a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenGrant:
-    """What one line grants."""
+    """Rights of one line of the file."""
 
     digest: bytes
     rights: frozenset[str]
     topics: str = ALL_TOPICS
 
     def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:  # noqa: ARG002 - channels are not told apart
-        """Return whether it grants a right. Where it is for some topics only, it is for nothing beside them."""
+        """Return whether a right is granted. A token for some topics grants nothing outside them."""
         if right == STATUS:
             return True
         if right not in self.rights:
@@ -79,14 +79,14 @@ class TokenGrant:
 
 
 class TokenFile:
-    """The tokens of a file. Raises: TokenFileError."""
+    """Tokens of a file. Raises: TokenFileError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.grants, self.anonymous = read_tokens(path)
 
     def reload(self) -> None:
-        """Read the file again; where it does not do, go on with what is there."""
+        """Read the file again; keep the old tokens if it is invalid."""
         try:
             self.grants, self.anonymous = read_tokens(self.path)
         except TokenFileError as error:
@@ -95,7 +95,7 @@ class TokenFile:
             logger.info("HTTP: reloaded %d tokens", len(self.grants))
 
     def find(self, secret: bytes) -> TokenGrant | None:
-        """Return what a token grants; None for one that is not in the file."""
+        """Return the grant of a token; None if the token is not in the file."""
         digest = hashlib.sha256(secret).digest()
         found = None
         for grant in self.grants:
@@ -105,7 +105,7 @@ class TokenFile:
 
 
 def read_tokens(path: str) -> tuple[tuple[TokenGrant, ...], TokenGrant | None]:
-    """Return what a file grants, and what it grants to all. Raises: TokenFileError."""
+    """Return the grants of a file, and the grant of anonymous clients. Raises: TokenFileError."""
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -132,7 +132,7 @@ def read_tokens(path: str) -> tuple[tuple[TokenGrant, ...], TokenGrant | None]:
 
 
 def grant_of(words: list[str]) -> TokenGrant:
-    """Return what a line grants; of `anonymous` with an empty digest. Raises: ValueError."""
+    """Return the grant of a line; the grant of `anonymous` has an empty digest. Raises: ValueError."""
     if not 2 <= len(words) <= 3:
         raise ValueError("needs a token, its rights, and may have a pattern of topics")
     token, rights_text, *patterns = words
@@ -146,7 +146,7 @@ def grant_of(words: list[str]) -> TokenGrant:
 
 
 def digest_of(token: str) -> bytes:
-    """Return what a token of the file is compared by. Raises: ValueError."""
+    """Return the digest of a token in the file. Raises: ValueError."""
     if token == ANONYMOUS:
         return b""
     if token.startswith(DIGEST):

@@ -31,8 +31,8 @@ def daemon_routes(
 ) -> list[Route]:
     """Return all routes of the daemon.
 
-    wait_durable: for publishes with --sync-every=1; none is waited for without. metrics: of the broker, for /metrics.
-    live: the options, and who is told of their change; the broker alone without. debug: what the process is doing.
+    wait_durable: waits for publishes with --sync-every=1; None waits for none. metrics: of the broker, for /metrics.
+    live: the changeable options and their listeners; by default the broker's alone. debug: profiles and diagnostics.
     """
     options = broker.options
     resolved: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,4 @@
-"""The counters as a page of text for people. Source: docs/nsq/http-api.md, "Text format"."""
+"""/stats as a page of text for people. Source: docs/nsq/http-api.md, "Text format"."""
 
 import datetime
 import platform
@@ -39,7 +39,7 @@ def stats_text(
 
 
 def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:
-    """Yield the lines of a topic, its channels and their clients."""
+    """Yield the lines of a topic, of its channels and of their clients."""
     prefix = "*P " if topic["paused"] else "   "
     yield (
         f"\n{prefix}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
@@ -59,7 +59,7 @@ def topic_text(topic: StatsDict, now_s: int) -> Iterable[str]:
 
 
 def client_text(client: StatsDict, now_s: int) -> str:
-    """Return a client in one line: what it published, if it did, else what it consumed."""
+    """Return a client in one line: its published messages if it published, else its consumption."""
     port = client["remote_address"].rpartition(":")[2]
     name = f"{client['hostname']}:{port} {client['user_agent']}"
     name = f"[{client['version']} {name:<21}]"
@@ -83,7 +83,7 @@ def latency_text(stats: StatsDict) -> str:
 
 
 def short_duration(duration_ns: float) -> str:
-    """Return a duration with one decimal, in the largest unit that it is more than one of."""
+    """Return a duration with one decimal, in the largest unit of which it has more than one."""
     for unit_ns, unit in _UNITS:
         if duration_ns > unit_ns:
             return f"{duration_ns / unit_ns:.1f}{unit}"

@@ -30,7 +30,7 @@ DAMAGE_HEADER = "X-Pyqd-Damage"
 
 
 class StatusRoutes:
-    """The routes that tell of the daemon."""
+    """Routes that report the daemon's state."""
 
     def __init__(self, broker: Broker, identity: Identity) -> None:
         self.broker = broker
@@ -45,7 +45,7 @@ class StatusRoutes:
         ]
 
     def ping(self, _request: Request) -> Response:
-        """Say whether the last write succeeded; and in a header how much was found damaged, which is no failure."""
+        """Return whether the last write succeeded. A header counts the damage found, which is no failure."""
         health = self.broker.health()
         response = text_response(health, 200 if health == "OK" else 500)
         damage_count = self.broker.damage.found_count
@@ -54,7 +54,7 @@ class StatusRoutes:
         return response
 
     def info(self, _request: Request) -> Response:
-        """Say who and where the daemon is, and what clients may ask for."""
+        """Return the daemon's identity and the limits that clients may ask for."""
         options = self.broker.options
         identity = self.identity
         return json_response(
@@ -90,15 +90,15 @@ class StatusRoutes:
         return text_response(stats_text(head, uptime_ns, topics or [], memory, producers or []))
 
     def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
-        """Return what the topics say; None where the one asked for does not exist."""
+        """Return the statistics of the selected topics; None if the named topic does not exist."""
         topics = topics_shown(self.broker, selection)
         return None if topics is None else walked(topics, selection)
 
 
 def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
-    """Yield what topics say, each at a moment of its own. Switches: yes.
+    """Yield the statistics of each topic, taken when the topic is reached. Switches: yes.
 
-    Whoever keeps all of it has the garbage collector walk over it, again and again, and hold the loop.
+    A caller that kept all of them would make the garbage collector walk over them again and again and hold the loop.
     """
     channel_count = 0
     for topic in topics:
@@ -114,7 +114,7 @@ def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]
 
 
 def selection_of(query: Query) -> Selection:
-    """Return what a query asks for."""
+    """Return the selection in a query."""
     return Selection(
         topic=query.get("topic") or "",
         channel=query.get("channel") or "",
@@ -129,7 +129,7 @@ def stats_json(
     memory: dict[str, int] | None,
     producers: list[StatsDict] | None,
 ) -> bytes:
-    """Return the JSON of all, made in pieces. Switches: yes."""
+    """Return the JSON of all statistics, made in slices. Switches: yes."""
     parts = [to_json(head)[:-1], b',"topics":']
     if topics is None:
         parts.append(b"null")
@@ -138,7 +138,7 @@ def stats_json(
         for topic in topics:
             parts += topic_json(topic)
             parts.append(b",")
-        # Behind the last one there is none.
+        # JSON has no comma after the last topic.
         parts[-1] = b"]" if parts[-1] == b"," else b"[]"
     if memory is not None:
         parts += [b',"memory":', to_json(memory)]
@@ -147,7 +147,7 @@ def stats_json(
 
 
 def topic_json(topic: StatsDict) -> Iterator[bytes]:
-    """Yield the JSON of a topic in parts. Switches: where it has many channels."""
+    """Yield the JSON of a topic in parts. Switches: if it has many channels."""
     channels = topic["channels"]
     if len(channels) <= CHANNELS_PER_PAUSE:
         yield to_json(topic)
@@ -163,13 +163,13 @@ def topic_json(topic: StatsDict) -> Iterator[bytes]:
 
 
 class MetricsRoutes:
-    """The route that Prometheus scrapes."""
+    """Route that Prometheus scrapes."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
 
     def routes(self) -> list[Route]:
-        """Return the route. What comes every few seconds is not logged."""
+        """Return the route. Its requests are not logged: they come every few seconds."""
         return [Route("GET", "/metrics", self.scrape, versioned=False, logged=False, right=STATUS)]
 
     def scrape(self, _request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""GET and POST /topic/retention, /topic/quota: what one topic keeps and may take, changed while it runs.
+"""GET and POST /topic/retention and /topic/quota: retention and quota of a topic, changed at run time.
 
 Source: docs/space.md.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class TopicRoutes:
-    """The routes to a topic's limits."""
+    """Routes of a topic's limits."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -38,11 +38,11 @@ class TopicRoutes:
         ]
 
     def retention(self, request: Request) -> Response:
-        """Tell what finished messages a topic keeps."""
+        """Return the retention of a topic's finished messages."""
         return retention_of(topic_asked(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
-        """Change what finished messages a topic keeps, from now on and over restarts."""
+        """Set the retention of a topic's finished messages, stored over restarts."""
         query = request.query()
         topic = topic_asked(self.broker, query)
         limits: dict[str, int | None] = {}
@@ -57,11 +57,11 @@ class TopicRoutes:
         return retention_of(topic)
 
     def quota(self, request: Request) -> Response:
-        """Tell what a topic may take of the disk, and what it takes."""
+        """Return a topic's quota of disk space and its use."""
         return quota_of(topic_asked(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:
-        """Change what a topic may take of the disk, from now on and over restarts."""
+        """Set a topic's quota of disk space, stored over restarts."""
         query = request.query()
         topic = topic_asked(self.broker, query)
         if query.get("bytes") is None:
@@ -72,7 +72,7 @@ class TopicRoutes:
 
 
 def bytes_of(query: Query, code: str) -> int | None:
-    """Return the parameter `bytes`; None for the daemon's flag."""
+    """Return the parameter `bytes`; None if the daemon's flag applies."""
     text = query.get("bytes") or ""
     if text == FLAG:
         return None
@@ -82,7 +82,7 @@ def bytes_of(query: Query, code: str) -> int | None:
 
 
 def time_of(query: Query) -> int | None:
-    """Return the parameter `time`, a duration, in nanoseconds; None for the daemon's flag."""
+    """Return the duration in `time` in nanoseconds; None if the daemon's flag applies."""
     text = query.get("time") or ""
     if text == FLAG:
         return None

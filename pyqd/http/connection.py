@@ -1,12 +1,12 @@
-"""One HTTP connection: a greenlet that reads, has requests answered in order, and sends.
+"""One HTTP connection: a greenlet that reads requests, has them answered in order and sends the answers.
 
-It waits for the socket before each read, even when more is there already: so each connection gets its turn, and what
-one read brings bounds the work of a turn. All read into one buffer, which is free again before anything may switch. The
-answers of one read leave in one send, or in several where they are large. Plain publishes are answered before they come
-here, by the compiled half.
+The greenlet waits for the socket before each read, even when more bytes are already there. So every connection gets its
+turn, and one read bounds the work of a turn. All connections read into one shared buffer, which is free again before
+anything may switch. The answers to one read leave in one send, or in several sends when they are large. The compiled
+half answers plain publishes before they reach this module.
 
-Whenever a connection waits for its peer it has a deadline, moved by progress; a sweep of the server's shuts the socket
-of those that are past it, which wakes the greenlet.
+A connection that waits for its peer has a deadline, which progress moves. The server's sweep shuts the socket of a
+connection past its deadline, which wakes the greenlet.
 
 Source: docs/nsq/http-api.md, "Conventions".
 """
@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class HttpConnection(HttpFront):
-    """One connection.
+    """One HTTP connection.
 
     answer: returns the response to a request; may switch. remote: the peer's address as text. publisher: takes the
-    plain publishes; None where all requests are answered by routes.
+    plain publishes; None if routes answer all requests.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HttpConnection(HttpFront):
         limits: HttpLimits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(connection.fileno(), gevent.get_hub(), publisher)
-        # By State.
+        # Indexed by State.
         self.wait_s = (limits.idle_s, limits.header_s, limits.body_s, limits.write_s, limits.write_s)
         self.idle_s = limits.idle_s
         self.gone = False
@@ -93,7 +93,7 @@ class HttpConnection(HttpFront):
         self.shut()
 
     def shut(self) -> None:
-        """Make the greenlet end, whatever it waits for."""
+        """Shut the socket, so that the greenlet ends whatever it waits for."""
         self.gone = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -108,11 +108,11 @@ class HttpConnection(HttpFront):
         self._socket.close()
 
     def transport_bytes(self) -> int:
-        """Return the memory of what lies between the connection and its socket."""
+        """Return the memory of the layer between the connection and its socket."""
         return 0
 
     def _note_buffers(self, size_bytes: int) -> None:
-        """Count what is half received or not sent yet."""
+        """Count the bytes of half-received requests and unsent answers."""
         self._count_buffers(size_bytes + self.transport_bytes())
 
     def _count_buffers(self, size_bytes: int) -> None:
@@ -121,7 +121,7 @@ class HttpConnection(HttpFront):
             self.buffer_bytes = size_bytes
 
     def _serve_once(self) -> bool:
-        """Read once, and answer what is whole. Returns: whether the connection goes on."""
+        """Read once and answer the complete requests. Returns: whether the connection goes on."""
         reader = self._reader
         before = reader.state
         data = self.next_bytes(before == State.IDLE)
@@ -132,7 +132,7 @@ class HttpConnection(HttpFront):
             return False
         reader.feed(data)
         state = reader.state
-        # A slow header does not get more time by each of its bytes.
+        # A slow header does not gain time with each of its bytes.
         if state != State.HEADERS or before != State.HEADERS or reader.ready:
             self.deadline_s = time.monotonic() + self.wait_s[state]
         if state == State.BODY:
@@ -168,7 +168,7 @@ class HttpConnection(HttpFront):
         return True
 
     def _refuse(self) -> bool:
-        """Answer what cannot go on: a request with too much body, or what is no request at all."""
+        """Answer a request that cannot go on: its body is too large, or the bytes are not HTTP."""
         request = self._reader.cut
         if request is not None:
             self._put_answer(request)
@@ -194,7 +194,7 @@ class HttpConnection(HttpFront):
         )
 
     def queue_answers(self, data: bytes) -> None:
-        """Queue what the socket did not take of the answers to plain publishes."""
+        """Queue the answers to plain publishes that the socket did not take."""
         self._put(data)
 
     def _put(self, data: bytes) -> None:
@@ -202,7 +202,7 @@ class HttpConnection(HttpFront):
         self._unsent_bytes += len(data)
 
     def _send(self) -> None:
-        """Send what is to be sent. Switches: where the socket is full."""
+        """Send the queued answers. Switches: when the socket is full."""
         if not self._unsent:
             return
         data = memoryview(self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent))
@@ -221,7 +221,9 @@ class HttpConnection(HttpFront):
             self._hub.wait(self._writable)
 
     def _linger(self) -> None:
-        """Read on and drop for a moment: closing with unread bytes would reset, and the answer might be lost."""
+        """Read and drop the peer's bytes for LINGER_S: closing with unread bytes would reset the connection and could
+        lose the answer.
+        """
         self.deadline_s = time.monotonic() + LINGER_S
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

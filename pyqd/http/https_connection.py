@@ -1,4 +1,4 @@
-"""One HTTPS connection: as one over HTTP, but for how it reads. Every request goes the long way."""
+"""HTTPS connection: an HTTP connection that reads through TLS. Every request passes through the routes."""
 
 import socket
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from pyqd.http.tls_socket import TlsSocket
 READ_EVENT = 1
 READ_BYTES = 64 * 1024
 
-# Shared, as it is free again before anything may switch.
+# Shared by all connections: the buffer is free again before anything may switch.
 _buffer = memoryview(bytearray(READ_BYTES))
 
 
 class HttpsConnection(HttpConnection):
-    """One connection. Arguments: as HttpConnection's, but for the socket."""
+    """One HTTPS connection. Arguments: as for HttpConnection, with a TlsSocket instead of the socket."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class HttpsConnection(HttpConnection):
         self._readable: Any = self._hub.loop.io(connection.fileno(), READ_EVENT)
 
     def next_bytes(self, between_requests: bool) -> memoryview:  # noqa: ARG002
-        """Return what was decoded: a view that is valid until the next switch; empty at the end.
+        """Return decoded bytes as a view that is valid until the next switch; the view is empty at the end of the
+        stream.
 
         Raises: OSError. Switches: yes, before it reads.
         """
@@ -54,6 +55,6 @@ class HttpsConnection(HttpConnection):
         return self._secured.held_bytes
 
     def close_front(self) -> None:
-        """Let go of what the loop holds of the connection."""
+        """Release the watchers that the event loop holds for the connection."""
         self._readable.close()
         super().close_front()

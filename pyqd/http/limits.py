@@ -1,4 +1,4 @@
-"""What an HTTP connection may take: time for each of its parts, and bytes of headers."""
+"""Limits of an HTTP connection: time for each of its parts, and bytes of headers."""
 
 import dataclasses
 import math
@@ -9,9 +9,9 @@ from pyqd.primitives.durations import SECOND_NS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """How long to wait for a peer: between requests, for a request's headers, for its body, until it reads an answer.
+    """Seconds to wait for a peer: between requests, for a request's headers, for its body, until it reads an answer.
 
-    A body gets a second more for each BODY_BYTES_PER_S of it that have come. header_bytes_max: of one request.
+    A body gets one more second for each BODY_BYTES_PER_S received. header_bytes_max: of one request.
     """
 
     idle_s: float = 300.0
@@ -26,7 +26,7 @@ DEFAULT_LIMITS = HttpLimits()
 
 
 def http_limits(options: Options) -> HttpLimits:
-    """Return the limits that the flags ask for; a time of 0 there is no limit."""
+    """Return the limits that the flags set; a flag of 0 means no time limit."""
     return HttpLimits(
         idle_s=seconds(options.http_idle_timeout_ns),
         header_s=seconds(options.http_header_timeout_ns),
@@ -37,5 +37,5 @@ def http_limits(options: Options) -> HttpLimits:
 
 
 def seconds(time_ns: int) -> float:
-    """Return a time in seconds; 0 is for ever."""
+    """Return a duration in seconds; 0 becomes infinity."""
     return time_ns / SECOND_NS if time_ns else math.inf

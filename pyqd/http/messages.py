@@ -23,7 +23,7 @@ _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in h
 
 
 class HttpError(Exception):
-    """Why a request is refused: a status, and one of nsqd's codes that becomes the body `{"message":"CODE"}`."""
+    """Refusal of a request: a status, and one of nsqd's codes, which becomes the body `{"message":"CODE"}`."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(status, code)
@@ -34,8 +34,8 @@ class HttpError(Exception):
 class Response:
     """A status, a body and its type.
 
-    content_type None: the body is empty. headers: further ones, as (name, value).
-    versioned: it says which version of the API it is of, as all but a few do.
+    content_type None: the body is empty. headers: further ones, as (name, value). versioned: the answer names the
+    version of the API, as almost all answers do.
     """
 
     __slots__ = ("body", "content_type", "headers", "status", "versioned")
@@ -56,17 +56,17 @@ class Response:
 
 
 def text_response(text: str, status: int = 200) -> Response:
-    """Return text as it is, without quotes."""
+    """Return a response whose body is the text itself, without quotes."""
     return Response(status, text.encode(errors="backslashreplace"), TEXT)
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a value as JSON, without spaces."""
+    """Return a response whose body is the value as JSON without spaces."""
     return Response(status, to_json(value), JSON)
 
 
 def error_response(error: HttpError, headers: tuple[tuple[str, str], ...] = ()) -> Response:
-    """Return the body that stands for an error."""
+    """Return the response for an error, with nsqd's JSON body."""
     return Response(error.status, to_json({"message": error.code}), JSON, headers)
 
 
@@ -76,11 +76,11 @@ def to_json(value: Any) -> bytes:
 
 
 class Request:
-    """One request; complete, or as much of it as was taken.
+    """One request, complete or cut short.
 
-    target: as it came. path: of it, as it came. content_length: of the body as announced, or CHUNKED.
-    body: at most the route's limit. body_too_big: there was, or is to come, more than that; the rest was dropped.
-    complete: the body has been read to its end. keep_alive: the client means to send another request.
+    target: as received. path: of the target, as received. content_length: of the body as announced, or CHUNKED. body:
+    at most the route's limit. body_too_big: the body is longer than the limit; the rest was dropped. complete: the body
+    has been read to its end. keep_alive: the client means to send another request.
     """
 
     __slots__ = (
@@ -125,7 +125,7 @@ class Request:
 
 
 class DateLine:
-    """The Date header, made once a second."""
+    """The Date header, formatted once a second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -144,9 +144,9 @@ _date = DateLine()
 
 
 def render(response: Response, *, version: str = "1.1", keep_alive: bool = False, body_left_out: bool = False) -> bytes:
-    """Return a response as it goes over the wire.
+    """Return the bytes of a response.
 
-    version: of HTTP, the request's. body_left_out: the answer to HEAD, which has the headers alone.
+    version: of HTTP, as in the request. body_left_out: for the answer to HEAD, which has headers only.
     """
     lines = f"HTTP/{version} {_STATUS_LINES[response.status]}\r\n"
     if response.content_type is not None:

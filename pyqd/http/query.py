@@ -1,7 +1,7 @@
-"""The query of a URL, by the rules of Go's servers.
+"""Parser of a URL's query by the rules of Go's servers.
 
-The first value of a name wins. A `;` and a malformed escape make the whole query invalid. Escaped bytes that are no
-UTF-8 are kept as lone surrogates: no valid name has them.
+The first value of a name wins. A `;` or a malformed escape makes the whole query invalid. Escaped bytes that are not
+UTF-8 are kept as lone surrogates, which no valid name contains.
 """
 
 import logging
@@ -14,7 +14,7 @@ _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 
 
 class Query:
-    """The parameters of a query. Raises: ValueError for a malformed one."""
+    """Parameters of a query. Raises: ValueError for a malformed query."""
 
     __slots__ = ("_value_of",)
 
@@ -31,16 +31,16 @@ class Query:
                 self._value_of.setdefault(unescape(name, plus_is_space=True), unescape(value, plus_is_space=True))
 
     def get(self, name: str) -> str | None:
-        """Return a parameter's value; None where it is missing."""
+        """Return a parameter's value; None if the parameter is missing."""
         return self._value_of.get(name)
 
     def flag(self, name: str) -> bool:
-        """Return whether a parameter that is on unless turned off is on: all but `false` and `0` is."""
+        """Return whether a parameter is on. Every value but `false` and `0` is on, and so is a missing parameter."""
         return self._value_of.get(name) not in ("false", "0")
 
 
 def unescape(text: str, *, plus_is_space: bool = False) -> str:
-    """Return text without its %-escapes. Raises: ValueError for a malformed one."""
+    """Return text with its %-escapes decoded. Raises: ValueError for a malformed escape."""
     if plus_is_space and "+" in text:
         text = text.replace("+", " ")
     if "%" not in text:

@@ -1,19 +1,20 @@
-"""From bytes to requests: no sockets, no clock, no waiting.
+"""Incremental parser of HTTP requests: no sockets, no clock, no waiting.
 
-`feed` takes what a socket gave. Requests that are whole then stand in `ready`, in order; of the one that is arriving,
-the state says what is to be done before more is read:
+`feed` takes the bytes of a socket. Complete requests then stand in `ready`, in order. `state` describes the request
+that is arriving:
 
     IDLE       between two requests
     HEADERS    a request has begun
-    BODY       its headers are known, its body arrives; `wants_continue`: the client waits for leave to send it
-    CUT_SHORT  it is to be answered as it is, in `cut`, and the connection closed; nothing more is fed
-    FAILED     what came is no HTTP, in `failure`; nothing more is fed
+    BODY       the headers are known, the body arrives; `wants_continue`: the client waits for leave to send the body
+    CUT_SHORT  answer the request in `cut` as it is, then close the connection; nothing more is fed
+    FAILED     the bytes are not HTTP, the status is in `failure`; nothing more is fed
 
-A body is limited while it arrives: at the headers the route is known and with it the limit, and what is beyond is
-dropped and not held. A short rest is read to its end, so that the connection can go on; behind a long one it is cut.
+A body is limited while it arrives: the headers determine the route and its limit, and bytes beyond the limit are
+dropped. If the dropped rest is short it is read to its end, so that the connection can go on. A request with a longer
+rest is cut short.
 
-Invariants: 1. a request holds at most its route's limit of body. 2. What a request costs beside its body is bounded by
-the limit on headers and a multiple of the body's bytes, for the chunks' headers.
+Invariants: 1. A request holds at most its route's limit of body. 2. The memory of a request besides its body is bounded
+by the limit on headers, plus a multiple of the body's bytes for the headers of chunks.
 """
 
 import enum
@@ -29,12 +30,12 @@ CHUNK_HEADER_BYTES_MAX = 16
 DROPPED_BYTES_MAX = 256 * 1024
 VERSIONS = ("1.0", "1.1")
 CHUNKED_CODING = b"chunked"
-# With two values of one of these, a proxy and the daemon may disagree where the request ends, or whose it is.
+# If one of these headers has two values, a proxy and the daemon may disagree on the end of the request or on its host.
 SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization"))
 
 
 class State(enum.IntEnum):
-    """Where the reader stands."""
+    """State of the reader; see the head of the module."""
 
     IDLE = 0
     HEADERS = 1
@@ -44,14 +45,14 @@ class State(enum.IntEnum):
 
 
 def head_without_upgrade(request: Request) -> bytes:
-    """Return the bytes of a request's line and headers but for `Upgrade`."""
+    """Return the bytes of a request's line and headers without the `Upgrade` header."""
     lines = [f"{request.method} {request.target} HTTP/{request.version}".encode()]
     lines += [name + b": " + value for name, value in request.headers.items() if name != b"upgrade"]
     return b"\r\n".join([*lines, b"", b""])
 
 
 class RequestReader:
-    """The requests of one connection. Its methods `on_...` are the parser's. header_bytes_max: of one request."""
+    """Reader of one connection's requests. The parser calls the methods `on_...`. header_bytes_max: of one request."""
 
     def __init__(self, router: Router, header_bytes_max: int = DEFAULT_LIMITS.header_bytes_max) -> None:
         self._header_bytes_max = header_bytes_max
@@ -77,7 +78,7 @@ class RequestReader:
         self._dropped_bytes = 0
 
     def feed(self, data: memoryview) -> None:
-        """Take bytes; copies what it keeps."""
+        """Parse bytes. The reader copies the bytes that it keeps."""
         self._fed_body_bytes = 0
         rest: memoryview | None = data
         try:
@@ -87,22 +88,22 @@ class RequestReader:
             raise
         except httptools.HttpParserError:
             self._fail(400)
-        # An upper bound, as one feed may hold the end of one request and the start of another.
+        # An upper bound, because one feed may hold the end of one request and the start of another.
         self._overhead_bytes += len(data) - self._fed_body_bytes
         if self._overhead_bytes > self._header_bytes_max + len(data) + CHUNK_HEADER_BYTES_MAX * self._body_bytes:
             self._fail(431)
 
     def _parse(self, data: memoryview) -> memoryview | None:
-        """Parse bytes, up to the headers of a request that offers another protocol; return what is still to be parsed.
+        """Parse bytes up to the end of a request that offers another protocol; return the bytes still to be parsed.
 
-        Only HTTP/1.1 is spoken here, so such a request counts without its offer. The parser takes it for the last one
-        and does not read its body, so another parser begins with the same headers less `Upgrade`.
+        The daemon speaks HTTP/1.1 only and ignores the offer. The parser takes such a request for the last one and does
+        not read its body. So another parser begins with the same headers without `Upgrade`.
         """
         try:
             self._parser.feed_data(data)
             return None
         except httptools.HttpParserUpgrade as upgrade:
-            # A request that was refused or cut while it came is not among those that are ready.
+            # A request that was refused or cut short while it arrived is not in `ready`.
             if self.state != State.IDLE:
                 return None
             if self.ready[-1].method == "CONNECT":
@@ -115,16 +116,16 @@ class RequestReader:
 
     @property
     def body_bytes(self) -> int:
-        """How much of the body has come of the request that is arriving."""
+        """Bytes of body received so far of the arriving request."""
         return self._body_bytes
 
     @property
     def held_bytes(self) -> int:
-        """The memory that the request takes that is arriving."""
+        """Memory of the arriving request's body."""
         return len(self._body)
 
     def release(self) -> None:
-        """Let go of the parser, which holds this object."""
+        """Release the parser, which holds a reference to this object."""
         self._parser = None
 
     def _fail(self, status: int) -> None:
@@ -140,12 +141,12 @@ class RequestReader:
             self.state = State.HEADERS
 
     def on_url(self, part: bytes) -> None:
-        """Take the target, or a part of it."""
+        """Append a part of the target."""
         self._target += part
         self._count_header(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; those behind a chunked body are dropped."""
+        """Store a header. Trailers after a chunked body are dropped."""
         if self._request is None:
             key = name.lower()
             former = self._headers.get(key)
@@ -160,14 +161,14 @@ class RequestReader:
             self._fail(431)
 
     def _is_ambiguous(self, version: str) -> bool:
-        """Return whether proxies may disagree with this parser about the end of the body. Source: RFC 9112, 6.1."""
+        """Return whether a proxy may disagree with this parser about the end of the body. Source: RFC 9112, 6.1."""
         coding = self._headers.get(b"transfer-encoding")
         return coding is not None and (
             coding.lower() != CHUNKED_CODING or version != "1.1" or b"content-length" in self._headers
         )
 
     def on_headers_complete(self) -> None:
-        """Find the route, and with it how much body is taken."""
+        """Find the route, which limits the body."""
         parser = self._parser
         version = parser.get_http_version()
         if (
@@ -200,7 +201,7 @@ class RequestReader:
             self._cut_short(request)
 
     def on_body(self, part: bytes) -> None:
-        """Take a part of the body, or drop it."""
+        """Append a part of the body, or drop the part beyond the limit."""
         self.wants_continue = False
         self._body_bytes += len(part)
         self._fed_body_bytes += len(part)
@@ -222,7 +223,7 @@ class RequestReader:
             self._cut_short(request)
 
     def on_message_complete(self) -> None:
-        """End a request."""
+        """Move the complete request to `ready`."""
         request = self._request
         if request is None or self.state != State.BODY:
             return

@@ -1,8 +1,8 @@
-"""Which handler answers a request, and what is said where none does.
+"""Router: finds the route of a request, or the answer if no route matches.
 
-A GET route answers HEAD too, as HTTP demands; the connection leaves out the body. nsqd says 405 to HEAD.
-A route's path may end in one parameter, `/config/:opt`, which takes one segment. A path that is a route's but for case,
-a doubled or a trailing slash is redirected to it, if that route takes the request's method.
+A GET route answers HEAD too, as HTTP demands; the connection leaves out the body. nsqd answers HEAD with 405. A route's
+path may end in one parameter of one segment, as in `/config/:opt`. A path that differs from a route's only in case, a
+doubled slash or a trailing slash is redirected to that route, if the route takes the request's method.
 
 Source: docs/nsq/http-api.md, "Conventions".
 """
@@ -26,11 +26,12 @@ def no_body() -> int:
 
 @dataclass(frozen=True)
 class Route:
-    """A method and a path, and what answers them.
+    """A method and a path, with the handler of their requests.
 
     handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
-    rest is dropped as it comes. versioned: its answers name the version of the API. logged: its requests are logged.
-    right: what a login needs to grant, one of `rights.RIGHTS`; where there are logins, nobody gets to one without.
+    rest is dropped on arrival. versioned: the answers name the version of the API. logged: requests are logged. right:
+    the right that a login must grant, one of `rights.RIGHTS`; if the server has logins, a route without a right refuses
+    every request.
     """
 
     method: str
@@ -43,7 +44,7 @@ class Route:
 
 
 class Match(NamedTuple):
-    """What was found for a request: a route, or the answer where there is none. argument: the path's parameter."""
+    """Result of a look-up: a route, or the answer if there is none. argument: the value of the path's parameter."""
 
     route: Route | None
     answer: Response | None = None
@@ -55,7 +56,7 @@ NOT_FOUND = Match(None, error_response(HttpError(404, "NOT_FOUND")))
 
 
 class Router:
-    """A table of routes."""
+    """Table of routes with look-up by method and path."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._found: dict[tuple[str, str], Match] = {}
@@ -72,11 +73,11 @@ class Router:
                 else:
                     self._found[method, route.path] = Match(route, logged=route.logged)
                     self._path_of_folded[folded(route.path)] = route.path
-        # By path; that of a route with a parameter ends in ":".
+        # Keyed by path; the path of a route with a parameter ends in ":".
         self._allow_of = {path: ", ".join(sorted({*methods, "OPTIONS"})) for path, methods in methods_of.items()}
 
     def match(self, request: Request) -> Match:
-        """Return what answers the request."""
+        """Return the route of the request, or the answer if no route matches."""
         found = self._found.get((request.method, request.path))
         return self._search(request) if found is None else found
 
@@ -106,7 +107,7 @@ class Router:
 
 
 def refuse(method: str, allow: str) -> Match:
-    """Say which methods a path takes."""
+    """Return the answer that names the methods of a path."""
     headers = (("Allow", allow),)
     if method == "OPTIONS":
         return Match(None, Response(200, headers=headers, versioned=False), logged=False)
@@ -114,13 +115,13 @@ def refuse(method: str, allow: str) -> Match:
 
 
 def folded(path: str) -> str:
-    """Return what the paths that are redirected to one another have in common."""
+    """Return the normal form of a path. Paths with the same normal form are redirected to one route."""
     cleaned = posixpath.normpath("/" + path.lstrip("/")).lower()
     return cleaned.rstrip("/") or "/"
 
 
 def redirect(request: Request, path: str) -> Match:
-    """Send the client to the path as it should be, with the same query."""
+    """Return a redirection to the route's path with the same query."""
     target = f"{path}?{request.query_text}" if request.query_text else path
     headers = (("Location", target),)
     if request.method not in ("GET", "HEAD"):

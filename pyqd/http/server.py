@@ -1,6 +1,6 @@
-"""The HTTP server: listens, gives each connection a greenlet, answers by a table of routes.
+"""HTTP server: listens, gives each connection a greenlet and answers by a table of routes.
 
-The same server serves any table. Its log lines are nsqd's.
+The server knows nothing about the routes. Its log lines follow nsqd's.
 """
 
 import logging
@@ -29,7 +29,7 @@ from pyqd.primitives.errors import LimitReached, MachineLimitReached
 from pyqd.primitives.loglines import fields
 
 SWEEP_S = 1.0
-# As Go's net/http does where a client takes the HTTPS port for the other.
+# Go's net/http gives the same answer if a client speaks HTTP on the HTTPS port.
 PLAIN_BEGINNINGS = (b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO")
 PLAIN_ANSWER = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 
@@ -37,20 +37,20 @@ logger = logging.getLogger(__name__)
 
 
 class Login(Protocol):
-    """Decides who may ask for what."""
+    """Access control of a server."""
 
     def refusal(self, right: str, request: Request, remote: str, *, tls: bool, common_name: str) -> Response | None:
-        """Return the answer to a request that is refused, None for one that is not. Switches: it may."""
+        """Return the answer to a request that is refused; None if the request is allowed. Switches: it may."""
 
 
 class HttpServer:
-    """An HTTP server over a table of routes.
+    """HTTP server over a table of routes.
 
-    name: in log lines, HTTP or HTTPS. publisher: takes the plain publishes before the routes see them.
-    on_bug: called with an AssertionError: a broken invariant, after which nothing can be trusted. Other errors of
-    handlers are answered and logged. tls: what makes connections secure, None for plain HTTP. refusal: returns the
-    answer to each request, whatever it asks for; None where requests are answered. limits: of each connection.
-    admission: who may connect; several servers may share one. login: who may do what; None: everybody everything.
+    name: in log lines, HTTP or HTTPS. publisher: takes the plain publishes before the routes see them. on_bug: called
+    with an AssertionError, which means a broken invariant: the daemon's state can no longer be trusted. Other errors of
+    handlers are answered and logged. tls: secures the connections; None for plain HTTP. refusal: returns the answer to
+    every request; None if requests are answered by routes. limits: of each connection. admission: limits the number of
+    connections; several servers may share one. login: the access control; None allows everything.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class HttpServer:
         login: Login | None = None,
     ) -> None:
         self.name = name
-        # It knows of neither.
+        # The publisher checks neither the refusal nor the login.
         self._publisher = publisher if refusal is None and login is None else None
         self._on_bug = on_bug
         self._tls = tls
@@ -81,14 +81,14 @@ class HttpServer:
         self._sweeper: gevent.Greenlet[[], None] | None = None
 
     def start(self, address: Address) -> Address:
-        """Listen and serve from now on. Returns: the address with its real port. Raises: StartupError."""
+        """Start to listen and serve. Returns: the address with its real port. Raises: StartupError."""
         bound = self._listener.start(address)
         self._sweeper = spawn_service(f"sweeper of {self.name}", self._sweep)
         logger.info("%s: listening on %s", self.name, bound)
         return bound
 
     def stop(self) -> None:
-        """Stop listening and end the connections, in the middle of a request too."""
+        """Stop listening and end all connections, even in the middle of a request."""
         self._listener.stop()
         if self._sweeper is not None:
             self._sweeper.kill(block=False)
@@ -101,7 +101,7 @@ class HttpServer:
         if reason:
             logger.warning("%s: refused %s - %s", self.name, remote, reason)
             answer = error_response(HttpError(503, "TOO_MANY_CONNECTIONS"))
-            # Before a handshake there is nothing that a peer would understand.
+            # Before a TLS handshake the peer could not read an answer.
             self._admission.turn_away(accepted, b"" if self._tls is not None else render(answer))
             return
         if self._tls is not None:
@@ -146,7 +146,7 @@ class HttpServer:
             self._admission.leave(connection.remote)
 
     def _note_bug(self, error: Exception) -> None:
-        """Tell of a broken invariant."""
+        """Report a broken invariant."""
         if isinstance(error, AssertionError) and self._on_bug is not None:
             self._on_bug(error)
 
@@ -185,7 +185,7 @@ class HttpServer:
         return response
 
     def _refused(self, route: Route, request: Request, remote: str, common_name: str) -> Response | None:
-        """Return the answer to who may not ask for this; None to who may."""
+        """Return the answer to a request that the login refuses; None if the request is allowed."""
         if self._login is None:
             return None
         tls = self._tls is not None

@@ -1,8 +1,8 @@
-"""A TLS connection with the methods of a socket that does not block, as far as an HTTP connection uses them.
+"""TLS connection with the methods of a non-blocking socket that an HTTP connection uses.
 
-Reading: one call takes what the socket has and gives what fits; `has_more` says that more is there already, for which
-the socket does not become readable. Sending: after BlockingIOError the same bytes are to be sent again, as the records
-they became are on their way.
+Reading: one call receives bytes from the socket and returns as many decoded bytes as fit. `has_more` says that more
+decoded bytes are ready; the socket does not become readable for them. Sending: after BlockingIOError the caller sends
+the same bytes again, because OpenSSL has already turned them into records.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from pyqd.hot.net.tls import reason_of
 
 CHUNK_BYTES = 64 * 1024
 RECORDS_BYTES_MAX = 80 * 1024
-# Of OpenSSL's connection, and of its two memory buffers, which do not shrink. See pyx/net/tls.pyx.
+# Memory of OpenSSL's connection and of its two memory buffers, which do not shrink. See pyx/net/tls.pyx.
 STATE_BYTES = 48 * 1024
 BUFFERS_PART = 4 / 3
 
 
 class TlsSocket:
-    """A socket and the TLS connection on it, its handshake done. Errors are those of a socket: OSError."""
+    """A socket with its TLS connection after the handshake. Errors are those of a socket: OSError."""
 
     def __init__(self, plain: socket.socket, connection: SSL.Connection) -> None:
         self._socket = plain
@@ -28,7 +28,7 @@ class TlsSocket:
         self._records = memoryview(b"")
         self._sending_count = 0
         self._in_bytes = self._out_bytes = 0
-        # What came with the end of the handshake is in the connection already.
+        # The bytes that arrived with the end of the handshake are already in the connection.
         self.has_more = True
 
     @property
@@ -37,11 +37,11 @@ class TlsSocket:
         return STATE_BYTES + len(self._records) + int((self._in_bytes + self._out_bytes) * BUFFERS_PART)
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Receive some bytes. Returns: how many, 0 at the end. Raises: BlockingIOError where there are none yet."""
+        """Receive some bytes. Returns: how many, 0 at the end. Raises: BlockingIOError if there are none yet."""
         count = self._decoded_into(buffer) if self.has_more else 0
         if count == 0:
             records = self._socket.recv(CHUNK_BYTES)
@@ -57,7 +57,7 @@ class TlsSocket:
         return count
 
     def _decoded_into(self, buffer: memoryview) -> int:
-        """Decode what has come, as far as it fits. Returns: how many bytes; -1 at the end."""
+        """Decode the received bytes that fit the buffer. Returns: how many bytes; -1 at the end."""
         count = 0
         self.has_more = False
         try:
@@ -67,7 +67,7 @@ class TlsSocket:
         except SSL.WantReadError:
             pass
         except SSL.ZeroReturnError:
-            # The end is found again by the next call.
+            # The next call finds the end again.
             self.has_more = count > 0
             return count or -1
         except SSL.Error as error:
@@ -75,7 +75,7 @@ class TlsSocket:
         return count
 
     def send(self, data: memoryview) -> int:
-        """Send some bytes. Returns: how many. Raises: BlockingIOError where the socket is full."""
+        """Send some bytes. Returns: how many. Raises: BlockingIOError if the socket is full."""
         if not self._records:
             self._encode(data[:CHUNK_BYTES])
         while self._records:
@@ -91,14 +91,14 @@ class TlsSocket:
             raise ConnectionResetError(f"tls: {reason_of(error)}") from error
 
     def shutdown(self, how: int) -> None:
-        """Say that nothing more is sent, and shut the socket as `how` says."""
+        """Send the alert that ends the stream, then shut the socket as `how` says."""
         with contextlib.suppress(SSL.Error, OSError):
             self._connection.shutdown()
             self._socket.send(self._connection.bio_read(RECORDS_BYTES_MAX))
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Close the socket, after the alert that ends the stream as far as it is taken now."""
+        """Close the socket after sending as much of the closing alert as the socket takes now."""
         with contextlib.suppress(SSL.Error, OSError):
             self._connection.shutdown()
             self._socket.send(self._connection.bio_read(RECORDS_BYTES_MAX))

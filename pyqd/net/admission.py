@@ -1,8 +1,8 @@
-"""Who may connect: how many at once, and how many from one address; and how the others are told.
+"""Admission of connections: limits their number in total and per address, and tells refused peers the reason.
 
-What is refused gets an answer, and then a moment to read it: closing at once with unread bytes would reset the
-connection, and the answer might be lost. Beyond REFUSED_AT_ONCE_MAX of them the answer is left out, so that a flood of
-connections costs next to nothing.
+A refused peer gets an answer and LINGER_S to read it: closing at once with unread bytes would reset the connection and
+could lose the answer. At most REFUSED_AT_ONCE_MAX refused connections linger. Beyond that the answer is left out, so
+that a flood of connections costs next to nothing.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ UNIX_HOST = ""
 
 
 class Admission:
-    """Counts connections. limits: returns how many there may be, and how many of one address; 0 is no limit.
+    """Counter of connections. limits: returns the limit in total and the limit per address; 0 is no limit.
 
-    refusal: returns why the machine has no room for one more; the empty string where it has. told_at_once_max: refused
-    connections that are open at a time, so that they can read why.
+    refusal: returns why the machine cannot take one more connection; the empty string if it can. told_at_once_max:
+    refused connections that stay open at a time to read their answer.
 
-    Unix sockets have no address, and are limited as a whole only.
+    Unix sockets have no address, so only the total limit applies to them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Admission:
         self._lingering = 0
 
     def admit(self, remote: str) -> str:
-        """Count a connection, unless there are too many: then return the reason, else the empty string."""
+        """Count a connection and return the empty string; return the reason if the connection is refused."""
         count_max, of_address_max = self._limits()
         host = host_of(remote)
         if count_max and self.count >= count_max:
@@ -64,7 +64,7 @@ class Admission:
         return ""
 
     def leave(self, remote: str) -> None:
-        """Count a connection no more that was admitted."""
+        """Stop counting an admitted connection."""
         host = host_of(remote)
         assert self._count_of[host] > 0, "each is admitted before it leaves, and leaves once"
         self.count -= 1
@@ -73,7 +73,7 @@ class Admission:
             del self._count_of[host]
 
     def turn_away(self, refused: socket.socket, answer: bytes) -> None:
-        """Send an answer and close. answer: small; empty where nothing can be said. Switches: no."""
+        """Send an answer and close. answer: small; empty if the peer could not read one. Switches: no."""
         if not answer or self._lingering >= self._told_at_once_max:
             refused.close()
             return

@@ -1,4 +1,4 @@
-"""Runs blocking jobs in threads of its own, never waiting for a free one."""
+"""Pool of threads for blocking jobs; the caller never waits for a free thread."""
 
 import logging
 from collections import deque
@@ -15,11 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 def no_handler(_error: BaseException) -> None:
-    """Leave it at the log."""
+    """Do nothing: the error has been logged."""
 
 
 def outcome_of(job: Job) -> tuple[Any, BaseException | None]:
-    """Return a job's result and error. The pool would write an error that it sees to standard error, with traceback."""
+    """Return a job's result and error. If the pool saw the error it would print it to standard error with
+    a traceback.
+    """
     try:
         return job(), None
     except Exception as error:
@@ -27,10 +29,10 @@ def outcome_of(job: Job) -> tuple[Any, BaseException | None]:
 
 
 class Background:
-    """A queue before a pool of threads that nobody else uses; a thread is made when the first job needs it.
+    """A queue in front of a private pool of threads; a thread is created when the first job needs it.
 
-    The pool's own `spawn` waits when all threads are busy, and nothing that runs in a turn of the loop may wait. Those
-    of the hub's pool may all be taken by others, for whom waiting is right.
+    The pool's own `spawn` waits when all threads are busy, and a callback of the event loop must not wait. The threads
+    of the hub's pool may all be taken by callers that may wait.
     """
 
     def __init__(self, hub: Any, thread_count: int) -> None:
@@ -40,26 +42,27 @@ class Background:
         self.free_threads = thread_count
         self.waiting: deque[tuple[Job, Done]] = deque()
         self.stopped = False
-        # Called with an error that ends a job's `done`: its flags may be left as they were.
+        # Called if a job's `done` raises: the caller's state may then be inconsistent.
         self.on_failure: Callable[[BaseException], None] = no_handler
 
     def run(self, job: Job, done: Done) -> None:
-        """Run job() in a thread, then done(result, error) on the loop; neither once it is stopped. Switches: no."""
+        """Run job() in a thread, then done(result, error) on the loop; neither after `stop`. Switches: no."""
         if self.stopped:
             return
         self.waiting.append((job, done))
         self.start_some()
 
     def start_some(self) -> None:
-        """Give waiting jobs to free threads."""
+        """Start waiting jobs while threads are free."""
         while self.waiting and self.free_threads > 0:
             job, done = self.waiting.popleft()
             self.free_threads -= 1
             try:
-                # The pool gives a slot back before it tells a job's end: where a thread is free here, one is there.
+                # The pool frees its slot before it reports a job's end, so a thread that is free here is free in the
+                # pool.
                 started = self.pool.spawn(partial(outcome_of, job))
             except Exception as error:
-                # No thread can be started: one that runs takes the job when it is free.
+                # No thread could be started: a running thread takes the job when it is free.
                 self.free_threads += 1
                 if self.free_threads < self.thread_count:
                     self.waiting.appendleft((job, done))
@@ -70,7 +73,7 @@ class Background:
                 started.rawlink(partial(self.finish, done))
 
     def finish(self, done: Done, finished: Any) -> None:
-        """Pass a job's end on, and start the next."""
+        """Report a job's end and start the next job."""
         self.free_threads += 1
         try:
             result, error = finished.value or (None, finished.exception)
@@ -79,7 +82,7 @@ class Background:
             self.start_some()
 
     def tell(self, done: Done, result: Any, error: BaseException | None) -> None:
-        """Pass a job's end on to whoever gave it."""
+        """Call a job's `done`."""
         try:
             done(result, error)
         except Exception as failed:
@@ -87,7 +90,7 @@ class Background:
             self.on_failure(failed)
 
     def stop(self) -> None:
-        """Drop what waits, wait for what runs, end the threads. Switches: yes."""
+        """Drop the waiting jobs, wait for the running ones, end the threads. Switches: yes."""
         self.stopped = True
         self.waiting.clear()
         self.pool.kill()

@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 def spawn(function: Callable[..., _R], *args: Any) -> "gevent.Greenlet[..., _R]":
-    """Return a greenlet that is to run function(*args)."""
+    """Start a greenlet that runs function(*args), and return it."""
     return gevent.spawn(call_at_root, function, *args)
 
 
 def spawn_service(
     name: str, function: Callable[[], None], on_failure: Callable[[BaseException], None] | None = None
 ) -> "gevent.Greenlet[..., None]":
-    """Return a greenlet that is to run function() until it is killed.
+    """Start a greenlet that runs function() until it is killed, and return it.
 
-    If the function fails or returns, that is logged and on_failure is called with the error. If memory was refused, or
-    on_failure is None, the function is run again after RESTART_S.
+    If the function raises or returns, the failure is logged and on_failure is called with the error. After a
+    MemoryError, or if on_failure is None, the function is run again after RESTART_S.
     """
     return spawn(_run_service, name, function, on_failure)
 
@@ -50,28 +50,30 @@ def _run_service(name: str, function: Callable[[], None], on_failure: Callable[[
 
 
 def start_raw(hub: Any, function: Callable[[], object]) -> Any:
-    """Return a plain greenlet, a child of the hub, that runs function() from the loop's next callbacks on."""
+    """Start a plain greenlet, a child of the hub, that runs function() with the loop's next callbacks. Return the
+    greenlet.
+    """
     started = greenlet(call_at_root, hub)
     hub.loop.run_callback(started.switch, function)
     return started
 
 
 class Worker(ThreadPool._WorkerGreenlet):  # type: ignore[misc, name-defined]
-    """What runs in a thread of the pool."""
+    """Greenlet that runs in a thread of the pool."""
 
     @property
     def run(self) -> Callable[[], None]:
-        """What the greenlet runs."""
+        """Function of the greenlet."""
         return partial(call_at_root, super().run)
 
 
 class Pool(ThreadPool):
-    """gevent's pool of threads."""
+    """gevent's thread pool with isolated native stacks."""
 
     _WorkerGreenlet = Worker
 
 
 def isolate_native_stacks(hub: Any) -> None:
-    """Let the stacks of a hub and of its threads end where they do. hub: one that has not begun to run."""
+    """Isolate the native stacks of a hub and of its threads. hub: one that has not begun to run."""
     hub.run = partial(call_at_root, hub.run)
     hub.threadpool = Pool(hub.threadpool_size, hub=hub)

@@ -1,4 +1,4 @@
-"""The TLS handshake on a socket that does not block, in the greenlet that needs it.
+"""TLS handshake on a non-blocking socket, in the calling greenlet.
 
 Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
@@ -21,9 +21,9 @@ RECORD_HEADER_BYTES: Final = 5
 
 
 class HandshakeError(Exception):
-    """There will be no TLS on this connection; str() of it is why.
+    """Failure of a handshake; str() of it is the reason.
 
-    began: what the peer sent first, a record's header at most.
+    began: the peer's first bytes, at most the header of one record.
     """
 
     def __init__(self, reason: str, began: bytes = b"") -> None:
@@ -36,9 +36,9 @@ class _TimeIsUp(Exception):  # noqa: N818 - an outcome
 
 
 def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early: bytes = b"") -> None:
-    """Do the handshake. early: what the peer has sent already. Raises: HandshakeError. Switches: yes.
+    """Do the handshake. early: bytes of the peer that were already read. Raises: HandshakeError. Switches: yes.
 
-    Where it fails the peer has been sent the alert that says so, as far as its socket took it.
+    If the handshake fails, the peer is sent the alert that names the failure, as far as its socket takes it.
     """
     began = early[:RECORD_HEADER_BYTES]
     if early:
@@ -47,7 +47,7 @@ def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early
         with gevent.Timeout(HANDSHAKE_S, _TimeIsUp):
             pieces = pieces_of(hub)
             while True:
-                # A step may cost some milliseconds, and a thousand clients may come back at once.
+                # One step may cost some milliseconds, and a thousand clients may reconnect at once.
                 pieces.wait()
                 if _advanced(connection):
                     break
@@ -65,7 +65,7 @@ def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early
 
 
 def _advanced(connection: SSL.Connection) -> bool:
-    """Go on with the handshake as far as what has come allows. Returns: whether it is done."""
+    """Advance the handshake with the received bytes. Returns: whether it is done."""
     try:
         connection.do_handshake()
     except SSL.WantReadError:

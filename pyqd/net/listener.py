@@ -1,7 +1,7 @@
-"""Listen on an address and hand out what connects.
+"""Listener on one address that hands out accepted connections.
 
-Connections are accepted in a callback of the loop, several a time, and handed out there: what takes them must not wait.
-Out of descriptors, it leaves them in the system's queue for a moment and tries again.
+A callback of the loop accepts several connections at a time and passes them to `accepted`, which must not wait. If the
+process is out of descriptors, new connections stay in the system's queue for a short pause before the next attempt.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Address = TcpAddress | UnixAddress
 
 
 class Listener:
-    """One listening socket. accepted: called with each connection, not blocking, and its remote address as text."""
+    """One listening socket. accepted: called with each non-blocking connection and its remote address as text."""
 
     def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
         self._accepted = accepted
@@ -62,7 +62,7 @@ class Listener:
         return TcpAddress(host, port)
 
     def stop(self) -> None:
-        """Stop listening; what was accepted stays. The file of a unix socket is removed."""
+        """Stop listening and remove the file of a unix socket. Accepted connections stay open."""
         if self._socket is None:
             return
         self._watcher.stop()
@@ -94,7 +94,7 @@ class Listener:
                     raise
                 logger.error("accept failed - %s; trying again in %s s", error.strerror, RETRY_S)
                 self._watcher.stop()
-                # `again`, as a timer that has gone off and is started goes off at once.
+                # `again`, because gevent runs a timer that has gone off at once when it is started.
                 self._retry.again(self._resume)
                 return
             connection.setblocking(False)
@@ -104,7 +104,7 @@ class Listener:
 
 
 def address_of(text: str) -> Address:
-    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+    """Return the address in a flag's value. Raises: StartupError with nsqd's text."""
     try:
         return split_address(text)
     except ValueError as error:
@@ -112,7 +112,7 @@ def address_of(text: str) -> Address:
 
 
 def https_address_of(text: str) -> Address:
-    """Return the address that --https-address names. Raises: StartupError, also for a path: HTTPS is TCP only."""
+    """Return the address in --https-address. Raises: StartupError, also for a path, because HTTPS needs TCP."""
     address = address_of(text)
     if isinstance(address, UnixAddress):
         raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
@@ -120,7 +120,7 @@ def https_address_of(text: str) -> Address:
 
 
 class ListeningAddresses:
-    """The addresses that the flags name; None for no listener. https: TLS is set up. Raises: StartupError."""
+    """Addresses in the flags; None for no listener. https: TLS is set up. Raises: StartupError."""
 
     def __init__(self, options: Options, *, https: bool) -> None:
         self.tcp = address_of(options.tcp_address)
@@ -129,7 +129,7 @@ class ListeningAddresses:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """Return a socket that listens, not blocking. An empty host is every interface, by IPv4 and IPv6."""
+    """Return a non-blocking listening socket. An empty host means every interface, by IPv4 and IPv6."""
     if isinstance(address, UnixAddress):
         listener = socket.socket(socket.AF_UNIX)
         where: Any = address.path
@@ -161,9 +161,9 @@ def listening_socket(address: Address) -> socket.socket:
 
 
 def removed_stale(path: str) -> bool:
-    """Remove the file of a unix socket on which nothing listens, as SIGKILL leaves one. Returns: whether it was that.
+    """Remove the file of a unix socket that a killed daemon left. Returns: whether it was removed.
 
-    A socket on which a daemon listens, and a file of any other kind, stay.
+    The file stays if a daemon listens on the socket, or if the file is of any other kind.
     """
     try:
         found = os.lstat(path)
@@ -173,7 +173,7 @@ def removed_stale(path: str) -> bool:
             probe.setblocking(False)
             if probe.connect_ex(path) != errno.ECONNREFUSED:
                 return False
-        # Moved away before it is removed: another daemon may have replaced it since the probe.
+        # Renamed before it is removed: another daemon may have replaced the file since the probe.
         aside = f"{path}.stale-{os.getpid()}"
         os.rename(path, aside)
         if not is_file(aside, found):
@@ -188,19 +188,19 @@ def removed_stale(path: str) -> bool:
 
 
 def is_file(path: str, known: os.stat_result) -> bool:
-    """Return whether a path names that very file."""
+    """Return whether a path still names the same file."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.lstat(path), known)
     return False
 
 
 def remote_text(remote: Any) -> str:
-    """Return a peer's address as logs and statistics show it."""
+    """Return a peer's address as it is written in logs and statistics."""
     if not isinstance(remote, tuple):
         return UNIX_REMOTE
     return str(TcpAddress(remote[0].removeprefix("::ffff:"), remote[1]))
 
 
 def ip_of(remote: str) -> str:
-    """Return the address without the port, of what `remote_text` returned; empty for a unix socket."""
+    """Return the host in a result of `remote_text`; empty for a unix socket."""
     return remote.rpartition(":")[0].strip("[]")

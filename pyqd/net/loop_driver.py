@@ -14,17 +14,18 @@ from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.net.pieces import pieces_of
 
 NS_PER_S = 1_000_000_000
-# Of a turn, and of the timers: both may come before one poll of the sockets.
+# Longest time of a run of wakes, and of a run of timers: both may come before one poll of the sockets.
 TURN_NS = 3_000_000
-# Of long work between two polls.
+# Time of long work between two polls of the sockets.
 SLICE_S = 0.003
 
 
 class LoopDriver:
-    """Runs a scheduler's turns and timers on the hub of the calling thread.
+    """Driver of a scheduler's wakes and timers on the hub of the calling thread.
 
-    Turns asked for by sockets run before the loop polls again, so a lone message leaves at once. Turns asked for by
-    turns run after the next poll: a long backlog is delivered in between other clients' requests, not before them.
+    A run that a socket's callback schedules takes place before the loop polls again, so a lone message leaves at once.
+    A run that is scheduled during a run takes place after the next poll. So the delivery of a long backlog alternates
+    with other clients' requests.
     """
 
     def __init__(self, hub: Any, scheduler: Scheduler) -> None:
@@ -38,14 +39,14 @@ class LoopDriver:
         scheduler.on_timer_wanted = self.want_timer
 
     def want_wakes(self) -> None:
-        """Run the turns before the next poll, or behind it when a turn asks."""
+        """Schedule a run of the wakes: before the next poll, or after it if a run is in progress."""
         if self.running:
             self.after_poll.start(self.run_wakes)
         else:
             self.hub.loop.run_callback(self.run_wakes)
 
     def run_wakes(self) -> None:
-        """Give everyone who asked a turn."""
+        """Run the scheduled wakes."""
         self.running = True
         try:
             self.scheduler.run_wakes()
@@ -53,19 +54,19 @@ class LoopDriver:
             self.running = False
 
     def want_timer(self, due_ns: int) -> None:
-        """Call the timers at a monotonic time, which is earlier than the one armed."""
+        """Arm the timer for a monotonic time earlier than the one armed."""
         self.stop_timer()
         self.timer = self.hub.loop.timer(max(0.0, (due_ns - mono()) / NS_PER_S))
         self.timer.start(self.run_timers, update=True)
 
     def run_timers(self) -> None:
-        """Call everyone whose time has come, and arm for the next."""
+        """Run the timers that are due, and arm for the next."""
         next_ns = self.scheduler.run_timers(mono())
         if next_ns is not None:
             self.want_timer(next_ns)
 
     def stop_timer(self) -> None:
-        """Disarm."""
+        """Disarm the timer."""
         if self.timer is not None:
             self.timer.stop()
             self.timer.close()
@@ -73,12 +74,12 @@ class LoopDriver:
 
 
 def yield_to_loop() -> None:
-    """Return when the loop has polled, and others with long work have had their turn. Switches: yes."""
+    """Return when the loop has polled its sockets and other long work has had its turn. Switches: yes."""
     pieces_of(gevent.get_hub()).wait()
 
 
 def in_slices(steps: Iterable[object]) -> None:
-    """Run through short steps, and yield to the event loop after each few milliseconds of them. Switches: it may."""
+    """Run through an iterator of short steps; yield to the event loop after each few milliseconds. Switches: it may."""
     end_s = time.monotonic() + SLICE_S
     for _ in steps:
         if time.monotonic() >= end_s:

@@ -1,11 +1,11 @@
-"""Long work of greenlets in pieces: all pieces of one pass of the loop share a budget of time.
+"""Queue that divides the CPU time of the event loop: all slices of long work in one pass of the loop share one budget.
 
-A greenlet waits for its turn before each piece. The queue is first in, first out. So a hundred TLS handshakes, or a
-hundred requests for /stats, hold the loop no longer than one does: for the budget and the piece that exceeds it.
+A greenlet waits in the queue before each slice. The queue is first in, first out. So a hundred TLS handshakes, or a
+hundred requests for /stats, hold the loop no longer than one: for the budget and the slice that exceeds it.
 
-gevent.sleep(0) does not yield to sockets: a greenlet that asks for the next callback of the loop is called again before
-the loop polls, fifty times and more in a row. A socket waited for ninety pieces of a millisecond. A timer runs after
-the loop has polled.
+gevent.sleep(0) does not yield to sockets. It asks for the next callback of the loop, and the loop calls such a greenlet
+again before it polls, fifty times and more in a row. A socket was measured to wait for ninety slices of a millisecond.
+A timer runs after the loop has polled, so the queue uses a timer.
 """
 
 import time
@@ -20,7 +20,7 @@ _ATTRIBUTE = "pyqd_pieces"
 
 
 class Pieces:
-    """Queue of the greenlets that wait for their turn, on one hub. clock: seconds of CPU time or of any clock."""
+    """Queue of the greenlets that wait for their slice, on one hub. clock: seconds of CPU time or of any clock."""
 
     def __init__(self, hub: Any, clock: Callable[[], float] = time.thread_time) -> None:
         self._hub = hub
@@ -31,9 +31,10 @@ class Pieces:
         self._end_s = 0.0
 
     def wait_if_late(self) -> None:
-        """Do as `wait` if others wait, or if this pass of the loop has used up a budget since its first such call.
+        """Call `wait` if other greenlets wait, or if this pass of the loop has used up its budget.
 
-        For short pieces of which many may come in one pass: a lone one goes on at once. Switches: it may.
+        For short slices of which many may come in one pass: a lone slice runs at once. The budget of a pass begins with
+        the first call in that pass. Switches: it may.
         """
         now_s = self._hub.loop.now()
         if now_s != self._pass_s:
@@ -43,7 +44,7 @@ class Pieces:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the loop has polled and it is the calling greenlet's turn. Switches: yes."""
+        """Wait until the loop has polled and the calling greenlet is first in the queue. Switches: yes."""
         current = getcurrent()
         if not self._waiting:
             self._timer.start(self._run)
@@ -57,7 +58,7 @@ class Pieces:
             raise
 
     def _run(self) -> None:
-        """Give turns, one at least, until the budget is used up."""
+        """Wake waiting greenlets, at least one, until the budget is used up."""
         end_s = self._clock() + BUDGET_S
         for _ in range(len(self._waiting)):
             if not self._waiting:
@@ -70,7 +71,7 @@ class Pieces:
 
 
 def pieces_of(hub: Any) -> Pieces:
-    """Return the one queue of a hub."""
+    """Return the queue of a hub; each hub has one."""
     pieces = getattr(hub, _ATTRIBUTE, None)
     if pieces is None:
         pieces = Pieces(hub)

@@ -1,8 +1,9 @@
-"""What happens when the buffers of all connections take more memory than --max-buffer-bytes: the largest are closed.
+"""Shedding of connections: if all buffers together exceed --max-buffer-bytes, the connections with the largest are
+closed.
 
-A buffer belongs to a connection whose client sends half a command or request, or does not read what it is sent. The
-connection that holds the most is closed, then the next, until an eighth of the limit is free: so it takes a while until
-it is looked at them all again. A client loses no more by it than by any broken connection.
+A buffer belongs to a connection whose client has sent half a command or request, or does not read its answers. The
+largest connections are closed until an eighth of the limit is free, so that the next pass over all connections is some
+time away. A client loses no more than with any broken connection.
 """
 
 import logging
@@ -15,22 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
-    """A connection."""
+    """A connection with buffers, as the shedder sees it."""
 
     @property
     def gone(self) -> bool:
-        """Whether it is being closed already."""
+        """Whether the connection is already being closed."""
 
     @property
     def buffer_bytes(self) -> int:
-        """The memory that its own buffers take."""
+        """Memory of the connection's own buffers."""
 
     def close_because(self, reason: str) -> None:
-        """Close it at once. Switches: no."""
+        """Close the connection at once. Switches: no."""
 
 
 class Shedder:
-    """Watches the buffers of the connections on the hub of the calling thread. limit_bytes: 0 is no limit."""
+    """Watcher of the buffers of all connections on the calling thread's hub. limit_bytes: 0 is no limit."""
 
     def __init__(self, hub: Any, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -39,7 +40,7 @@ class Shedder:
         buffers.watch(limit_bytes, lambda: hub.loop.run_callback(self.shed))
 
     def shed(self) -> None:
-        """Close the connections that hold the most, until the others are below the limit."""
+        """Close the connections with the largest buffers until an eighth of the limit is free."""
         holders = [(holder.buffer_bytes, holder) for source in self.sources for holder in source() if not holder.gone]
         held_bytes = sum(size_bytes for size_bytes, _ in holders)
         if held_bytes > self.limit_bytes:

@@ -1,7 +1,7 @@
-"""TLS as the flags ask for it: certificates, which client certificates are wanted, versions and ciphers.
+"""Server-side TLS configured by flags: certificates, the policy on client certificates, versions and ciphers.
 
-The library is pyOpenSSL, as that of Python cannot ask for a client certificate without judging it, which
---tls-client-auth-policy=require does.
+The library is pyOpenSSL: --tls-client-auth-policy=require asks for a client certificate without verifying it, which
+Python's ssl module cannot do.
 
 Source: docs/nsq/config.md, "nsqd"; docs/nsq/http-api.md, "TLS fields".
 """
@@ -19,7 +19,7 @@ from pyqd.primitives.errors import StartupError
 FAILED: Final = f"failed to instantiate {PROGRAM} -"
 PEM_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
-# Of the suites before TLS 1.3 those that Go has and that are not broken, in its order, by OpenSSL's names.
+# The suites before TLS 1.3 that Go offers and that are not broken, in Go's order, by OpenSSL's names.
 CIPHERS: Final = {
     "ECDHE-ECDSA-AES128-GCM-SHA256": (0xC02B, "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"),
     "ECDHE-RSA-AES128-GCM-SHA256": (0xC02F, "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 
 
 class TlsConfigError(Exception):
-    """A file does not serve; str() of it is why, in nsqd's words where it has some."""
+    """Error in a certificate file; str() of it is the reason, in nsqd's words where nsqd has some."""
 
 
 class TlsServer:
-    """What TLS connections are made with. Raises: StartupError where the flags or their files do not do.
+    """Factory of TLS connections. Raises: StartupError if the flags or their files are invalid.
 
-    Certificates and authorities are read again by `reload`; connections there are keep what they were made with.
+    `reload` reads certificates and authorities again. Open connections keep the configuration that they were made with.
     """
 
     def __init__(self, options: Options) -> None:
@@ -75,11 +75,11 @@ class TlsServer:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a certificate."""
+        """Whether a certificate is configured."""
         return self._context is not None
 
     def reload(self) -> None:
-        """Read the files again, for connections from now on; where they do not do, go on with what is there."""
+        """Read the files again for future connections. If the files are invalid, keep the old certificates."""
         if self._context is None:
             return
         try:
@@ -90,7 +90,7 @@ class TlsServer:
             logger.info("TLS: reloaded certificates")
 
     def connection(self) -> SSL.Connection:
-        """Return the server's side of a new connection, without a socket."""
+        """Return the server side of a new connection, without a socket."""
         assert self._context is not None
         connection = SSL.Connection(self._context, None)
         connection.set_accept_state()
@@ -98,10 +98,10 @@ class TlsServer:
 
 
 def server_context(options: Options) -> SSL.Context:
-    """Return the context of a server. Raises: TlsConfigError."""
+    """Return OpenSSL's context of a server. Raises: TlsConfigError."""
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(options.tls_min_version)
-    # Where versions before 1.2 are wanted, so is what they need: OpenSSL counts their signatures as too weak.
+    # Versions before 1.2 need security level 0: OpenSSL counts their signatures as too weak.
     level = ":@SECLEVEL=0" if options.tls_min_version < TLS_VERSIONS["tls1.2"] else ""
     context.set_cipher_list((":".join(CIPHERS) + level).encode())
     context.set_tls13_ciphersuites(":".join(CIPHERS_OF_TLS13).encode())
@@ -122,12 +122,12 @@ def server_context(options: Options) -> SSL.Context:
 
 
 def accept_any(*_: object) -> bool:
-    """Take a client's certificate, whoever signed it."""
+    """Accept any client certificate, whoever signed it."""
     return True
 
 
 def load_certificate(context: SSL.Context, certificate_path: str, key_path: str) -> None:
-    """Give the context a certificate and its key. Raises: TlsConfigError."""
+    """Load a certificate and its key into the context. Raises: TlsConfigError."""
     for path, content, kind in ((certificate_path, PEM_CERTIFICATE, "certificate"), (key_path, b"PRIVATE KEY", "key")):
         if content not in read_file(path):
             raise TlsConfigError(f"tls: failed to find any PEM data in {kind} input")
@@ -143,13 +143,13 @@ def load_certificate(context: SSL.Context, certificate_path: str, key_path: str)
 
 
 def read_authorities(path: str) -> None:
-    """Raise TlsConfigError unless the file holds a certificate."""
+    """Check that a file holds a certificate. Raises: TlsConfigError."""
     if PEM_CERTIFICATE not in read_file(path):
         raise TlsConfigError("failed to append certificate to pool")
 
 
 def read_file(path: str) -> bytes:
-    """Return what the file holds. Raises: TlsConfigError."""
+    """Return the content of a file. Raises: TlsConfigError."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -159,9 +159,9 @@ def read_file(path: str) -> bytes:
 
 
 def stats_of(connection: SSL.Connection | None) -> dict[str, object]:
-    """Return what /stats shows of a client's TLS, in nsqd's words; None: it has none.
+    """Return the TLS fields of a client in /stats, in nsqd's words. connection: None for a client without TLS.
 
-    Suites that nsqd has no name for are shown as it does, by number.
+    A suite that nsqd has no name for is shown by its number, as nsqd shows it.
     """
     if connection is None:
         return {
@@ -183,6 +183,6 @@ def stats_of(connection: SSL.Connection | None) -> dict[str, object]:
 
 
 def common_name_of(connection: SSL.Connection) -> str:
-    """Return the common name in the client's certificate; empty where there is none."""
+    """Return the common name in the client's certificate; empty if there is none."""
     certificate = connection.get_peer_certificate()
     return "" if certificate is None else certificate.get_subject().commonName or ""
