@@ -20,6 +20,7 @@ from tests.support.reader import Reader
 from tests.support.server import Daemon, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
+from tests.support.spark_java import fast_java
 from tests.support.spark_side import lasting_port
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def java_there() -> java.Java:
 
 @pytest.fixture(scope="session")
 def fast_spark_home(java_there: java.Java) -> Iterator[Path]:
-    """SPARK_HOME for this process and its children, see tests/support/spark_home.py."""
+    """SPARK_HOME and JAVA_HOME for this process and its children: tests/support/spark_home.py and spark_java.py."""
     home = spark_home()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(home))
+        if java_home := fast_java(java_there.executable, home):
+            patch.setenv("JAVA_HOME", str(java_home))
         yield home
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.support.server import wait_until
 
-START_WAIT_S = 60.0
+START_WAIT_S = 120.0
 STOP_WAIT_S = 20.0
 DRIVER_WAIT_S = 150.0
 # Small heaps, and a compiler that starts fast and stops early.
