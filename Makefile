@@ -18,6 +18,7 @@ TOOLS := $(VENV)/.tools
 BUILT := build/release.built
 BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
+SPARK_CLASSES := build/spark/classes.made
 DATA ?= data
 
 PYX := $(wildcard pyx/*/*.pyx)
@@ -60,7 +61,7 @@ run: ## start the daemon on NSQ's ports, with its data in ./data
 ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build, without the load generator
 	@:
 
-test: build $(TOOLS) ## build, then the whole test suite
+test: build $(TOOLS) $(SPARK_CLASSES) ## build, then the whole test suite
 	$(BIN)/python -m pytest -v --durations=10 $(IN_PARALLEL) $(ARGS)
 
 # These compute and hardly wait, and each process looks through all tests first: as many processes as cores.
@@ -91,17 +92,18 @@ cpu-cost: build $(TOOLS) ## CPU time and instructions that a message costs the d
 stalls: build $(TOOLS) ## the longest time that the daemon does not answer, situation by situation
 	$(BIN)/python -m bench.stalls $(ARGS)
 
-lint: build $(TOOLS) ## ruff, cython-lint and the tidy tests
+lint: $(TOOLS) ## ruff and cython-lint
 	$(BIN)/ruff check .
 	$(BIN)/cython-lint $(wildcard pyx pyqd/hot)
-	$(BIN)/python -m pytest -q tests/meta $(ARGS)
 
 fmt: $(TOOLS) ## format the Python sources
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 
-types: build $(TOOLS) ## mypy, strict
+types: build $(TOOLS) ## mypy, strict; and the stubs of compiled modules, compared with the modules
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest --concise --ignore-disjoint-bases --mypy-config-file pyproject.toml \
+		--ignore-unused-allowlist --allowlist scripts/stubtest-allowed.txt $(subst /,.,$(PYX:pyx/%.pyx=pyqd.hot.%))
 
 cov: build $(TOOLS) ## coverage of the Python half: htmlcov/index.html
 	$(BIN)/python -m pytest -q --cov --cov-report=term --cov-report=html $(ARGS)
@@ -151,6 +153,13 @@ $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)
 $(BENCH_BUILT): $(BUILT) $(BENCH_SOURCES)
 	@echo 'build: compiling the load generator, if it has changed (10 s)'
 	@PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }
+	@touch $@
+
+# Spark's JVMs start in half the time with it, and the tests start dozens.
+$(SPARK_CLASSES): $(TOOLS)
+	@echo 'build: writing an archive of the classes that Spark loads, for its tests (30 s)'
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.support.spark_java
 	@touch $@
 
 absent:
