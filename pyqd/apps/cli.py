@@ -1,4 +1,4 @@
-"""The command `pyqd`: the daemon, or one of the tools for its data when the first argument names one."""
+"""Command `pyqd`: the daemon, or one of the tools for its data if the first argument names one."""
 
 import importlib
 import os
@@ -19,7 +19,7 @@ HELP = "help"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for. Returns: the exit code."""
+    """Run the program that the command line names. Returns: the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     word = arguments[0] if arguments else ""
     module = DAEMON

@@ -1,6 +1,6 @@
-"""`pyqd --check-config`: what the flags and the configuration file ask for, tried as far as that changes nothing.
+"""`pyqd --check-config`: checks flags and configuration file as far as that changes nothing.
 
-What is printed is a configuration file: with it, and without flags, the same is in force.
+The output is a configuration file: a daemon with that file and without flags runs with the same settings.
 """
 
 import errno
@@ -24,7 +24,7 @@ SHOWN_COLUMNS = 60
 
 
 def check_config(settings: Settings) -> int:
-    """Print what is in force on stdout, or what is wrong, a line each, on stderr. Returns: the exit code, 0 or 1."""
+    """Print the settings on stdout, or the problems on stderr, one per line. Returns: the exit code, 0 or 1."""
     for notice in settings.notices:
         print(f"warning: {notice}", file=sys.stderr)
     options = settings.options_without_doubtful()
@@ -40,7 +40,7 @@ def check_config(settings: Settings) -> int:
 
 
 def effective(settings: Settings) -> str:
-    """Return what is in force as a configuration file, each value with where it comes from."""
+    """Return the settings as a configuration file, each value with its origin."""
     options = settings.options()
     lines: list[str] = []
     group = ""
@@ -56,7 +56,7 @@ def effective(settings: Settings) -> str:
 
 
 def origin(settings: Settings, flag: Flag) -> str:
-    """Return where a flag's value comes from."""
+    """Return the origin of a flag's value."""
     if flag.name in settings.in_file:
         assert settings.file is not None
         return settings.file.where(flag)
@@ -64,12 +64,12 @@ def origin(settings: Settings, flag: Flag) -> str:
 
 
 def check_addresses(options: Options) -> None:
-    """Raise StartupError for an address that is none; without a certificate nothing listens for HTTPS."""
+    """Raise StartupError for an invalid address. Without a certificate there is no listener for HTTPS."""
     ListeningAddresses(options, https=bool(options.tls_cert))
 
 
 def check_data_path(options: Options) -> None:
-    """Raise StartupError if the data path is no directory, or none that this process may read and write."""
+    """Raise StartupError if the data path is not a directory that this process may read and write."""
     path = os.path.abspath(options.data_path or os.curdir)
     remedy = "--data-path names another"
     try:
@@ -92,12 +92,12 @@ def check_data_path(options: Options) -> None:
 
 
 def check_login(options: Options) -> None:
-    """Raise StartupError where logins could not be decided about."""
+    """Raise StartupError if the settings of logins are invalid."""
     login_of(options, AuthServers(options))
 
 
 TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tls-"))
-# Each check with the flags it depends on: it says nothing where one of them has a value that is in doubt.
+# Each check with the flags it depends on. A check is skipped if one of them has a doubtful value.
 CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
     check_data_path: ("data-path",),
     TlsServer: TLS_FLAGS,
@@ -107,7 +107,7 @@ CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
 
 
 def failed(check: Callable[[Options], Any], options: Options) -> str:
-    """Return why a check fails; empty where it does not."""
+    """Return why a check fails; empty if it succeeds."""
     try:
         check(options)
     except StartupError as error:

@@ -73,7 +73,7 @@ class Daemon:
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
-        # Mistakes in the flags are found before anything is taken or changed.
+        # Mistakes in the flags are found before the data directory is locked or changed.
         self.tls = TlsServer(options)
         self.auth = AuthServers(options)
         self.login = login_of(options, self.auth)
@@ -137,7 +137,9 @@ class Daemon:
         self.statsd = StatsdPusher(self.broker, self.identity)
 
     def sync_fins(self) -> None:
-        """Have FINs made durable if --sync-fin asks for it: before the channels are loaded, behind the syncer."""
+        """Make FINs durable if --sync-fin is set. Called before the channels are loaded and after the syncer is
+        created.
+        """
         self.fin_background = Background(self.hub, COMMIT_THREADS)
         self.fin_background.on_failure = self.on_bug
         if self.options.sync_fin:
@@ -147,43 +149,43 @@ class Daemon:
             self.syncer.on_end = fin_sync.retry
 
     def all_http_connections(self) -> list[HttpConnection]:
-        """Return the connections over HTTP and HTTPS."""
+        """Return the open connections over HTTP and HTTPS."""
         return [*self.http.connections, *(() if self.https is None else self.https.connections)]
 
     def count_http_connections(self) -> int:
-        """Return how many connections there are over HTTP and HTTPS."""
+        """Return the number of open connections over HTTP and HTTPS."""
         return len(self.http.connections) + (0 if self.https is None else len(self.https.connections))
 
     def http_connection_limits(self) -> tuple[int, int]:
-        """Return how many connections there may be over HTTP and HTTPS, and of one address."""
+        """Return the limits on connections over HTTP and HTTPS: in total, and from one address."""
         options = self.broker.options
         return options.max_http_connections, options.max_connections_per_address
 
     def reload(self) -> None:
-        """Read the files again that may be renewed while the daemon runs: certificates and tokens."""
+        """Read the files again that an operator may renew while the daemon runs: certificates and tokens."""
         self.tls.reload()
         self.auth.reload()
         if self.login is not None and self.login.tokens is not None:
             self.login.tokens.reload()
 
     def tls_refusal(self) -> Response:
-        """Return the answer to whatever is asked for over HTTP where TLS is required, spaces and all as nsqd's."""
+        """Return the answer to every HTTP request if TLS is required. Its spaces are nsqd's."""
         body = f'{{"message": "TLS_REQUIRED", "https_port": {self.identity.https_port}}}'
         return Response(403, body.encode(), JSON)
 
     def on_bug(self, error: BaseException) -> None:
-        """End the daemon: an invariant is broken, and what it guards must not be written to any more."""
+        """End the daemon: an invariant is broken, and writing on could damage the data."""
         self.failure = error
         self.stop_wanted.set()
 
     def on_turn_error(self, error: BaseException) -> None:
-        """Log what went wrong in a turn that no client asked for; a broken invariant ends the daemon."""
+        """Log an error of a scheduled run; a broken invariant ends the daemon."""
         logger.error("a turn failed - %s", error, exc_info=error)
         if isinstance(error, AssertionError):
             self.on_bug(error)
 
     def start(self) -> None:
-        """Load what is on disk, then listen."""
+        """Load the data from disk, then listen."""
         watch_collections()
         import_on_start(self.broker.files, self.broker.root, self.options)
         with loading():
@@ -207,12 +209,12 @@ class Daemon:
         self.loop_lag.start()
 
     def show_first_command(self, http: Address) -> None:
-        """Log a command to begin with where a person reads the log as it is written."""
+        """Log a first command for a person who reads the log on a terminal."""
         if sys.stderr.isatty() and self.options.log_format is LogFormat.TEXT:
             logger.info("publish a first message with: %s", first_command(http))
 
     def stop(self) -> None:
-        """Stop in nsqd's order: no new clients, no clients, no HTTP, then leave everything on disk."""
+        """Stop in nsqd's order: listeners, clients, HTTP, then write everything to disk."""
         self.tcp.stop_listening()
         self.tcp.close_all(at_once=self.failure is not None)
         self.http.stop()
@@ -231,7 +233,7 @@ class Daemon:
                 self.broker.mark_clean()
         logger.info("NSQ: stopping subsystems")
         self.turns.stop_timer()
-        # Before another daemon may have the directory.
+        # Before the lock is released and another daemon may take the directory.
         self.background.stop()
         self.commit_background.stop()
         self.fin_background.stop()
@@ -257,7 +259,7 @@ def run(options: Options) -> int:
 
 
 def log_data_path(options: Options) -> None:
-    """Log where the data goes; a warning if no flag named the directory, and nothing of pyqd is in it yet."""
+    """Log the data path; warn if no flag named the directory and it holds no data of pyqd yet."""
     path = os.path.abspath(options.data_path or os.curdir)
     if options.data_path:
         logger.info("data path: %s", path)

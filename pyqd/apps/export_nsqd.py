@@ -1,4 +1,4 @@
-"""`pyqd export`: write what a stopped pyqd holds as a data directory of Go's nsqd."""
+"""`pyqd export`: writes the data of a stopped pyqd as a data directory of Go's nsqd."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from pyqd.primitives.errors import StartupError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export and print the report. Returns: the exit code: 1 when nothing was exported."""
+    """Export and print the report. Returns: the exit code: 1 if nothing was exported."""
     parser = CommandParser(
         prog="pyqd export", description="Write what a stopped pyqd holds as a data directory of nsqd."
     )

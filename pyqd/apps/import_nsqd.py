@@ -1,4 +1,4 @@
-"""`pyqd import`: take over the data directory of a stopped nsqd, or say what that would do."""
+"""`pyqd import`: imports the data directory of a stopped nsqd, or reports what an import would do."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from pyqd.primitives.errors import StartupError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Import and print the report. Returns: the exit code: 1 when nothing was imported."""
+    """Import and print the report. Returns: the exit code: 1 if nothing was imported."""
     parser = CommandParser(
         prog="pyqd import", description="Take over the data directory of a stopped nsqd; its files are kept."
     )

@@ -1,4 +1,4 @@
-"""`pyqd inspect`: list the queues of a data directory. Opens files for reading alone and takes no lock."""
+"""`pyqd inspect`: lists the queues of a data directory. Opens files read-only and takes no lock."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table. Returns: the exit code: 1 when something is damaged or cannot be read."""
+    """Print the table. Returns: the exit code: 1 if a file is damaged or cannot be read."""
     parser = CommandParser(
         prog="pyqd inspect", description="List the queues of a data directory of pyqd, also of a running one."
     )

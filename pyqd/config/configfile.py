@@ -1,8 +1,8 @@
 """Configuration files: TOML with nsqd's keys.
 
-A key is the name of a flag with underscores, or the one that the flag declares. Values are as TOML has them or strings
-in the form of the flag; a whole number is a duration in milliseconds, and a string with commas does for a list. Keys
-that no flag has, and tables, change nothing. Source: docs/nsq/config.md, "Configuration file".
+A key is the name of a flag with underscores, or the key that the flag declares. A value has its TOML type, or is a
+string in the form of the flag. A whole number is a duration in milliseconds. A string with commas replaces a list.
+Unknown keys and tables have no effect. Source: docs/nsq/config.md, "Configuration file".
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ else:
 BYTE_ORDER_MARK: Final = "\ufeff"
 
 _STATEMENT = re.compile(r"""[ \t]*(?:"(?P<basic>[^"\\]*)"|'(?P<literal>[^']*)'|(?P<bare>[A-Za-z0-9_-]+))[ \t]*=""")
-# What TOML wants escaped in a string and JSON does not escape.
+# The one character that TOML escapes in a string and JSON does not.
 _DELETE: Final = "\x7f"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file that was read: where it is, its lines, and its values as TOML has them."""
+    """A parsed configuration file: its path, its lines, and its values with their TOML types."""
 
     path: str
     lines: tuple[str, ...]
     values: Mapping[str, Any]
 
     def line_of(self, key: str) -> int:
-        """Return the line, from 1, on which a key of the top level gets its value; 0 where none does."""
+        """Return the line, from 1, that gives a top-level key its value; 0 if there is none."""
         for number, line in enumerate(self.lines):
             match = _STATEMENT.match(line)
             if match is not None and key in match.groups() and self._is_statement(number, key):
@@ -45,12 +45,14 @@ class ConfigFile:
         return 0
 
     def where(self, flag: Flag) -> str:
-        """Return where the value of a flag stands, for people."""
+        """Return the place of a flag's value in the file, for people."""
         assert flag.config_key is not None
         return f"{self.path}, line {self.line_of(flag.config_key)}, {flag.config_key}"
 
     def _is_statement(self, number: int, key: str) -> bool:
-        """Return whether what looks like `key = value` is that: not in a string, an array or a table."""
+        """Return whether a line that looks like `key = value` is a statement, not part of a string, an array or a
+        table.
+        """
         before = "\n".join(self.lines[:number])
         try:
             return bool(tomllib.loads(f"{before}\n{json.dumps(key)} = 0\n").get(key) == 0)
@@ -59,7 +61,7 @@ class ConfigFile:
 
 
 def read_config(path: str) -> ConfigFile:
-    """Return the file at path. Raises: StartupError for one that cannot be read or is no TOML."""
+    """Return the parsed file at path. Raises: StartupError if it cannot be read or is not TOML."""
     try:
         with open(path, "rb") as file:
             text = file.read().decode("utf-8").removeprefix(BYTE_ORDER_MARK)
@@ -75,12 +77,12 @@ def read_config(path: str) -> ConfigFile:
 
 
 def failure(path: str) -> str:
-    """Return what begins each error about a file."""
+    """Return the beginning of every error about a file."""
     return f"failed to load config file {path}"
 
 
 def value_of(flag: Flag, found: Any) -> Any:
-    """Return a flag's value for what a file has. Raises: ValueError with the reason."""
+    """Return a flag's value from its TOML value. Raises: ValueError with the reason."""
     if not flag.repeatable:
         return flag.type.value_read(found)
     if isinstance(found, str):
@@ -91,7 +93,7 @@ def value_of(flag: Flag, found: Any) -> Any:
 
 
 def values_of(file: ConfigFile, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[str]]:
-    """Return the file's values of the flags, by flag name, and what is wrong with the others."""
+    """Return the file's values by flag name, and the problems of the invalid ones."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for flag in flags:
@@ -106,7 +108,7 @@ def values_of(file: ConfigFile, flags: Iterable[Flag]) -> tuple[dict[str, Any], 
 
 
 def unknown_keys(file: ConfigFile, flags: Iterable[Flag]) -> list[str]:
-    """Return a line of text for each key of the file that no flag has."""
+    """Return a line of text for each key of the file that belongs to no flag."""
     flags = tuple(flags)
     known = {flag.config_key for flag in flags}
     key_of_name = {flag.name.replace("-", "_"): flag.config_key for flag in flags}
@@ -127,9 +129,9 @@ def unknown_keys(file: ConfigFile, flags: Iterable[Flag]) -> list[str]:
 
 
 def shown(flag: Flag, value: Any) -> str:
-    """Return a flag's value in TOML, in a form that `value_of` reads as the same."""
+    """Return a flag's value in TOML, in a form that `value_of` reads back."""
     if flag.repeatable:
-        # Over HTTP a list may become null.
+        # A change over HTTP may set a list to null.
         return "[" + ", ".join(quoted(item) for item in value or ()) + "]"
     if flag.type in (BOOL, INT):
         return flag.type.show(value)

@@ -1,6 +1,6 @@
-"""The options that can be changed while the daemon runs: by whom they are read, and how a value is written.
+"""Options that can be changed while the daemon runs: their owner, and the parsers of their values.
 
-A change lasts until the process ends; the command line counts again at the next start.
+A change lasts until the process ends; the next start takes the command line and the configuration file again.
 
 Source: docs/nsq/http-api.md, "/config/:opt".
 """
@@ -26,24 +26,24 @@ def addresses_of(body: bytes) -> tuple[str, ...] | None:
     found = json.loads(body)
     if found is None:
         return None
-    # null leaves an element as it is, which is empty.
+    # As in Go, null leaves an element at its zero value, which is empty.
     if not isinstance(found, list) or not all(item is None or isinstance(item, str) for item in found):
         raise ValueError("not an array of strings")
     return tuple(item or "" for item in found)
 
 
 def duration_of(body: bytes) -> int:
-    """Return a duration in nanoseconds, written as for a flag or as the number that is shown. Raises: ValueError."""
+    """Return a duration in nanoseconds from a flag's form, or from the number that GET shows. Raises: ValueError."""
     text = text_of(body)
     return int(text) if text.isascii() and text.isdigit() else parse_duration(text)
 
 
 def count_of(body: bytes) -> int:
-    """Return a number, written as for a flag. Raises: ValueError."""
+    """Return a number from a flag's form. Raises: ValueError."""
     return parse_int(text_of(body))
 
 
-# By key. nsqd has the first two.
+# By key. nsqd can change the first two.
 PARSE_OF: dict[str, Callable[[bytes], Any]] = {
     "nsqlookupd_tcp_addresses": addresses_of,
     "log_level": lambda body: parse_level(text_of(body)),
@@ -64,27 +64,27 @@ FLAG_OF: dict[str, Flag] = {flag.config_key: flag for flag in FLAGS if flag.conf
 
 
 class OptionsOwner(Protocol):
-    """The object that reads the options while it runs: the broker."""
+    """Object that reads the options while it runs: the broker."""
 
     options: Options
 
     def change_options(self, options: Options) -> None:
-        """Use other options from now on."""
+        """Replace the options."""
 
 
 class LiveOptions:
-    """The options of a running broker. listeners: called with them all after each change."""
+    """Options of a running broker. listeners: called with all options after each change."""
 
     def __init__(self, broker: OptionsOwner) -> None:
         self.broker = broker
         self.listeners: list[Callable[[Options], None]] = [broker.change_options]
 
     def value_of(self, key: str) -> Any:
-        """Return an option's value. Raises: KeyError for a key that no option has."""
+        """Return an option's value. Raises: KeyError for an unknown key."""
         return getattr(self.broker.options, FLAG_OF[key].attribute)
 
     def change(self, key: str, body: bytes) -> None:
-        """Change an option. Raises: KeyError for one that cannot be changed, ValueError for a value that cannot be."""
+        """Change an option. Raises: KeyError if it cannot be changed, ValueError for an invalid value."""
         parse = PARSE_OF[key]
         flag = FLAG_OF[key]
         value = parse(body)

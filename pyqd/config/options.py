@@ -1,8 +1,8 @@
-"""The daemon's options: one table of flags with their defaults, ranges and meanings, and the class they fill.
+"""The daemon's options: one table of flags with defaults, ranges and meanings, and the class that the flags fill.
 
-Names, defaults and meanings are those of nsqd 1.3; each flag is declared here once, when it works. Durations are held
-in nanoseconds (`_ns`), sizes in bytes. The value of an option is that of its flag where the command line gives it, else
-that of its key in the configuration file, else its default.
+Names, defaults and meanings follow nsqd 1.3; each flag is declared here once, when it works. Durations are held in
+nanoseconds (`_ns`), sizes in bytes. The value of an option comes from its flag on the command line, else from its key
+in the configuration file, else from its default.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ pyqd inspect [--verify] [--json] DIR        list the queues of a data directory;
 NODE_ID_COUNT: Final = 1024
 PORT_MAX: Final = 65535
 DEFAULT_TCP_PORT: Final = 4150
-# A due time, which is this much after now at most, is an int64.
+# A due time is at most this much after now, and is an int64.
 DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
 
 TLS_NOT_REQUIRED: Final = 0
 TLS_REQUIRED_EXCEPT_HTTP: Final = 1
 TLS_REQUIRED: Final = 2
-# By their number in the protocol.
+# The numbers of the TLS protocol.
 TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 
@@ -49,7 +49,7 @@ Percentiles = tuple[float, ...]
 
 
 def parse_tls_required(text: str) -> int:
-    """Return one of the TLS_REQUIRED numbers for what --tls-required says. Raises: ValueError."""
+    """Return one of the TLS_REQUIRED numbers for a value of --tls-required. Raises: ValueError."""
     if text.lower() == "tcp-https":
         return TLS_REQUIRED_EXCEPT_HTTP
     try:
@@ -59,7 +59,7 @@ def parse_tls_required(text: str) -> int:
 
 
 def read_tls_required(found: Any) -> int:
-    """Return the same for a boolean or a string of a configuration file. Raises: ValueError."""
+    """Return one of the TLS_REQUIRED numbers for a boolean or string of a configuration file. Raises: ValueError."""
     if isinstance(found, bool):
         return TLS_REQUIRED if found else TLS_NOT_REQUIRED
     if not isinstance(found, str):
@@ -68,7 +68,7 @@ def read_tls_required(found: Any) -> int:
 
 
 def parse_tls_version(text: str) -> int:
-    """Return the number of the TLS version that --tls-min-version names; empty is the default. Raises: ValueError."""
+    """Return the TLS version number for a value of --tls-min-version; empty is the default. Raises: ValueError."""
     number = TLS_VERSIONS.get(text.lower() or "tls1.0")
     if number is None:
         raise ValueError(f"unknown tlsVersionOption {go_quote_str(text.lower())} ({', '.join(TLS_VERSIONS)})")
@@ -89,12 +89,12 @@ LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
 
 
 def parse_percentiles(text: str) -> Percentiles:
-    """Return the numbers of a list with commas, from the highest. Raises: ValueError."""
+    """Return the numbers of a comma-separated list, highest first. Raises: ValueError."""
     return tuple(sorted(numbers_of(text), reverse=True))
 
 
 def numbers_of(text: str) -> list[float]:
-    """Return the numbers of a list with commas, in its order. Raises: ValueError."""
+    """Return the numbers of a comma-separated list in its order. Raises: ValueError."""
     try:
         return [float(part.strip()) for part in text.split(",")]
     except ValueError:
@@ -102,7 +102,7 @@ def numbers_of(text: str) -> list[float]:
 
 
 def read_percentiles(found: Any) -> Percentiles:
-    """Return the numbers of a configuration file, an array or a string with commas, in their order there.
+    """Return the numbers of a configuration file, an array or a comma-separated string, in their order there.
 
     Raises: ValueError.
     """
@@ -114,24 +114,24 @@ def read_percentiles(found: Any) -> Percentiles:
 
 
 def check_percentiles(percentiles: Percentiles) -> None:
-    """Raise ValueError with nsqd's text for a number that is no percentile."""
+    """Raise ValueError with nsqd's text if a number is not a percentile."""
     for percentile in percentiles:
         if not 0 < percentile <= 1:
             raise ValueError(f"invalid E2E processing latency percentile: {percentile:g}")
 
 
 def show_percentiles(percentiles: Percentiles) -> str:
-    """Return the list as the flag takes it."""
+    """Return the list in the form of the flag."""
     return ",".join(f"{percentile:g}" for percentile in percentiles)
 
 
 def joined_percentiles(former: Percentiles, more: Percentiles) -> Percentiles:
-    """Return what two flags give together."""
+    """Return the union of two flags' percentiles."""
     return tuple(sorted((*former, *more), reverse=True))
 
 
-# Of --e2e-processing-latency-percentile: fractions above 0 and up to 1. Several flags are joined and sorted from the
-# highest; those of a configuration file keep their order.
+# Percentiles of --e2e-processing-latency-percentile: fractions above 0 and up to 1. Several flags are joined and sorted
+# from the highest; those of a configuration file keep their order.
 PERCENTILES: Final = FlagType(
     "value",
     parse_percentiles,
@@ -151,9 +151,9 @@ def default_node_id() -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the daemon is told; a change at run time replaces the whole (dataclasses.replace).
+    """Options of the daemon. A change at run time replaces the whole object (dataclasses.replace).
 
-    notices: one line for each thing given that has no effect, to be logged as a warning once logging is set up.
+    notices: one line for each given flag without effect; logged as warnings once logging is set up.
     """
 
     version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
@@ -295,7 +295,7 @@ class Options:
         "bytes to leave free on the disk: publishing fails rather than take them",
         minimum=0,
     )
-    # Of nsqd's readings of 0, sync always or never, neither is plain; it is refused.
+    # nsqd reads 0 as "sync always" in some places and as "never" in others, so 0 is refused.
     sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)
     sync_timeout_ns: int = declare(
         "sync-timeout", DURATION, 2 * SECOND_NS, "longest time between two fsyncs of the disk queue", minimum=1
@@ -473,11 +473,11 @@ class Options:
     notices: tuple[str, ...] = ()
 
     def defer_ns_max(self) -> int:
-        """Return how long a message may be deferred."""
+        """Return the longest time by which a message may be deferred."""
         return min(self.max_defer_ns or self.max_req_timeout_ns, DEFER_NS_MAX)
 
 
-# By its first flag.
+# Keyed by the first flag of the group.
 GROUPS: Final = {
     "version": "General",
     "tcp-address": "Addresses",
@@ -495,11 +495,11 @@ FLAGS: Final = declared_flags(Options, GROUPS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What a command line and its configuration file ask for.
+    """Result of parsing a command line and its configuration file.
 
-    values: by flag name, those given. file: None where there is none. in_file: names of the flags whose values are its.
-    problems: why these are no options, whole texts. notices: what has no effect. doubtful: names of the flags whose
-    values the problems are about: their own are wrong, or those of a file that cannot be read are unknown.
+    values: the given values by flag name. file: None if there is no file. in_file: names of the flags whose values come
+    from the file. problems: whole texts that say why the options are invalid. notices: flags without effect. doubtful:
+    names of the flags behind the problems. Their values are wrong, or unknown because the file cannot be read.
     """
 
     values: Mapping[str, Any]
@@ -516,7 +516,7 @@ class Settings:
         return self.options_without_doubtful()
 
     def options_without_doubtful(self) -> Options:
-        """Return the options with the defaults of the flags that are in doubt."""
+        """Return the options with the defaults in place of doubtful values."""
         sure = self.values.keys() - self.doubtful
         given = {flag.attribute: self.values[flag.name] for flag in FLAGS if flag.name in sure}
         if given.get("tls_client_auth_policy") and not given.get("tls_required"):
@@ -525,7 +525,7 @@ class Settings:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Return what the values of a command line, by flag name, and the file they name ask for."""
+    """Return the settings of a command line's values, by flag name, and of the file that they name."""
     try:
         file = read_config(given["config"]) if given.get("config") else None
     except StartupError as error:
@@ -552,14 +552,14 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
 
 def build(given: Mapping[str, Any]) -> Options:
-    """Return the options of a command line's values, by flag name. Raises: StartupError."""
+    """Return the options for a command line's values, by flag name. Raises: StartupError."""
     return settings_of(given).options()
 
 
 def parse_settings(argv: Sequence[str]) -> Settings:
-    """Return what a command line asks for, argv without the program's name.
+    """Parse a command line, argv without the program's name.
 
-    Leaves the process after --version and --help (stdout, exit code 0) and a wrong command line (stderr, 2).
+    Exits the process after --version and --help (stdout, exit code 0) and after a wrong command line (stderr, 2).
     """
     values = parse_or_exit(PROGRAM, FLAGS, argv, SYNOPSIS)
     if values.get("version"):
@@ -574,13 +574,13 @@ def parse_args(argv: Sequence[str]) -> Options:
 
 
 def version_line(program: str) -> str:
-    """Return what --version prints, in the form of NSQ's programs."""
+    """Return the line that --version prints, in the form of NSQ's programs."""
     return f"{program} v{__version__} (built w/python{platform.python_version()})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Where to listen or connect: host, empty for every interface, and port, 0 for any free one."""
+    """TCP address: host, empty for every interface, and port, 0 for any free one."""
 
     host: str
     port: int
@@ -591,7 +591,7 @@ class TcpAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """The path of a unix socket."""
+    """Path of a unix socket."""
 
     path: str
 
@@ -609,11 +609,11 @@ def is_ip_address(text: str) -> bool:
 
 
 def split_address(text: str) -> TcpAddress | UnixAddress:
-    """Return the address text stands for: what splits into host and port is TCP, all else a unix socket's path.
+    """Return the address in a text: text that splits into host and port is TCP, all other text is a unix socket's path.
 
-    An IPv6 host stands in brackets: [::1]:4150. A port may be a number, a service name, or empty for 0.
-    Raises: ValueError for empty text, for a port that is none, and for a port or an IP address alone: nsqd takes both
-    for the path of a unix socket, which nobody means.
+    An IPv6 host stands in brackets: [::1]:4150. A port may be a number, a service name, or empty for 0. Raises:
+    ValueError for empty text, for an invalid port, and for a port or an IP address alone: nsqd takes both for the path
+    of a unix socket, which is never meant.
     """
     if not text:
         raise ValueError("missing address")
@@ -631,7 +631,7 @@ def split_address(text: str) -> TcpAddress | UnixAddress:
 
 
 def _refuse_half_an_address(text: str) -> None:
-    """Raise ValueError for a port or an IP address alone."""
+    """Raise ValueError if the text is only a port or only an IP address."""
     if text.isascii() and text.isdigit():
         raise ValueError(f"address {text}: missing colon before the port; write :{text}, or 127.0.0.1:{text}")
     host = text[1:-1] if text[0] == "[" and text[-1] == "]" else text

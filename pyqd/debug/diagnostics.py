@@ -1,6 +1,6 @@
-"""What the process is doing and what it holds, as text for people.
+"""Diagnostics of the process as text for people: stacks of greenlets and threads, and use of memory.
 
-Nothing here waits for long at a time: what walks over everything lets others have their turn in between.
+Walks over all objects yield to the loop in between, so that they never hold it for long.
 
 Sources: the documentation of greenlet, tracemalloc and gc.
 """
@@ -40,16 +40,16 @@ def stack_of(frame: FrameType | None) -> Stack:
 
 
 def stack_lines(stack: Stack) -> Iterable[str]:
-    """Yield a stack's lines, with the source where there is one."""
+    """Yield a stack's lines, with their source if it can be found."""
     for file, line, function in stack:
         source = linecache.getline(file, line).strip()
         yield f"    {file}:{line} {function}{'    ' + source if source else ''}\n"
 
 
 def greenlets_text(names: Iterable[tuple[Any, str]], pause: Pause) -> str:
-    """Return the stacks of all greenlets, equal ones together, and those of all threads.
+    """Return the stacks of all greenlets, equal ones grouped, and the stacks of all threads.
 
-    names: (greenlet, what it is) of those that are known. Switches: yes, by `pause`.
+    names: (greenlet, name) of the known greenlets. Switches: yes, by `pause`.
     """
     name_of = {id(known): name for known, name in names}
     count_of: Counter[tuple[str, Stack]] = Counter()
@@ -60,7 +60,7 @@ def greenlets_text(names: Iterable[tuple[Any, str]], pause: Pause) -> str:
             continue
         total += 1
         frame = sys._getframe() if found is current else found.gr_frame
-        # After the slash stands what the loop runs next for it, with addresses in it.
+        # The part after the slash names the greenlet's next callback and contains addresses.
         name = name_of.get(id(found), type(found).__name__)
         count_of[name, stack_of(frame)] += 1
         if total % GREENLETS_PER_TURN == 0:
@@ -84,7 +84,7 @@ def threads_text() -> str:
 
 
 def heap_text(line_count: int, pause: Pause) -> str:
-    """Return what memory goes to: the process as a whole, objects by type, and lines of source if they are traced.
+    """Return the use of memory: the process as a whole, objects by type, and allocating lines if tracing is on.
 
     Switches: yes, by `pause`.
     """
@@ -104,7 +104,7 @@ def heap_text(line_count: int, pause: Pause) -> str:
 
 
 def traced_text(line_count: int) -> str:
-    """Return the lines of source that hold most memory. Cost: O(blocks traced), at one go."""
+    """Return the source lines that hold the most memory. Cost: O(blocks traced), without a pause."""
     if not tracemalloc.is_tracing():
         return "lines of source: not traced; POST /debug/heap/start begins it\n"
     traced, peak = tracemalloc.get_traced_memory()

@@ -1,11 +1,11 @@
-"""Flame graphs of the stacks that py-spy records, with compiled functions under the names that they have in the source.
+"""Flame graphs of the stacks that py-spy records, with compiled functions under their names in the source.
 
-py-spy calls a method of a compiled class `IoLoop_step (ioloop.c)`, and shows the inlined parts of it: reference counts,
-helpers of Cython, headers. `readable` turns the first into `pyqd.hot.tcp.ioloop.IoLoop.step` and leaves the others out,
-so that their samples count for their caller. Stacks of threads that wait for work are left out whole.
+py-spy calls a method of a compiled class `IoLoop_step (ioloop.c)` and shows its inlined parts as frames of their own:
+reference counts, helpers of Cython, headers. `readable` turns the first into `pyqd.hot.tcp.ioloop.IoLoop.step` and
+drops the others, so that their samples count for their caller. Stacks of idle threads are dropped.
 
-Input is py-spy's format `raw`: a stack per line, from the outermost frame to the innermost, with its number of samples.
-Other programs draw or compare the same format, https://www.speedscope.app for one.
+Input is py-spy's format `raw`: one stack per line, from the outermost frame to the innermost, with its number of
+samples. Other programs draw or compare the same format, https://www.speedscope.app for one.
 
 Sources: py-spy 0.4; Cython's names of C functions, in which each part follows its length.
 """
@@ -27,7 +27,7 @@ HOT: Final = Path(pyqd.hot.__path__[0])
 MODULES: Final = {
     path.stem: ".".join(path.relative_to(HOT.parents[1]).with_suffix("").parts) for path in HOT.rglob("*.p[xy][di]")
 }
-# A thread of gevent's pool that waits for work.
+# Frame of an idle thread of gevent's pool.
 WAITING: Final = "Queue.get (gevent/_threading.py)"
 TEMPLATE: Final = "flamegraph.svg"
 ALL: Final = "all"
@@ -51,7 +51,9 @@ _NOISE = re.compile(r"__Pyx|__pyx|0x[0-9a-f]+$|pyqd_call_at_root$")
 
 @dataclass
 class Frame:
-    """Rectangle of a flame graph: a function in one stack. x: first of its samples; they include those of its calls."""
+    """Rectangle of a flame graph: one function in one stack. x: its first sample; its samples include those of its
+    calls.
+    """
 
     name: str
     x: int
@@ -60,13 +62,13 @@ class Frame:
 
     @property
     def kind(self) -> str:
-        """Return the class by which the template colours the frame."""
+        """Return the CSS class that colours the frame."""
         if self.name.startswith(COMPILED):
             return "compiled"
         return "python" if "(pyqd/" in self.name else "other"
 
     def label(self, total: int) -> str:
-        """Return the part of the name that fits into the rectangle, without the prefix that all compiled ones have."""
+        """Return the part of the name that fits the rectangle, without the prefix that all compiled names share."""
         letters = int(WIDTH * self.samples / total / LETTER) - 1
         if letters < LETTERS_MIN:
             return ""
@@ -75,7 +77,7 @@ class Frame:
 
 
 def readable_name(title: str) -> str:
-    """Return the name of a frame for people; "" for a frame that is left out. title: py-spy's name of the frame."""
+    """Return the readable name of a frame; "" for a frame that is dropped. title: py-spy's name of the frame."""
     parts = _FRAME.fullmatch(title)
     if parts is None:
         return title
@@ -96,7 +98,7 @@ def readable_name(title: str) -> str:
 
 
 def parts_of_mangled(text: str) -> Iterator[str]:
-    """Yield the parts of `9diskqueue_3log_3Log_append`: each after its length, the last one without."""
+    """Yield the parts of a name such as `9diskqueue_3log_3Log_append`: each follows its length, the last has none."""
     while digits := "".join(takewhile(str.isdigit, text)):
         end = len(digits) + int(digits)
         yield text[len(digits) : end]
@@ -106,7 +108,7 @@ def parts_of_mangled(text: str) -> Iterator[str]:
 
 
 def readable_stack(titles: Iterable[str]) -> Stack:
-    """Return a stack under readable names. A function that calls itself is one frame."""
+    """Return a stack under readable names. Direct recursion is folded into one frame."""
     names: list[str] = []
     for title in titles:
         name = readable_name(title)
@@ -116,26 +118,26 @@ def readable_stack(titles: Iterable[str]) -> Stack:
 
 
 def readable(raw: str) -> Counter[Stack]:
-    """Return the samples of each stack that did some work. raw: stacks as py-spy writes them."""
+    """Return the number of samples of each stack that did work. raw: stacks in py-spy's format."""
     stacks: Counter[Stack] = Counter()
     for line in raw.splitlines():
         frames, _, samples = line.rpartition(" ")
         titles = frames.split(";")
         if samples.isdigit() and WAITING not in titles:
             stacks[readable_stack(titles)] += int(samples)
-    # Stacks of nothing but frames that are left out.
+    # Stacks of which every frame was dropped.
     del stacks[()]
     return stacks
 
 
 def fold(raw: str) -> str:
-    """Return the stacks under readable names, in the format in which py-spy writes them."""
+    """Return the stacks under readable names, in py-spy's format."""
     stacks = readable(raw)
     return "".join(f"{';'.join(stack)} {samples}\n" for stack, samples in sorted(stacks.items()))
 
 
 def layout(stacks: Counter[Stack]) -> list[Frame]:
-    """Return the frames of a picture, callers before the functions that they call."""
+    """Return the frames of a picture, callers before their callees."""
     root = Frame(ALL, 0, 0)
     frames, path = [root], [root]
     for stack, samples in sorted(stacks.items()):
@@ -151,7 +153,7 @@ def layout(stacks: Counter[Stack]) -> list[Frame]:
 
 def draw(raw: str) -> str:
     """Return the flame graph as an SVG image. A click zooms into a frame, Ctrl-F searches for names."""
-    # The daemon needs it for pictures alone.
+    # Imported here because the daemon needs Jinja2 for pictures only.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -170,7 +172,7 @@ def draw(raw: str) -> str:
 
 
 def main(recorded: str, picture: str) -> None:
-    """Draw the stacks that py-spy has recorded, and write them under readable names beside the picture."""
+    """Draw the stacks of a recording, and write them under readable names beside the picture."""
     raw = Path(recorded).read_text(errors="replace")
     Path(picture).write_text(draw(raw))
     Path(picture).with_suffix(".txt").write_text(fold(raw))

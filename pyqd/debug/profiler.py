@@ -1,8 +1,8 @@
 """CPU profiles of this process, recorded by py-spy, which runs beside it and reads its memory.
 
-A tracer must be allowed to trace: the kernel may restrict it to the processes a tracer has started (Yama), which this
-one is not. So this process names the tracer before it looks: a shell waits for a line and becomes py-spy then, under
-the id that was named.
+The kernel may allow a tracer to trace only processes that it has started (Yama), and py-spy did not start this one. So
+this process names its tracer first: a shell is started, its process id is allowed to trace, and the shell then becomes
+py-spy.
 
 Sources: the documentation of py-spy; prctl(2), PR_SET_PTRACER.
 """
@@ -25,12 +25,12 @@ from pyqd.primitives.errors import reason_of
 PROGRAM: Final = "py-spy"
 SECONDS_MAX: Final = 120
 RATE_MAX: Final = 1000
-# Beyond the profile's own time: to start, and to write.
+# Time beyond the profile's own: to start, and to write.
 EXTRA_S: Final = 30.0
 POLL_S: Final = 0.05
 WORDS_MAX: Final = 500
 SHELL: Final = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-# Frames of compiled code: py-spy has them where it can walk a native stack.
+# Frames of compiled code: py-spy shows them on platforms on which it can walk a native stack.
 NATIVE: Final = ("--native",) if platform.machine() == "x86_64" else ()
 PR_SET_PTRACER: Final = 0x59616D61
 SIGNS_OF_NO_PERMISSION: Final = ("permission denied", "operation not permitted", "eperm")
@@ -41,7 +41,7 @@ _libc: Any = _ffi.dlopen(None)
 
 
 class ProfileError(Exception):
-    """Why there is no profile. status: of HTTP; str() of it is for people."""
+    """Reason why there is no profile. status: of HTTP; str() of it is for people."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class ProfileError(Exception):
 
 
 def search_path() -> str:
-    """Return where programs are looked for: beside this interpreter, then on PATH."""
+    """Return the search path for programs: the directory of this interpreter, then PATH."""
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
@@ -62,7 +62,7 @@ def find_program(path: str) -> str:
 
 
 class Profiler:
-    """Records one profile at a time. path: the directories in which py-spy is looked for."""
+    """Recorder of one profile at a time. path: the directories searched for py-spy."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = search_path() if path is None else path
@@ -87,7 +87,7 @@ class Profiler:
             self._busy = False
 
     def stop(self) -> None:
-        """End the profile that is being recorded, if there is one."""
+        """End the running recording, if there is one."""
         if self._process is not None:
             self._process.kill()
 
@@ -114,7 +114,7 @@ class Profiler:
             raise failure(code, file.read())
 
     def _run(self, process: subprocess.Popen[bytes], limit_s: float) -> int:
-        """Let the program look, and wait for its end. Switches: yes."""
+        """Let the program start, and wait for its end. Switches: yes."""
         assert process.stdin is not None
         _libc.prctl(PR_SET_PTRACER, process.pid, 0, 0, 0)
         try:
@@ -132,7 +132,7 @@ class Profiler:
 
 
 def failure(code: int, said: str) -> ProfileError:
-    """Return what is told of a py-spy that ended without a profile."""
+    """Return the error for a py-spy that ended without a profile."""
     words = " ".join(said.partition("Stack backtrace")[0].split())[-WORDS_MAX:]
     if any(sign in said.lower() for sign in SIGNS_OF_NO_PERMISSION):
         return ProfileError(

@@ -1,1 +1,1 @@
-"""Syncs of logs and ledgers to stable storage, the group commit of publishers, the care of disk space."""
+"""Syncs of logs and ledgers to stable storage, the group commit of publishers, and the reclaiming of disk space."""

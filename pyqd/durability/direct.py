@@ -1,4 +1,4 @@
-"""Commits of the journal on their way to the disk and back: see pyx/diskqueue/writethread.pyx."""
+"""Journal commits on a dedicated thread, and callbacks after the next poll: see pyx/diskqueue/writethread.pyx."""
 
 import os
 from collections.abc import Callable
@@ -15,24 +15,24 @@ Done = Callable[[Any, BaseException | None], None]
 
 
 def stay_awake() -> None:
-    """Keep the loop from waiting."""
+    """Do nothing; an active idle watcher keeps the loop from waiting."""
 
 
 class AfterPoll:
-    """Calls functions when the loop has looked at its sockets once more and run what they are watched for.
+    """Callbacks that run after the loop has polled its sockets once more and run the watchers of those that are ready.
 
-    Not when the loop is idle: one that always finds a socket ready never is.
+    The loop's idle state is no substitute: a loop that always finds a socket ready is never idle.
     """
 
     def __init__(self, hub: Any) -> None:
         self._before_poll = hub.loop.prepare()
-        # While it is active, the loop looks at its sockets without waiting.
+        # While this watcher is active, the loop polls its sockets without waiting.
         self._awake = hub.loop.idle()
         self._functions: list[Callable[[], None]] = []
         self._polled = False
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function then, once."""
+        """Call a function once after the next poll."""
         self._functions.append(function)
         self._polled = False
         self._awake.start(stay_awake)
@@ -50,7 +50,7 @@ class AfterPoll:
 
 
 class DirectWriter:
-    """Has commits written by a thread that is there for nothing else, one at a time."""
+    """Writer of journal commits on a thread of its own, one commit at a time."""
 
     def __init__(self, hub: Any) -> None:
         self._thread = WriteThread()
@@ -61,7 +61,9 @@ class DirectWriter:
         self._watcher.start(self._on_event)
 
     def write(self, place: Place, done: Done, in_thread: Callable[[], None]) -> None:
-        """Begin to write a commit; done(None, error) is called on the loop. in_thread: does it some other way."""
+        """Begin to write a commit; done(None, error) is called on the loop. in_thread: writes the commit in another
+        way.
+        """
         fd = place.file.fileno
         if fd < 0 or self._stopped:
             in_thread()
@@ -70,7 +72,7 @@ class DirectWriter:
         self._thread.submit(fd, place.content, place.offset)
 
     def stop(self) -> None:
-        """Wait for the write under way, and tell nobody of its end."""
+        """Wait for the running write, and drop its report."""
         if self._stopped:
             return
         self._stopped = True

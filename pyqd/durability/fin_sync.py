@@ -1,19 +1,19 @@
-"""With --sync-fin: a FIN counts against its consumer's RDY until it is on stable storage; all that wait share a sync.
+"""Durable FINs with --sync-fin: a FIN counts against its consumer's RDY until it is on stable storage.
 
-A FIN is a bit in a ledger, set at once. Its channel comes here, and its consumer is given no message in its place
-before a sync of the channel's files is complete. The first channel to come starts a round at the end of the loop's
-pass; those that come while a round's sync runs in a thread gather for the next one. Rounds of publishers (group_commit)
-run beside.
+A FIN sets a bit in a ledger at once and registers its channel here. The consumer gets no message in its place before a
+sync of the channel's files is complete. The first registered channel starts a round at the end of the loop's pass.
+While a round's sync runs in a thread, further channels gather for the next round. Rounds of publishers (group_commit)
+run independently.
 
-A round writes the ledgers of its channels, and their parked logs: a start finishes the origin of each parked record
-that it finds there (pyx/broker/parked.pyx). New names are written too, as a ledger without a durable name does not
-exist. A dead letter that is finished must not be published again: if the topic has letters whose originals wait for a
-sync, the round syncs its log, and then the ledgers of the originals.
+A round writes the ledgers of its channels and their parked logs: a start finishes the origin of each parked record that
+it finds there (pyx/broker/parked.pyx). New names are written too, because a ledger without a durable name does not
+exist. A finished dead letter must not be published again. So if originals of a topic's dead letters wait for a sync,
+the round first syncs the topic's log and then the ledgers of the originals.
 
-If a sync fails, its FINs stand in memory, health is bad, and their consumers get nothing in their place. The syncer's
-next pass has each of these channels tried again by itself, so that one bad file keeps no other channel.
+If a sync fails, its FINs stand in memory only, health is bad, and their consumers get no messages in their place. The
+syncer's next pass retries each of these channels by itself, so that one bad file does not hold up other channels.
 
-Invariant: whatever goes wrong in a round, its FINs are either on stable storage or wait for another round.
+Invariant: after any failure, the FINs of a round are either on stable storage or wait for another round.
 
 Source: docs/reliability.md.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class FinRound:
-    """Channels whose ledgers one sync covers, with the consumers and numbers of FINs that wait for it."""
+    """Channels whose ledgers one sync covers, with the consumers and their numbers of waiting FINs."""
 
     def __init__(self, channels: Iterable[Channel]) -> None:
         self.covered: dict[Channel, list[tuple[Consumer, int]]] = {
@@ -44,11 +44,11 @@ class FinRound:
 
 
 class FinSync:
-    """Makes FINs durable, one sync at a time.
+    """Syncs of FINs, one at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
-    the end of the loop's pass. on_timed: is told how many seconds each sync took. on_bug: is called with what went
-    wrong where that is no StorageError.
+    the end of the loop's pass. on_timed: is called with the seconds of each sync. on_bug: is called with an error that
+    is not a StorageError.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class FinSync:
         self._soon = soon
         self._waiting: dict[Channel, None] = {}
         self._failed: dict[Channel, None] = {}
-        # Of the failed ones, those that are to be tried again now.
+        # Failed channels that are due for a retry.
         self._again: list[Channel] = []
         self._running = False
         self._failure: str | None = None
 
     def note(self, channel: Channel) -> None:
-        """Have a round cover what a channel has finished. Switches: no."""
+        """Register a channel with new FINs for the next round. Switches: no."""
         self._waiting[channel] = None
         self._begin()
 
     def retry(self) -> None:
-        """Try again what has failed, each channel by itself."""
+        """Retry the failed channels, each by itself."""
         self._again, self._failed = list({**dict.fromkeys(self._again), **self._failed}), {}
         if self._again:
             self._begin()
@@ -94,7 +94,7 @@ class FinSync:
         try:
             gathered = self._gather(channels)
         except Exception as error:
-            # What it has taken from the channels would be waited for for ever.
+            # The FINs taken from the channels would wait forever, so the error is fatal.
             logger.critical("a sync of FINs could not be gathered", exc_info=error)
             self.on_bug(error)
             raise
@@ -104,7 +104,7 @@ class FinSync:
         self._write(gathered, gathered.covered, self._sync_originals if gathered.buriers else self._finish)
 
     def _gather(self, channels: list[Channel]) -> FinRound:
-        """Return a round that covers what these channels have finished until now."""
+        """Return a round that covers the FINs of these channels until now."""
         return FinRound(channels)
 
     def _write(
@@ -125,7 +125,7 @@ class FinSync:
             self._finish(gathered, error)
 
     def _note(self, job: Job) -> Exception | None:
-        """Note that a job is on stable storage. Returns: what went wrong in that."""
+        """Record that a job is on stable storage. Returns: the error of doing so, or None."""
         try:
             job.note(whole=False)
             self.on_timed(job.took_s)
@@ -134,7 +134,7 @@ class FinSync:
         return None
 
     def _sync_originals(self, gathered: FinRound, error: BaseException | None) -> None:
-        """Make the originals of dead letters durable, which the sync of the letters has let be finished."""
+        """Make the originals of dead letters durable. The sync of the letters has allowed them to be finished."""
         originals = [channel for channel in gathered.buriers if not channel.exiting and channel.directory is not None]
         if error is not None or not originals:
             self._finish(gathered, error)
@@ -142,7 +142,7 @@ class FinSync:
             self._write(gathered, originals, self._finish)
 
     def _finish(self, gathered: FinRound, error: BaseException | None) -> None:
-        """Let the consumers of a round have messages in place of the finished ones, and begin the next."""
+        """Release the RDY of a round's consumers, and begin the next round."""
         for channel, covered in gathered.covered.items():
             if error is None:
                 channel.end_fin_sync(covered)
@@ -151,7 +151,7 @@ class FinSync:
                 self._failed[channel] = None
         self._go_on()
         if error is None:
-            # What others failed at is not good yet for what is written here.
+            # This sync says nothing about the files of an earlier failure of another sync.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
             return
@@ -169,7 +169,7 @@ class FinSync:
 
 
 def job_of(channels: Iterable[Channel]) -> Job:
-    """Gather all that what is finished in some channels depends on."""
+    """Gather all dirty bytes that the FINs of these channels depend on."""
     job = Job()
     durable = [channel for channel in channels if not channel.exiting]
     for topic in dict.fromkeys(channel.topic for channel in durable):

@@ -1,17 +1,20 @@
-"""With --sync-every=1: a publisher's OK waits for the sync that covers it, and all that wait share one.
+"""Group commit with --sync-every=1: a publisher's OK waits for the sync that covers it, and waiting publishers share
+one.
 
-A publish comes, its record is in the log's mapping at once; then its connection waits here. The first to come starts a
-round, at the end of the loop's pass, so that everyone of the same pass is in it. While a round's sync runs in a thread,
-those who come gather for the next one. So the cost is per sync and not per message, and grows with nobody's number.
+A publish puts its record into the log's mapping at once; then its connection waits here. The first one starts a round
+at the end of the loop's pass, so that all publishes of the same pass are in it. While a round's sync runs in a thread,
+further publishes gather for the next round. Cost is one sync per round, independent of the number of waiting
+publishers.
 
-What a round writes: to the journal what the logs of its topics have got since the round before, all with one flush.
+A round writes the records that the logs of its topics got since the round before to the journal, all with one flush.
 
-Where the journal cannot take it, or names of a topic changed since a completed sync, the files of the topic are synced:
-its log, and the parked logs of its channels, which lets the messages deferred meanwhile be finished in the topic's log;
-the names, with the ledgers that are new, as a topic whose state says that its messages were handed out must not come
-back without the channels that have them. Ledgers can wait: what they lose is delivered twice. Consuming needs no sync.
+If the journal cannot take them, or names of a topic changed since a completed sync, the files of the topic are synced
+instead. These are its log; the parked logs of its channels, so that deferred messages can be finished in the topic's
+log; and new names with their new ledgers. A topic whose state says that its messages were given to channels must not
+come back without those channels. Other ledgers can wait: a FIN they lose means one more delivery. Consuming needs no
+sync.
 
-Invariant: whoever waits is woken, and the next round begins, whatever goes wrong in this one.
+Invariant: after any failure of a round, its waiting publishers are woken and the next round begins.
 
 Source: docs/reliability.md; the idea is as old as group commit in databases (DeWitt et al., 1984).
 """
@@ -30,9 +33,9 @@ from pyqd.diskqueue.syncs import Syncs
 from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
 from pyqd.primitives.errors import StorageError
 
-# What of an average the newest value is.
+# Weight of the newest value in an average.
 NEWEST_SHARE = 0.2
-# So many times what it takes to tell a round's end, those who were told need to publish again and be read.
+# After a round's end is reported, its publishers need this many times the reporting time to publish again and be read.
 GATHERED_WHILE_TOLD = 4.0
 
 Done = Callable[[Any, BaseException | None], None]
@@ -41,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 
 def in_thread_always(_place: Place, _done: Done, in_thread: Callable[[], None]) -> None:
-    """Leave each commit to a thread."""
+    """Write each commit in a thread."""
     in_thread()
 
 
 class Round:
-    """Those who wait for one sync: greenlets for its outcome, and connections to be told on the loop."""
+    """Publishers that wait for one sync: greenlets for its outcome, connections for a call on the loop."""
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
-        # Made for the first greenlet that waits: connections need none.
+        # Created for the first waiting greenlet; connections need none.
         self.outcome: AsyncResult[BaseException | None] | None = None
         self.told: list[Callable[[BaseException | None], None]] = []
         self.ended = False
@@ -65,7 +68,7 @@ class Work:
         self.started_s = time.perf_counter()
 
     def run(self, syncs: Syncs) -> None:
-        """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        """Write all to stable storage. Blocks; touches no object of the loop. Raises: StorageError."""
         if self.job is not None:
             self.job.run(syncs)
         if self.place is not None:
@@ -73,12 +76,12 @@ class Work:
 
 
 class GroupCommit:
-    """Makes topics durable for whoever waits, one sync at a time.
+    """Group commits of topics, one sync at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. write: starts to write a
-    commit and calls done likewise, or has it written in a thread. soon: calls a function at the end of the loop's pass;
-    after_poll: when the loop has looked at all sockets once more, by default the same. on_timed: is told how many
-    seconds each sync took. on_bug: is called with what went wrong where that is no StorageError.
+    commit and calls done likewise, or has the commit written in a thread. soon: calls a function at the end of the
+    loop's pass; after_poll: after the loop has polled all sockets once more, by default the same. on_timed: is called
+    with the seconds of each sync. on_bug: is called with an error that is not a StorageError.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class GroupCommit:
         self._soon = soon
         self._write = write
         self._after_poll = after_poll or soon
-        # How long a flush takes, and to tell those who wait for it; of the last few rounds.
+        # Averages over the last few rounds: the time of a flush, and the time to report it to the waiting publishers.
         self._flush_s = 0.0
         self._tell_s = 0.0
         self._gathering: Round | None = None
@@ -104,9 +107,9 @@ class GroupCommit:
         self._failure: str | None = None
 
     def wait(self, topics: Iterable[Topic]) -> None:
-        """Return when all that the topics have accepted is on stable storage. Switches: yes.
+        """Return when all messages that the topics have accepted are on stable storage. Switches: yes.
 
-        Raises: StorageError; and what else ended the round, which is a bug.
+        Raises: StorageError, and any other error that ended the round, which is an internal error.
         """
         joined = self._join(topics)
         if joined.outcome is None:
@@ -116,11 +119,11 @@ class GroupCommit:
             raise error
 
     def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(error) when `wait` would return, or raise that error. Switches: no. told: raises nothing."""
+        """Call told(error) when `wait` would return or raise that error. Switches: no. told: must not raise."""
         self._join(topics).told.append(told)
 
     def _join(self, topics: Iterable[Topic]) -> Round:
-        """Return the round that is gathering, with the topics in it."""
+        """Add the topics to the gathering round, and return the round."""
         joined = self._gathering
         if joined is None:
             joined = self._gathering = Round()
@@ -155,7 +158,7 @@ class GroupCommit:
             self._finish(gathered, error)
 
     def _note(self, work: Work) -> Exception | None:
-        """Note that all is on stable storage. Returns: what went wrong in that."""
+        """Record that all is on stable storage. Returns: the error of doing so, or None."""
         try:
             if work.place is not None:
                 self._broker.journal.note_written()
@@ -164,7 +167,7 @@ class GroupCommit:
             took_s = time.perf_counter() - work.started_s
             self._flush_s += (took_s - self._flush_s) * NEWEST_SHARE
             self.on_timed(took_s)
-            # What the syncer failed at is not good yet for what is written here.
+            # This sync says nothing about the files of an earlier failure of the syncer.
             if self._broker.failed_sync is self._failure:
                 self._broker.note_synced()
         except Exception as error:
@@ -172,7 +175,7 @@ class GroupCommit:
         return None
 
     def _finish(self, finished: Round, error: BaseException | None) -> None:
-        """Wake those who wait for a round, and begin the next."""
+        """Report a round's outcome, and begin the next round."""
         if finished.ended:
             return
         finished.ended = True
@@ -180,7 +183,7 @@ class GroupCommit:
             self._running = False
             self._tell(finished, error)
         elif self._flush_s > GATHERED_WHILE_TOLD * self._tell_s:
-            # Most of those who are told now publish again before the disk could have written for the others alone.
+            # Most of the publishers told now publish again before the disk could have written for the others alone.
             self._tell(finished, error)
             self._after_poll(self._start)
         else:
@@ -195,7 +198,7 @@ class GroupCommit:
             self.on_bug(error)
 
     def _tell(self, finished: Round, error: BaseException | None) -> None:
-        """Wake those who wait for a round."""
+        """Report a round's outcome to its waiting publishers."""
         started_s = time.perf_counter()
         if finished.outcome is not None:
             finished.outcome.set(error)
@@ -203,20 +206,22 @@ class GroupCommit:
             try:
                 told(error)
             except Exception as failed:
-                # The others, and the next round, do not wait for that.
+                # The other publishers, and the next round, must not wait for one failed callback.
                 logger.critical("a publisher could not be told of its commit", exc_info=failed)
                 self.on_bug(failed)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 
     def _work(self, topics: list[Topic]) -> Work:
-        """Gather what is new of the topics: into the journal, or what of them is dirty where that does not do."""
+        """Gather the new records of the topics into the journal, or their dirty bytes if the journal cannot
+        take them.
+        """
         journal = self._broker.journal
         commit = journal.begin()
         synced: list[Topic] = []
         for topic in topics:
             if topic.exiting or topic.directory is None:
                 continue
-            # A start puts nothing back into a directory that has no durable name, or whose state is in memory only.
+            # Replay of the journal skips a directory without a durable name, and a topic whose state is in memory only.
             if (
                 commit is None
                 or topic.names
@@ -232,7 +237,7 @@ class GroupCommit:
         return Work(place, self._job(synced) if synced else None)
 
     def _job(self, topics: list[Topic]) -> Job:
-        """Gather what is dirty of the topics."""
+        """Gather the dirty bytes of the topics."""
         job = Job()
         for topic in topics:
             job.add_topic(topic)

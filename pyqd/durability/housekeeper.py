@@ -1,7 +1,7 @@
-"""Gives room back in the background: each topic is looked at every few seconds, sooner where one is short of room.
+"""Reclaims disk space in the background: tends each topic every few seconds, sooner if one is short of space.
 
-Looking at a topic that has nothing to give costs about a microsecond; topics are looked at some at a time, and others
-get their turn in between. Source: docs/space.md.
+Tending a topic with nothing to reclaim costs about a microsecond. Topics are tended some at a time, and the loop runs
+in between. Source: docs/space.md.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ TOPICS_PER_TURN = 128
 
 
 class Housekeeper:
-    """Calls `Space.tend` of every topic, again and again.
+    """Greenlet that calls `Space.tend` of every topic periodically.
 
-    on_bug: is called with an error that ends that; if it is None, the housekeeper goes on.
+    on_bug: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
     """
 
     def __init__(self, broker: Broker, on_bug: Callable[[BaseException], None] | None = None) -> None:
@@ -31,11 +31,11 @@ class Housekeeper:
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Look after the topics from now on."""
+        """Start to tend the topics."""
         self._greenlet = spawn_service("housekeeper", self._run, self._on_bug)
 
     def stop(self) -> None:
-        """Leave them alone."""
+        """Stop tending the topics."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None
@@ -51,7 +51,7 @@ class Housekeeper:
                 self.tend_all()
 
     def tend_all(self) -> None:
-        """Look at every topic once, after the stand-ins of missing files. Switches: yes."""
+        """Tend every topic once, after the stand-ins of missing files. Switches: yes."""
         self._broker.stand_ins.settle()
         self._broker.retry_removals()
         for index, topic in enumerate(list(self._broker.topic_of.values()), 1):

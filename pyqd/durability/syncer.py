@@ -1,20 +1,21 @@
-"""Durability against power loss, in the background.
+"""Background syncs that make the broker's data durable against power loss.
 
-What is accepted or finished lies in mapped pages and survives the process; that it survives the machine takes msync(2).
-It runs in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been
-appended since the last began. The loop gathers what is dirty, a bounded number of topics for each job, and notes the
-outcome; it never waits for the disk.
+Accepted messages and FINs lie in mapped pages and survive the process; msync(2) makes them survive the machine. It runs
+in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as --sync-every messages have been appended
+since the last began. The loop gathers the dirty ranges of a bounded number of topics for each job and records the
+outcome. It never waits for the disk.
 
-What is dirty: a topic's *mark* is a tuple of the numbers that move when its files change. A topic whose mark is that of
-its last sync is passed over; that is all an idle topic costs. Names in its directories are counted as they change, by
-whoever makes or removes a file (`Names`); a start after anything but a clean stop takes none of them for durable.
+A topic's *mark* is a tuple of the numbers that move when its files change. A topic with the mark of its last sync is
+skipped; an idle topic costs no more than that comparison. The code that creates or removes a file counts the changed
+names in the topic's directories (`Names`). A start after anything but a clean stop takes none of the names for durable.
 
 Order in a job: logs, ledgers, names, and then the states of topics whose names had changed. A state says how far
-channels with durable names were given messages (pyx/broker/topic.pyx). With the states go the headers of ledgers whose
-bits reach a lap further than at the sync before: a header may trust these bits only when the ring is on stable storage.
-The origins of parked messages are finished after the job; these bits are on stable storage after the job that follows.
+channels with durable names were given messages (pyx/broker/topic.pyx). Together with the states go the headers of
+ledgers whose bits reach one lap further than at the previous sync: such a header may trust these bits only when the
+ring is on stable storage. The origins of parked messages are finished after the job; these bits are on stable storage
+after the job that follows.
 
-Invariants: 1. one job at a time. 2. A mark is noted only when all that it stands for is on stable storage.
+Invariants: 1. One job runs at a time. 2. A mark is recorded only when everything it stands for is on stable storage.
 
 Source: docs/storage.md, "Syncs"; msync(2).
 """
@@ -42,16 +43,16 @@ from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import StorageError
 
-# Bounds what the loop gathers in one turn, and how long a shutdown may wait for a job under way.
+# Bounds the work of gathering in one pass of the loop, and the time a shutdown waits for a running job.
 DIRTY_TOPICS_PER_JOB = 64
 TOPICS_PER_TURN = 256
-# Each msync waits for the disk's cache to be flushed; from here on, one flush for the whole file system is cheaper.
+# Each msync flushes the disk's cache; from this number on, one flush of the whole file system is cheaper.
 RANGES_MANY = 128
-# From here on a range is written out before its sync, if publishers wait for the disk.
+# If publishers wait for the disk, a range of this size or more is written out before its sync.
 LARGE_BYTES = 256 << 10
 # The first page of a ledger: see docs/storage.md.
 LEDGER_HEADER_BYTES = 4096
-# Between two looks at how much has been appended.
+# Checks of the number of appended messages per --sync-timeout.
 COUNT_CHECKS_PER_TIMEOUT = 8
 SECOND_NS = 1_000_000_000
 
@@ -61,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class SyncedLedger(NamedTuple):
-    """What a job makes durable of a ledger: its state at the gathering."""
+    """Ledger in a job: its state when it was gathered."""
 
     ledger: Ledger
     bits_from: int
@@ -71,10 +72,10 @@ class SyncedLedger(NamedTuple):
 
 
 class SyncedParked(NamedTuple):
-    """What a job makes durable of a channel's parked messages.
+    """Parked messages of a channel in a job.
 
-    end: of the parked log. settled: below it the origins' bits are in the ledgers of this job. dropped: nothing below
-    it counts any more, as the channel's ledger says in this job. Both 0: it has no ledgers.
+    end: of the parked log. settled: the bits of origins below it are in the ledgers of this job. dropped: records below
+    it no longer count, as the channel's ledger in this job says. Both are 0 if the job has no ledgers.
     """
 
     channel: Channel
@@ -85,7 +86,7 @@ class SyncedParked(NamedTuple):
 
 
 class SyncedLog(NamedTuple):
-    """What a job makes durable of a log, as the log itself has it."""
+    """Log in a job: its dirty ranges, and the end that they reach."""
 
     log: Log
     ranges: list[tuple[Segment, int, int]]
@@ -93,7 +94,7 @@ class SyncedLog(NamedTuple):
 
 
 class Job:
-    """Some topics' dirty bytes, gathered on the loop and written in a thread."""
+    """Dirty bytes of some topics, gathered on the loop and written in a thread."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[str, Mark]] = []
@@ -108,19 +109,19 @@ class Job:
         self.parked: list[SyncedParked] = []
         self.topics: list[Topic] = []
         self.took_s = 0.0
-        # Others wait for the disk meanwhile: what is large is written a piece at a time before it is synced.
+        # Publishers wait for the disk meanwhile: a large range is written out in slices before it is synced.
         self.gives_way = False
         self._ledgers_gathered: set[Ledger] = set()
 
     def add(self, topic: Topic, mark: Mark) -> None:
-        """Gather what of a topic and its channels is dirty."""
+        """Gather the dirty bytes of a topic and its channels."""
         self.marks.append((topic.name, mark))
         self.add_topic(topic)
         self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
         self.add_names(topic)
 
     def add_channels(self, channels: Sequence[Channel]) -> None:
-        """Gather what of channels is dirty; none is ephemeral."""
+        """Gather the dirty bytes of channels, none of them ephemeral."""
         for channel in channels:
             self.add_parked(channel, with_ledgers=True)
         for channel in channels:
@@ -128,7 +129,7 @@ class Job:
                 self.add_ledger(ledger)
 
     def add_topic(self, topic: Topic) -> None:
-        """Gather the state of a topic and what is dirty of its log."""
+        """Gather the state of a topic and the dirty bytes of its log."""
         self.topics.append(topic)
         state = dirty_range(topic.mapping, 0, topic.mapping.size_bytes)
         if topic.names:
@@ -140,7 +141,7 @@ class Job:
         self.add_log(topic.log)
 
     def add_names(self, topic: Topic) -> None:
-        """Gather the names in a topic's directories that are not durable, with the ledgers that are new."""
+        """Gather the names in a topic's directories that are not durable, with their new ledgers."""
         gathered = topic.names.gather()
         self.names.append((topic.names, gathered))
         self.directories += gathered
@@ -149,7 +150,7 @@ class Job:
                 self.add_ledger(ledger)
 
     def add_parked(self, channel: Channel, with_ledgers: bool) -> None:
-        """Gather what of a channel's parked log is dirty. with_ledgers: so are the channel's ledgers."""
+        """Gather the dirty bytes of a channel's parked log. with_ledgers: the job also has the channel's ledgers."""
         parked = channel.parked
         if parked is not None:
             self.add_log(parked.log)
@@ -157,7 +158,7 @@ class Job:
             self.parked.append(SyncedParked(channel, parked, parked.log.end, settled, dropped))
 
     def add_ledger(self, ledger: Ledger) -> None:
-        """Gather a ledger, all of it, once."""
+        """Gather a whole ledger, once."""
         if ledger in self._ledgers_gathered:
             return
         self._ledgers_gathered.add(ledger)
@@ -169,7 +170,7 @@ class Job:
             self.headers.append((gathered, dirty_range(mapping, 0, LEDGER_HEADER_BYTES)))
 
     def add_log(self, log: Log) -> None:
-        """Gather what of a log is dirty."""
+        """Gather the dirty bytes of a log."""
         ranges, end = log.dirty_ranges()
         self.ranges += [dirty_range(segment.mapping, start, length) for segment, start, length in ranges]
         self.logs.append(SyncedLog(log, ranges, end))
@@ -178,7 +179,7 @@ class Job:
             self.directories.append(log.directory)
 
     def run(self, syncs: Syncs) -> None:
-        """Write all to stable storage. Blocks; touches nothing of the loop's. Raises: StorageError."""
+        """Write all to stable storage. Blocks; touches no object of the loop. Raises: StorageError."""
         started_s = time.perf_counter()
         if self.gives_way:
             for mapping, start_bytes, length_bytes, _ in self.ranges:
@@ -189,7 +190,7 @@ class Job:
         for topic, end in self.given:
             topic.note_given(end)
         for (ledger, bits_from, _, reset_count, _), _ in self.headers:
-            # Not the changes: if this fails, the next job is to write all of the ledger.
+            # Without the change count: if this job fails, the next one has to write the whole ledger.
             ledger.note_synced(bits_from, reset_count, 0)
         behind = self.states + [header for _, header in self.headers]
         if behind:
@@ -197,7 +198,7 @@ class Job:
         self.took_s = time.perf_counter() - started_s
 
     def write(self, syncs: Syncs, ranges: list[Range], directories: list[str], many: bool) -> None:
-        """Write ranges and directories, each by itself or, where there are many, all of the file system."""
+        """Write ranges and directories, each by itself, or the whole file system if there are many."""
         if many and syncs.sync_file_system(ranges):
             return
         for each in ranges:
@@ -206,14 +207,14 @@ class Job:
             try:
                 syncs.files.sync_directory(directory)
             except StorageError as error:
-                # Its topic or channel was deleted meanwhile.
+                # The topic or channel was deleted meanwhile.
                 if error.errno != errno.ENOENT:
                     raise
 
     def note(self, whole: bool) -> None:
-        """Tell logs and ledgers how far they are on stable storage, and finish what they were parked from.
+        """Record the durable ends of logs and ledgers, and finish the origins of durable parked messages.
 
-        whole: all of it now; else in turns of the loop to come as well.
+        whole: finish all origins now; otherwise also in later passes of the loop.
         """
         for log, ranges, end in self.logs:
             log.mark_synced(ranges, end)
@@ -232,23 +233,23 @@ class Job:
 
 
 def no_pause() -> None:
-    """Let nobody else have a turn."""
+    """Do nothing: run without a pause."""
 
 
 def ignore_duration(_took_s: float) -> None:
-    """Do nothing with the time that a sync took."""
+    """Ignore the duration of a sync."""
 
 
 def ignore_internal_error(_error: BaseException) -> None:
-    """Leave it at the log and the health: nobody is there to end."""
+    """Ignore the error: it has been logged, and health is bad."""
 
 
 class Syncer:
-    """Makes the broker's data durable while it runs.
+    """Background syncs of the broker's data.
 
-    in_thread: runs a function in a thread and waits for it, letting the loop go on; gevent's threadpool by default.
-    on_timed: is told how many seconds each job took. on_bug: is called with what went wrong where that is no
-    StorageError; health is bad from then on, and the next sync is tried as ever.
+    in_thread: runs a function in a thread and waits for it while the loop goes on; gevent's threadpool by default.
+    on_timed: is called with the seconds of each job. on_bug: is called with an error that is not a StorageError; health
+    is bad from then on, and the next sync is attempted as usual.
     """
 
     def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
@@ -256,7 +257,7 @@ class Syncer:
         broker.parks_durably = True
         self.on_timed: Callable[[float], None] = ignore_duration
         self.on_bug: Callable[[BaseException], None] = ignore_internal_error
-        # Called after each sync of all that is dirty.
+        # Called after each sync of everything dirty.
         self.on_end: Callable[[], object] = no_pause
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
         self._synced: dict[str, Mark] = {}
@@ -265,7 +266,7 @@ class Syncer:
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Sync from now on. What a load has found durable is taken as it is."""
+        """Start the periodic syncs. Topics that the load has found durable count as synced."""
         for topic in self._broker.topic_of.values():
             if topic.durable_mark is not None:
                 self._synced[topic.name] = topic.durable_mark
@@ -276,15 +277,15 @@ class Syncer:
         self._greenlet = spawn_service("syncer", self._run, self.on_bug)
 
     def stop(self) -> None:
-        """Start no more jobs. `sync_all` does what is left."""
+        """Start no more jobs. `sync_all` syncs the rest."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None
 
     def note(self) -> None:
-        """Begin a sync soon if --sync-every messages have been appended since the last began. Cost: O(topics).
+        """Schedule a sync if --sync-every messages have been appended since the last began. Cost: O(topics).
 
-        With --sync-every=1 they are on stable storage already.
+        With --sync-every=1 the journal has put them on stable storage already.
         """
         if self._broker.journals():
             return
@@ -302,7 +303,7 @@ class Syncer:
             self.sync_dirty()
 
     def sync_dirty(self) -> bool:
-        """Sync everything that has changed since it was synced last. Returns: whether all went well. Switches: yes."""
+        """Sync everything that changed since its last sync. Returns: whether all syncs succeeded. Switches: yes."""
         self._appended_count = self._broker.accepted_count()
         begun = arena.begin_sync()
         kept = self._broker.journal.cut()
@@ -314,12 +315,14 @@ class Syncer:
         return done
 
     def sync_all(self) -> bool:
-        """Do the same on the spot, blocking the loop: for a stop. Returns: whether all went well. Switches: no."""
-        # The second time for the bits of what was parked: they are set when it is on stable storage.
+        """Sync everything and block the loop meanwhile, for a stop. Returns: whether all syncs succeeded.
+        Switches: no.
+        """
+        # Twice: the bits of parked origins are set when their parked records are on stable storage.
         return all(self._do_all(self._jobs(pause=no_pause), run_inline) for _ in range(2))
 
     def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
-        """Yield jobs that cover all that is dirty; each is gathered when it is asked for."""
+        """Yield jobs that cover everything dirty; each is gathered when the caller asks for it."""
         topic_of = self._broker.topic_of
         for name in self._synced.keys() - topic_of.keys():
             del self._synced[name]
@@ -357,7 +360,7 @@ class Syncer:
         return failed_count == 0
 
     def _do(self, job: Job, in_thread: InThread) -> bool:
-        """Run a job and note its outcome; what failed is tried again with the next."""
+        """Run a job and record its outcome; the next sync retries failed topics."""
         if not do(self._broker, job, in_thread):
             return False
         self.on_timed(job.took_s)
@@ -366,7 +369,7 @@ class Syncer:
 
 
 def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
-    """Run a job and note its outcome. Returns: whether all of it is on stable storage. Switches: as in_thread."""
+    """Run a job and record its outcome. Returns: whether all of it is on stable storage. Switches: as in_thread."""
     try:
         in_thread(lambda: job.run(broker.syncs))
     except StorageError as error:
@@ -377,7 +380,7 @@ def do(broker: Broker, job: Job, in_thread: InThread) -> bool:
 
 
 def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
-    """Make a channel durable now, with its name, beside what the syncer does. Returns, switches: as `do`."""
+    """Make a channel and its name durable now, independently of the syncer. Returns, switches: as `do`."""
     job = Job()
     job.add_topic(channel.topic)
     job.add_channels([channel])
@@ -386,5 +389,5 @@ def sync_channel(channel: Channel, in_thread: InThread | None = None) -> bool:
 
 
 def run_inline(function: Callable[[], None]) -> None:
-    """Run a function on the spot."""
+    """Run a function at once in the calling greenlet."""
     function()

@@ -1,4 +1,4 @@
-"""What the daemon says of itself."""
+"""Identity of the daemon for /info, /stats and statsd."""
 
 import dataclasses
 import ipaddress
@@ -16,10 +16,10 @@ def no_producers() -> Iterable[StatsDict]:
 
 @dataclasses.dataclass(kw_only=True)
 class Identity:
-    """What is known once the daemon listens.
+    """Facts that are known once the daemon listens.
 
-    start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 where there is no
-    listener. producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
+    start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 without a listener.
+    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
     """
 
     hostname: str
@@ -31,7 +31,7 @@ class Identity:
 
 
 def first_command(http: TcpAddress | UnixAddress) -> str:
-    """Return a command that publishes a message to a daemon that listens there for HTTP, for this machine."""
+    """Return a command line for this machine that publishes a message over HTTP."""
     if isinstance(http, UnixAddress):
         return f"curl --unix-socket {shlex.quote(http.path)} -d hello 'http://localhost/pub?topic=greetings'"
     every = ipaddress.ip_address(http.host).is_unspecified
@@ -40,5 +40,5 @@ def first_command(http: TcpAddress | UnixAddress) -> str:
 
 
 def port_of(address: TcpAddress | UnixAddress) -> int:
-    """Return the port as /info shows it."""
+    """Return the port in the form of /info."""
     return address.port if isinstance(address, TcpAddress) else -1

@@ -1,6 +1,6 @@
-"""How late the loop is: a timer asks to be called, and looks how much later it is.
+"""Measurement of the event loop's delay: a timer is armed, and the loop lag is how much later it goes off.
 
-What it finds is how long something that the loop has just been told of may have to wait for its turn.
+The lag is the time that an event may wait after the loop has been told of it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ LOOK_S = 0.25
 
 
 class LoopLag:
-    """Calls `noted` with the seconds that the loop is late, a few times a second. hub: of the loop."""
+    """Timer that calls `noted` with the loop's delay in seconds, a few times a second. hub: of the loop."""
 
     def __init__(self, hub: Any, noted: Callable[[float], None]) -> None:
         self._timer = hub.loop.timer(LOOK_S, LOOK_S)
@@ -21,12 +21,12 @@ class LoopLag:
         self._due_ns = 0
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start to measure."""
         self._due_ns = mono() + int(LOOK_S * SECOND_NS)
         self._timer.again(self._look, update=True)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         self._timer.stop()
         self._timer.close()
 

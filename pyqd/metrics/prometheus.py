@@ -1,7 +1,7 @@
-"""What Prometheus is told: the daemon as a whole here, its topics and channels by `pyqd.metrics.prometheus_text`.
+"""Prometheus metrics: the daemon as a whole here, its topics and channels in `pyqd.metrics.prometheus_text`.
 
-The metrics of the daemon are in a registry of prometheus_client's of our own: histograms that are told of what happens,
-and a collector that looks at the broker when it is asked.
+The daemon's metrics live in a private registry of prometheus_client. Histograms are fed by the events; a collector
+reads the broker at each scrape.
 """
 
 import logging
@@ -36,19 +36,19 @@ logger = logging.getLogger(__name__)
 
 
 def zero() -> int:
-    """Return 0: what is counted where nobody counts."""
+    """Return 0, as the default for a counter that is not set."""
     return 0
 
 
 class Metrics:
-    """The metrics of one daemon.
+    """Metrics of one daemon.
 
-    tcp_connections, http_connections: return how many there are. tcp_refused, http_refused: how many were refused;
-    shed: how many were closed for the sake of memory.
+    tcp_connections, http_connections: return the open connections. tcp_refused, http_refused: return the refused
+    connections; shed: the connections closed because of --max-buffer-bytes.
     """
 
     def __init__(self, broker: Broker) -> None:
-        # Else each histogram would say when it was made, in a series of its own.
+        # Without this each histogram would export its creation time in a series of its own.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._broker = broker
         self._one_at_a_time = Semaphore()
@@ -79,11 +79,11 @@ class Metrics:
 
     @property
     def summed_count(self) -> int:
-        """How many topics had no series of their own in the last scrape."""
+        """Return the number of topics without series of their own in the last scrape."""
         return self._summed_count
 
     def text(self) -> bytes:
-        """Return everything as Prometheus' text, made in turns; scrapes that come meanwhile wait. Switches: yes."""
+        """Return all metrics as Prometheus' text, made in slices. Further scrapes wait meanwhile. Switches: yes."""
         with self._one_at_a_time:
             writer = SeriesWriter(self._broker)
             parts = list(writer.write())
@@ -104,7 +104,7 @@ class Metrics:
 
 
 class DaemonCollector(Collector):
-    """Looks at the daemon as a whole."""
+    """Collector of the daemon's metrics."""
 
     def __init__(self, broker: Broker, metrics: Metrics) -> None:
         self._broker = broker
@@ -133,7 +133,7 @@ class DaemonCollector(Collector):
         )
 
     def collect_limits(self) -> Iterator[Metric]:
-        """Yield what the limits on connections have come to."""
+        """Yield the counters of the limits on connections."""
         metrics = self._metrics
         for name, text, value in (
             ("pyqd_tcp_refused", "Clients refused for want of a place, since the start.", metrics.tcp_refused()),
@@ -148,7 +148,7 @@ class DaemonCollector(Collector):
         )
 
     def collect_machine(self) -> Iterator[Metric]:
-        """Yield how near the limits of the machine are."""
+        """Yield the use of the machine's limits."""
         capacity = self._broker.capacity
         yield gauge("pyqd_files", "Files of topics and channels that are open or can be at any time.", file_count())
         yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
@@ -166,7 +166,7 @@ class DaemonCollector(Collector):
         yield reached
 
     def collect_disk(self) -> Iterator[Metric]:
-        """Yield what there is to say about the disk."""
+        """Yield the metrics of the disk."""
         broker = self._broker
         try:
             free_bytes = float(broker.files.free_bytes(broker.root))
@@ -189,12 +189,12 @@ class DaemonCollector(Collector):
 
 
 def file_count() -> int:
-    """Return how many files are mapped or can be mapped again."""
+    """Return the number of files that are mapped or can be mapped again."""
     return arena.file_count() + unmanaged_count()
 
 
 def mapped_file_count() -> int:
-    """Return how many files are mapped now."""
+    """Return the number of files that are mapped now."""
     return arena.mapped_count() + unmanaged_count()
 
 

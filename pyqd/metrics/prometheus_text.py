@@ -1,12 +1,12 @@
-"""The time series of topics and channels, as Prometheus' text.
+"""Time series of topics and channels as Prometheus' text.
 
-Thousands of topics make tens of thousands of lines. They are written here and not by prometheus_client, which takes
-some ten microseconds for each and all of them in one go: half a second without a turn for anybody at 1,000 topics with
-5 channels. Here they are made in turns of about a millisecond, others run in between, and a topic is shown at a moment
-of its own. Names of topics and channels have no character that would need an escape.
+Thousands of topics make tens of thousands of lines. prometheus_client takes some ten microseconds for each and makes
+all in one go, which would block the loop for half a second at 1,000 topics with 5 channels. This module makes them in
+slices of about a millisecond and yields in between; each topic is read when its slice comes. Names of topics and
+channels contain no character that needs an escape.
 
-How many series there may be is bounded. Topics have their own as long as they fit, in the order in which they came to
-be, so that a series does not come and go; the rest are shown as their sum, under the name OTHER, which none can have.
+The number of series is bounded. Topics have series of their own as long as they fit, in the order of their creation, so
+that a series does not come and go. The rest are shown as their sum, under the name OTHER, which is not a valid name.
 
 Source: the documentation of Prometheus, "Exposition formats", "Metric and label naming".
 """
@@ -30,7 +30,7 @@ Number = int | float | bool
 
 
 class Family(NamedTuple):
-    """One metric: its value for a topic or channel. kind: counter or gauge. Sums of values mean something."""
+    """One metric: its value for a topic or channel. kind: counter or gauge. Values can be summed."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Family(NamedTuple):
 
 
 def damage_sum(topic: Topic, field: str) -> int:
-    """Return a number about damage, over all logs of a topic."""
+    """Return a count of damage, summed over all logs of a topic."""
     return sum(getattr(log.damage, field) for log in topic.logs())
 
 
@@ -114,16 +114,16 @@ CHANNEL_FAMILIES: Sequence[Family] = (
 
 
 class Selected(NamedTuple):
-    """Which topics have series of their own, and which are shown as their sum."""
+    """Result of the selection: topics with series of their own, and topics shown as their sum."""
 
     own: list[Topic]
     summed: list[Topic]
 
 
 def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) -> Selected:
-    """Return which topics fit, in their order. series_max: 0 is no limit."""
+    """Return the topics that fit, in their order. series_max: 0 is no limit."""
     found = Selected([], [])
-    # The sums' own series are set apart always: else the last topic would lose its series to them later.
+    # Series for the sums are always reserved. Otherwise the last topic would lose its series to the sums later.
     left = series_max - len(TOPIC_FAMILIES) - len(CHANNEL_FAMILIES)
     for topic in topics:
         cost = len(TOPIC_FAMILIES) + len(topic.channel_of) * series_per_channel
@@ -138,7 +138,7 @@ def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) 
 
 
 class SeriesWriter:
-    """Writes the lines of one scrape. pause: lets others have their turn."""
+    """Writer of the lines of one scrape. pause: yields to the loop."""
 
     def __init__(self, broker: Broker, pause: Callable[[], None] = yield_to_loop) -> None:
         self._pause = pause
@@ -149,11 +149,11 @@ class SeriesWriter:
         self.summed_count = 0
         self._lines: dict[str, list[str]] = {family.name: [] for family in (*TOPIC_FAMILIES, *CHANNEL_FAMILIES)}
         self._lines[LATENCY] = []
-        # What was written in the turns so far, by the family's name, as the lines of this turn.
+        # Lines of the finished slices, by the family's name; `_lines` holds those of the current slice.
         self._pieces: dict[str, list[bytes]] = {name: [] for name in self._lines}
 
     def write(self) -> Iterator[bytes]:
-        """Yield the text in pieces. Switches: yes."""
+        """Yield the text in slices. Switches: yes."""
         series_per_channel = len(CHANNEL_FAMILIES) + len(self._quantiles)
         own, summed = selected(self._broker.topic_of.values(), self._series_max, series_per_channel)
         self.summed_count = len(summed)
@@ -177,12 +177,12 @@ class SeriesWriter:
             yield from self.family_text(LATENCY, "summary", LATENCY_HELP)
 
     def family_text(self, name: str, kind: str, help_text: str) -> Iterator[bytes]:
-        """Yield what was gathered for one family, behind its head."""
+        """Yield the head and the lines of one family."""
         yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
         yield from self._pieces.pop(name)
 
     def turn_over(self) -> None:
-        """Put the lines of this turn together, and let others have theirs."""
+        """Join the lines of this slice, and yield to the loop."""
         for name, lines in self._lines.items():
             self.series_count += len(lines)
             self._pieces[name].append("".join(lines).encode())
@@ -206,7 +206,7 @@ class SeriesWriter:
                 self._lines[LATENCY].append(line)
 
     def add_sums(self, topics: Iterable[Topic]) -> None:
-        """Add the lines of all topics that have none of their own, and of their channels."""
+        """Add the summed lines of all topics without series of their own, and of their channels."""
         topic_sums = [0] * len(TOPIC_FAMILIES)
         channel_sums = [0] * len(CHANNEL_FAMILIES)
         done = 0
@@ -228,7 +228,7 @@ class SeriesWriter:
 
 
 def add_values(sums: list[int], families: Sequence[Family], of: Iterable[Topic | Channel]) -> None:
-    """Add the values of some topics or channels to their sums, family by family."""
+    """Add the values of topics or channels to their sums, family by family."""
     for each in of:
         for index, family in enumerate(families):
             sums[index] += int(family.value(each))

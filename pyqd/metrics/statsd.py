@@ -1,11 +1,11 @@
-"""Sends the counters to a statsd server over UDP, with nsqd's keys, types and packets.
+"""Pusher of the counters to a statsd server over UDP, with nsqd's keys, types and packets.
 
-Every --statsd-interval all lines are made, packed whole into datagrams of at most --statsd-udp-packet-size bytes, and
-sent evenly spread over the interval less a second, so that neither end sees a burst. What cannot be sent is lost:
-nobody waits for statistics. What is left at a stop leaves at once.
+Every --statsd-interval all lines are made and packed whole into datagrams of at most --statsd-udp-packet-size bytes.
+The datagrams are spread evenly over the interval less a second, so that neither end sees a burst. A datagram that
+cannot be sent is lost. A stop sends the remaining datagrams at once.
 
-Counters are sent as what they grew by. Those of pyqd outlive the process, so the first send is what they grew by since
-the start; where a topic or channel was deleted and made again they begin at 0 (nsqd sends a negative number).
+Counters are sent as their growth. pyqd's counters outlive the process, so the first push sends the growth since the
+start. If a topic or channel was deleted and created again, its counters begin at 0 (nsqd sends a negative number).
 
 Source: docs/nsq/broker-semantics.md, "statsd".
 """
@@ -31,13 +31,13 @@ from pyqd.primitives.names import is_ephemeral_str
 
 TOPICS_PER_TURN = 16
 CONNECT_S = 1.0
-# Of an interval, left for making the lines.
+# Part of an interval that is kept for making the lines.
 UNSPREAD_S = 1.0
 LAST_SENDS_S = 1.0
 
 COUNTERS = ("message_count", "message_bytes", "requeue_count", "timeout_count", "gc_runs")
 TOPIC_KEYS = ("message_count", "message_bytes", "depth", "backend_depth")
-# As statsd has them, and as the statistics do.
+# The key in statsd, and the key in the statistics.
 CHANNEL_KEYS = (
     ("message_count", "message_count"),
     ("depth", "depth"),
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 
 def full_prefix(options: Options, identity: Identity) -> str:
-    """Return --statsd-prefix as it stands before a key: with the daemon's address for %s, and a dot at its end."""
+    """Return --statsd-prefix with the daemon's address in place of %s and a dot at its end."""
     if not options.statsd_prefix:
         return ""
     host = options.broadcast_address
@@ -96,7 +96,7 @@ def topic_entries(topic: StatsDict, exclude_ephemeral: bool) -> Iterator[Entry]:
 
 
 def latency_entries(head: str, stats: StatsDict) -> Iterator[Entry]:
-    """Yield the percentiles of a topic or channel, where there are any."""
+    """Yield the percentiles of a topic or channel, if there are any."""
     for percentile in stats["e2e_processing_latency"]["percentiles"] or ():
         yield f"{head}{LATENCY_KEY}{percentile['quantile'] * 100:.0f}", percentile["value"]
 
@@ -109,12 +109,12 @@ def memory_entries() -> Iterator[Entry]:
 
 
 def is_counter(key: str) -> bool:
-    """Say whether statsd is sent what a key's value grew by, and not the value."""
+    """Return whether statsd is sent a value's growth instead of the value."""
     return key.rpartition(".")[2] in COUNTERS
 
 
 def packed(lines: Iterable[bytes], size_max: int) -> Iterator[bytes]:
-    """Yield datagrams of whole lines; one that is longer than a datagram may be goes alone."""
+    """Yield datagrams of whole lines. A line longer than a datagram is sent alone."""
     gathered: list[bytes] = []
     size = 0
     for line in lines:
@@ -128,7 +128,7 @@ def packed(lines: Iterable[bytes], size_max: int) -> Iterator[bytes]:
 
 
 class StatsdPusher:
-    """Sends again and again. identity: known in full once the daemon listens."""
+    """Periodic sender of the counters. identity: complete once the daemon listens."""
 
     def __init__(self, broker: Broker, identity: Identity) -> None:
         self._broker = broker
@@ -139,7 +139,7 @@ class StatsdPusher:
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Send from now on, the first time after one interval; nothing where no address is given."""
+        """Start to send, the first time after one interval; do nothing without an address."""
         options = self._broker.options
         if options.statsd_address:
             found = dict(self._entries(pause=False))
@@ -148,7 +148,7 @@ class StatsdPusher:
             self._greenlet = spawn(self._run)
 
     def stop(self) -> None:
-        """Send what is left of this interval's lines at once, then nothing more. Switches: yes."""
+        """Send the remaining lines of this interval at once, then stop. Switches: yes."""
         if self._greenlet is not None:
             self._stopping.set()
             self._greenlet.join(LAST_SENDS_S)
@@ -164,11 +164,11 @@ class StatsdPusher:
                 self.push(max(0.0, interval_s - UNSPREAD_S))
             except Exception:
                 logger.exception("STATSD: failed")
-            # Like a ticker: intervals that were missed are not made up for.
+            # Missed intervals are skipped, as Go's ticker does.
             next_s = max(next_s + interval_s, time.monotonic())
 
     def push(self, spread_s: float) -> None:
-        """Send everything once, spread over so many seconds. Switches: yes."""
+        """Send all counters once, spread over this many seconds. Switches: yes."""
         options = self._broker.options
         try:
             connection = connected(options.statsd_address)
@@ -182,7 +182,7 @@ class StatsdPusher:
                 try:
                     connection.send(packet)
                 except OSError as error:
-                    # Of a packet before it: nobody listens there.
+                    # The error belongs to an earlier packet: the server does not listen.
                     logger.debug("STATSD: %s", reason_of(error))
                 self._stopping.wait(spread_s / len(packets))
 
@@ -200,7 +200,7 @@ class StatsdPusher:
         self._sent = sent
 
     def _entries(self, pause: bool) -> Iterator[Entry]:
-        """Yield all keys and values. pause: let others have their turn in between."""
+        """Yield all keys and values. pause: yield to the loop in between."""
         options = self._broker.options
         exclude = options.statsd_exclude_ephemeral
         for index, topic in enumerate(self._broker.topics_by_name(), 1):
