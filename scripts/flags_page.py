@@ -18,9 +18,9 @@ HEAD = """\
 
 <!-- Made by scripts/flags_page.py from pyqd/config/options.py; edit those. -->
 
-All flags of the daemon `pyqd`, as `pyqd --help` has them. How they are written, and the configuration file whose keys
-stand beside them: [Configuration](configuration.md). Flags marked with * are pyqd's own, the others nsqd's; every flag
-of nsqd {version} is accepted.
+All flags of the daemon `pyqd`, as in `pyqd --help`. [Configuration](configuration.md) describes their syntax, and the
+configuration file with the keys of the second column. Flags marked with * are pyqd's own, the others are nsqd's. pyqd
+accepts every flag of nsqd {version}.
 """
 COLUMNS = "| flag | key | value | default | range | meaning |\n| --- | --- | --- | --- | --- | --- |"
 

@@ -81,7 +81,7 @@ class AdminRoutes:
         except StorageError as error:
             # The topic is resumed. The cursors park the deferred messages they meet, or deliver them if there is no
             # space.
-            logger.warning("TOPIC(%s): deferred messages stay in the queue - %s", topic.name, error)
+            logger.warning("TOPIC(%s): cannot park deferred messages: %s; they stay in the queue", topic.name, error)
         logger.info("TOPIC(%s): %s", topic.name, "paused" if paused else "unpaused")
         self.make_state_durable(topic)
         return Response(200)

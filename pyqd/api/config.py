@@ -47,7 +47,7 @@ class ConfigRoutes:
         except KeyError:
             raise HttpError(400, "INVALID_OPTION") from None
         except ValueError as error:
-            logger.info("HTTP: %s stays - %s", key, error)
+            logger.info("HTTP: %s is unchanged: %s", key, error)
             raise HttpError(400, "INVALID_VALUE") from None
         logger.info("HTTP: %s is now %s", key, shown(FLAG_OF[key], self.live.value_of(key)))
         return self.value(key)

@@ -50,7 +50,7 @@ class LimitRoutes:
         if limits.dead_letter_topic:
             self.provide_topic(channel, limits.dead_letter_topic)
         channel.set_limits(limits)
-        logger.info("TOPIC(%s): channel %s has %s", channel.topic.name, channel.name, limits.text())
+        logger.info("TOPIC(%s): limits of channel %s: %s", channel.topic.name, channel.name, limits.text())
         if channel.directory is not None:
             # If the sync fails, the change is made all the same and outlives the process. The failure shows in the
             # health.
@@ -66,7 +66,7 @@ class LimitRoutes:
         try:
             self.broker.topic(name)
         except StorageError as error:
-            logger.error("TOPIC(%s): not created - %s", name, error)
+            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
             raise HttpError(503, "EXITING") from error
 
 

@@ -109,7 +109,7 @@ class Login:
             return None
         if secret is None:
             return unauthorized()
-        logger.warning("HTTP: a login may not %s %s (%s)", request.method, request.path, remote)
+        logger.warning("HTTP: login without the right to %s %s (%s)", request.method, request.path, remote)
         return error_response(HttpError(403, "FORBIDDEN"))
 
     def _grant(self, secret: bytes, remote: str, *, tls: bool, common_name: str) -> Grant | None:
@@ -141,7 +141,7 @@ class Login:
         if self.failures.left(address) < 1:
             return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
         self.failures.note(address)
-        logger.warning("HTTP: a login failed for %s %s (%s)", request.method, request.path, remote)
+        logger.warning("HTTP: login failed for %s %s (%s)", request.method, request.path, remote)
         return unauthorized()
 
 
@@ -171,7 +171,8 @@ def warn_if_open(name: str, address: Address) -> None:
     """Warn if other machines can reach an address that needs no login."""
     if isinstance(address, TcpAddress) and not ip_address(address.host).is_loopback:
         logger.warning(
-            "%s: whoever reaches %s may publish, read and delete; see --http-auth-token-file, or listen on 127.0.0.1",
+            "%s: every client that reaches %s may publish, read and delete; see --http-auth-token-file, or listen on"
+            " 127.0.0.1",
             name,
             address,
         )

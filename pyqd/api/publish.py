@@ -158,7 +158,7 @@ class PublishRoutes:
         try:
             topic = self.broker.topic(name)
         except StorageError as error:
-            logger.error("TOPIC(%s): not created - %s", name, error)
+            logger.error("TOPIC(%s): cannot create the topic: %s", name, error)
             raise HttpError(503, "EXITING") from error
         if topic.exiting:
             raise HttpError(503, "EXITING")

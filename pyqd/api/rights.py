@@ -90,7 +90,7 @@ class TokenFile:
         try:
             self.grants, self.anonymous = read_tokens(self.path)
         except TokenFileError as error:
-            logger.error("HTTP: failed to reload tokens, going on with the old ones - %s", error)
+            logger.error("HTTP: cannot reload tokens: %s; the old ones stay in use", error)
         else:
             logger.info("HTTP: reloaded %d tokens", len(self.grants))
 
@@ -125,7 +125,7 @@ def read_tokens(path: str) -> tuple[tuple[TokenGrant, ...], TokenGrant | None]:
         except ValueError as error:
             raise TokenFileError(f"{path}: line {number}: {error}") from None
         if grant.digest in grants:
-            raise TokenFileError(f"{path}: line {number}: the token is there already")
+            raise TokenFileError(f"{path}: line {number}: the token is a duplicate")
         grants[grant.digest] = grant
     anonymous = grants.pop(b"", None)
     return tuple(grants.values()), anonymous
@@ -134,11 +134,11 @@ def read_tokens(path: str) -> tuple[tuple[TokenGrant, ...], TokenGrant | None]:
 def grant_of(words: list[str]) -> TokenGrant:
     """Return the grant of a line; the grant of `anonymous` has an empty digest. Raises: ValueError."""
     if not 2 <= len(words) <= 3:
-        raise ValueError("needs a token, its rights, and may have a pattern of topics")
+        raise ValueError("a line must have a token, its rights and optionally a pattern of topics")
     token, rights_text, *patterns = words
     rights = frozenset(rights_text.split(","))
     if not rights <= set(GRANTED):
-        raise ValueError(f"rights are {', '.join(GRANTED)}, apart by commas")
+        raise ValueError(f"rights must be of {', '.join(GRANTED)}, separated by commas")
     pattern = patterns[0] if patterns else ALL_TOPICS
     if not _PATTERN.fullmatch(pattern):
         raise ValueError("no topic matches the pattern")
@@ -152,8 +152,8 @@ def digest_of(token: str) -> bytes:
     if token.startswith(DIGEST):
         text = token.removeprefix(DIGEST)
         if not _DIGEST.fullmatch(text):
-            raise ValueError("a digest has 64 hex digits")
+            raise ValueError("a digest must have 64 hex digits")
         return bytes.fromhex(text)
     if len(token) < TOKEN_CHARS_MIN or not _TOKEN.fullmatch(token):
-        raise ValueError(f"a token has {TOKEN_CHARS_MIN} characters at least, all of them ASCII")
+        raise ValueError(f"a token must have at least {TOKEN_CHARS_MIN} characters, all printable ASCII")
     return hashlib.sha256(token.encode("ascii")).digest()

@@ -53,7 +53,9 @@ class TopicRoutes:
         if not limits:
             raise HttpError(400, "MISSING_ARG_BYTES")
         topic.space.set_own(**limits)
-        logger.info("TOPIC(%s): keeps %d bytes, %d ns", topic.name, topic.retention_bytes, topic.retention_time_ns)
+        logger.info(
+            "TOPIC(%s): retention is %d bytes, %d ns", topic.name, topic.retention_bytes, topic.retention_time_ns
+        )
         return retention_of(topic)
 
     def quota(self, request: Request) -> Response:

@@ -39,7 +39,7 @@ def unknown_command(word: str) -> str:
     if os.path.isdir(word):
         return f"{text}; a data directory is named by a flag, --data-path={word}"
     found = meant(word, (*TOOLS, HELP))
-    return text + (found or f"; the commands are {', '.join(TOOLS)}, and without one the daemon is started")
+    return text + (found or f"; the commands are {', '.join(TOOLS)}; without a command the daemon starts")
 
 
 if __name__ == "__main__":

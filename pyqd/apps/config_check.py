@@ -78,14 +78,14 @@ def check_data_path(options: Options) -> None:
         if error.errno != errno.ENOENT:
             problem = f"cannot be reached: {(error.strerror or str(error)).lower()}"
         else:
-            problem = f"does not exist; mkdir -p {shlex.quote(path)} makes it"
+            problem = f"does not exist; create it with mkdir -p {shlex.quote(path)}"
     else:
         if not stat.S_ISDIR(found.st_mode):
             problem = "is not a directory"
         elif os.statvfs(path).f_flag & os.ST_RDONLY:
-            problem = "lies in a file system that is mounted read-only"
+            problem = "is on a file system that is mounted read-only"
         elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            problem = f"may not be read and written by this process, of user id {os.geteuid()}"
+            problem = f"cannot be read and written by this process with user id {os.geteuid()}"
         else:
             return
     raise StartupError(f"failed to instantiate {PROGRAM} - data path {path} {problem}; {remedy}")

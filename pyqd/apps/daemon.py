@@ -180,7 +180,7 @@ class Daemon:
 
     def on_turn_error(self, error: BaseException) -> None:
         """Log an error of a scheduled run; a broken invariant ends the daemon."""
-        logger.error("a turn failed - %s", error, exc_info=error)
+        logger.error("internal error in a scheduled run - %s", error, exc_info=error)
         if isinstance(error, AssertionError):
             self.on_bug(error)
 

@@ -15,7 +15,7 @@ from pyqd.primitives.errors import StartupError
 def main(argv: Sequence[str] | None = None) -> int:
     """Export and print the report. Returns: the exit code: 1 if nothing was exported."""
     parser = CommandParser(
-        prog="pyqd export", description="Write what a stopped pyqd holds as a data directory of nsqd."
+        prog="pyqd export", description="Write the data of a stopped pyqd as a data directory of nsqd."
     )
     parser.add_argument(
         "--from",
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DATA_DIR",
         help="data directory of pyqd (default: this one)",
     )
-    parser.add_argument("directory", metavar="DIR", help="where to write: an empty directory, or none yet")
+    parser.add_argument("directory", metavar="DIR", help="target: an empty directory, or a new one")
     given = parser.parse_args(argv)
     source, target = os.path.abspath(given.source), os.path.abspath(given.directory)
     try:

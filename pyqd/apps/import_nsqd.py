@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pyqd import: {error}", file=sys.stderr)
         return 1
     if report is None:
-        reason = "it is pyqd's already" if leftovers else "there is nothing of nsqd in it"
+        reason = "it is a directory of pyqd" if leftovers else "it has no files of nsqd"
         print(f"pyqd import: nothing to import in {root}: {reason}", file=sys.stderr)
         return 1
     sys.stdout.write(report.text())

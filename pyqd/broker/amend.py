@@ -97,7 +97,13 @@ def amend_on(topic: Topic, channel: Channel, guid: int, change: Change, pause: P
     try:
         change(sought)
     except StorageError as error:
-        logger.error("TOPIC(%s): channel %s keeps message %016x as it is - %s", topic.name, channel.name, guid, error)
+        logger.error(
+            "TOPIC(%s): cannot change message %016x in channel %s: %s; the message is unchanged",
+            topic.name,
+            guid,
+            channel.name,
+            error,
+        )
         return Outcome(channel.name, FAILED, state)
     return Outcome(channel.name, DONE, state)
 

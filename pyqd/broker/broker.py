@@ -96,7 +96,7 @@ def read_node(files: Files, path: str) -> dict[str, Any] | None:
             raise
         reason = str(error)
     wrong = CorruptionError(path, 0, f"not a node file: {reason}")
-    set_aside(files, path, wrong, "sequence numbers go on in a new epoch, and the node has a new name")
+    set_aside(files, path, wrong, "sequence numbers continue in a new epoch, and the node has a new name")
     return None
 
 
@@ -272,7 +272,9 @@ class Broker:
                 node["epoch"] += node.get("epoch_boot") != boot
                 node["epoch_boot"] = boot
         elif self.files.list_directory(os.path.join(self.root, TOPICS_DIRECTORY)):
-            logger.error("%s is missing beside %s: recovering as after a power failure", path, TOPICS_DIRECTORY)
+            logger.error(
+                "%s is missing although %s exists: recovering as after a power failure", path, TOPICS_DIRECTORY
+            )
             self.power_failed = True
             node.update(boot="", epoch_boot=boot)
         self.epoch = node["epoch"]
@@ -340,7 +342,10 @@ class Broker:
         def done(made: Segment | StorageError | None, error: BaseException | None) -> None:
             offer(log, made if isinstance(made, Segment) else None)
             if not isinstance(made, Segment) and not log.abandoned:
-                logger.warning("DISKQUEUE: preparing a segment ahead failed - %s", made or error)
+                logger.warning(
+                    "DISKQUEUE: cannot prepare a segment ahead: %s; it is created when a message needs it",
+                    made or error,
+                )
 
         self.in_background(job, done)
 

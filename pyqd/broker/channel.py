@@ -145,7 +145,10 @@ class Channel(LimitedChannel):
         for start, end in unread:
             if not ledger.try_note_range(start, end):
                 # The cursor steps over a hole that it meets; what lies below keeps its segments until the next start.
-                logger.warning("DISKQUEUE(%s): the disk is full, cannot note what is missing or cancelled", ledger.path)
+                logger.warning(
+                    "DISKQUEUE(%s): cannot record missing or cancelled messages: the disk is full; segments are kept",
+                    ledger.path,
+                )
 
     def open_ledger(self, found: set[str] | None) -> Ledger:
         """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
@@ -168,7 +171,7 @@ class Channel(LimitedChannel):
             raise
         ledger.clears_late = self.topic.broker.options.sync_fin
         if missing:
-            logger.error("DISKQUEUE(%s): the ledger is missing; all that the log keeps is delivered again", path)
+            logger.error("DISKQUEUE(%s): the ledger is missing; all messages in the log are delivered again", path)
         if ledger.rebuilt:
             self.note_names(ledger)
         return ledger
@@ -223,7 +226,10 @@ class Channel(LimitedChannel):
         if PARKED_LOG in there:
             if PARKED_LEDGER not in there:
                 # Or a kill came between making the two, and nothing is parked.
-                logger.warning("DISKQUEUE(%s): missing; all that is parked comes again", self.path_of(PARKED_LEDGER))
+                logger.warning(
+                    "DISKQUEUE(%s): the ledger is missing; all parked messages are delivered again",
+                    self.path_of(PARKED_LEDGER),
+                )
             self.parked = self.open_parked(self.topic.broker.stand_ins)
         if self.topic.broker.power_failed or self.ledger.knows_nothing or has_moved_twins(self):
             finish_twins(self)
@@ -245,7 +251,7 @@ class Channel(LimitedChannel):
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            logger.error("%s; messages come again as after a kill, with attempts from 2", error)
+            logger.error("%s; messages are delivered again as after a kill, with attempts from 2", error)
         whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
         return {
             (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
@@ -340,7 +346,12 @@ class Channel(LimitedChannel):
         # The text may name a file that is another one each time.
         kind = 0 if error is None else error.errno
         if self.why_waiting is None or kind != self.kind_of_put_off:
-            logger.warning("CHANNEL(%s): %d dead letters wait here - %s", self.name, self.doomed_count, reason)
+            logger.warning(
+                "CHANNEL(%s): cannot publish %d dead letters: %s; they wait and are retried every second",
+                self.name,
+                self.doomed_count,
+                reason,
+            )
         self.why_waiting, self.kind_of_put_off = reason, kind
 
     def note_stuck(self, error: Exception) -> None:

@@ -98,7 +98,7 @@ class Exporter:
         if survey.awaits_start:
             raise StartupError(
                 f"failed to export - a power failure ended the last run of {self.source}, and its journal holds "
-                "messages that a start puts back: start pyqd on it once, stop it, and export then"
+                "messages that a start restores: start pyqd on it once, stop it, and export then"
             )
         self.report.problems = [f"topic {topic.name}: {text}" for topic in survey.topics for text in topic.problems]
         try:

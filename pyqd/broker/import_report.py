@@ -35,7 +35,7 @@ class ImportReport:
     def note_files(self, names: list[str]) -> None:
         """Note the segments that nsqd has set aside."""
         for name in names:
-            self.note(name, "set aside by nsqd as unreadable: left out")
+            self.note(name, "set aside by nsqd as unreadable: omitted")
 
     def add(self, queue: QueueReport) -> None:
         """Add what became of a queue."""
@@ -43,11 +43,13 @@ class ImportReport:
         counts = queue.counts
         where = queue.topic if queue.channel is None else f"{queue.topic}:{queue.channel}"
         if counts.empty_count:
-            self.note(where, f"{counts.empty_count} messages without a body: left out")
+            self.note(where, f"{counts.empty_count} messages without a body: omitted")
         if counts.duplicate_count:
-            self.note(where, f"{counts.duplicate_count} second copies of a message in the same queue: left out")
+            self.note(where, f"{counts.duplicate_count} second copies of a message in the same queue: omitted")
         if counts.new_id_count:
-            self.note(where, f"{counts.new_id_count} messages got a new id: theirs is none, or that of another message")
+            self.note(
+                where, f"{counts.new_id_count} messages got a new id: their own is invalid or used by another message"
+            )
 
     @property
     def message_count(self) -> int:

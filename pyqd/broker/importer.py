@@ -238,7 +238,7 @@ def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callabl
             note(where, f"skipping creation of invalid {kind} {go_quote_str(name)}")
             return False
         if is_ephemeral_str(name):
-            note(where, f"{kind} {name} is ephemeral: left out")
+            note(where, f"{kind} {name} is ephemeral: omitted")
             return False
         return True
 
@@ -257,7 +257,7 @@ def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callabl
         if known or not usable("topic", name, queue) or (channel is not None and not usable("channel", channel, queue)):
             continue
         if next(NsqdQueue(directory, queue, lambda _text: None).messages(), None) is None:
-            note(queue, "not in nsqd.dat, and empty: left out")
+            note(queue, "not in nsqd.dat, and empty: omitted")
             continue
         note(queue, "not in nsqd.dat, and has messages: imported")
         channels_of.setdefault(name, {})
@@ -279,4 +279,6 @@ def import_on_start(files: Files, root: str, options: Options) -> None:
         for line in report.lines():
             logger.log(logging.WARNING if line.startswith("note: ") else logging.INFO, "IMPORT: %s", line)
     elif leftovers := importer.leftovers():
-        logger.warning("IMPORT: %s is pyqd's already, so %d files of nsqd in it are left alone", root, len(leftovers))
+        logger.warning(
+            "IMPORT: %s is a directory of pyqd: %d files of nsqd in it are not imported", root, len(leftovers)
+        )

@@ -50,7 +50,7 @@ class Inspection:
         if survey.awaits_start:
             self.problems.append(
                 "the last run ended in a power failure: its journal holds messages that this table may lack; "
-                "a start of pyqd puts them back"
+                "a start of pyqd restores them"
             )
         self.kept_aside: list[str] = []
         for topic in survey.topics:

@@ -232,7 +232,7 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
         pause()
     done = effect(topic, channel, target)
     seek(channel, target, counted)
-    logger.info("TOPIC(%s): channel %s goes to position %d", topic.name, channel.name, done["to"])
+    logger.info("TOPIC(%s): channel %s moved to position %d", topic.name, channel.name, done["to"])
     channel.park_on()
     return done
 

@@ -261,7 +261,12 @@ class Space:
             for channel in holders:
                 moved += move_stragglers(channel, segment, count_max - moved)
         except StorageError as error:
-            logger.warning("TOPIC(%s): messages stay in an old segment - %s", topic.name, error)
+            logger.warning(
+                "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
+                topic.name,
+                segment.number,
+                error,
+            )
             return 0
         finally:
             self._making_room = False
@@ -283,7 +288,12 @@ class Space:
             try:
                 move_parked(channel, count_max)
             except StorageError as error:
-                logger.warning("TOPIC(%s): a parked log stays long - %s", self.topic.name, error)
+                logger.warning(
+                    "TOPIC(%s): cannot compact the parked log of channel %s: %s; its space is not reclaimed",
+                    self.topic.name,
+                    channel.name,
+                    error,
+                )
             finally:
                 self._making_room = False
 
@@ -313,7 +323,11 @@ class Space:
         try:
             log.shrink()
         except StorageError as error:
-            logger.warning("TOPIC(%s): a drained segment stays - %s", self.topic.name, error)
+            logger.warning(
+                "TOPIC(%s): cannot replace a drained segment by a small one: %s; its space is not reclaimed",
+                self.topic.name,
+                error,
+            )
             return
         mapping, syncs = log.active.mapping, self.topic.broker.syncs
 

@@ -194,7 +194,7 @@ def read_node(files: Files, root: str) -> dict[str, Any]:
     """Return the node file of a data directory. Raises: StartupError."""
     path = os.path.join(root, NODE_FILE)
     if not files.exists(path):
-        raise StartupError(f"{root} is no data directory of pyqd: it has no {NODE_FILE}")
+        raise StartupError(f"{root} is not a data directory of pyqd: {NODE_FILE} is missing")
     try:
         node: dict[str, Any] = json.loads(files.read(path))
         found = node["format"]

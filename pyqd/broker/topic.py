@@ -118,7 +118,7 @@ class Topic(TopicCore):
                 raise
             except CorruptionError as error:
                 self.state_lost = not self.is_blank(path)
-                aside = set_aside(self.files, path, error, "the topic is not paused now, and its counters begin anew")
+                aside = set_aside(self.files, path, error, "the topic is not paused, and its counters begin at 0")
                 self.names.changed(os.path.dirname(path))
             else:
                 return mapping

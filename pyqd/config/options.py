@@ -26,10 +26,10 @@ from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_
 PROGRAM: Final = "pyqd"
 SYNOPSIS: Final = """\
 pyqd [flags]                                the daemon; its flags are below
-pyqd --check-config [flags]                 says what would be in force, or what is wrong; starts nothing
+pyqd --check-config [flags]                 print the settings in force, or all errors; starts nothing
 pyqd --help                                 this text
 pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
-pyqd export [--from DATA_DIR] DIR           write what a stopped pyqd holds as a data directory of nsqd
+pyqd export [--from DATA_DIR] DIR           write the data of a stopped pyqd as a data directory of nsqd
 pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
 """
 NODE_ID_COUNT: Final = 1024
@@ -159,7 +159,11 @@ class Options:
     version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqd's keys", key=None)
     check_config: bool = declare(
-        "check-config", BOOL, False, "check flags and configuration file, print what is in force, and exit", key=None
+        "check-config",
+        BOOL,
+        False,
+        "check flags and configuration file, print the settings in force, and exit",
+        key=None,
     )
     verbose: bool = declare(
         "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
@@ -175,7 +179,7 @@ class Options:
         "node-id",
         INT,
         default_node_id,
-        "unique part of the message ids made here, 0 to 1023",
+        "unique part of this daemon's message ids, 0 to 1023",
         key="id",
         minimum=0,
         maximum=NODE_ID_COUNT - 1,
@@ -193,20 +197,20 @@ class Options:
         "http-address", STRING, "0.0.0.0:4151", "<addr>:<port>, or path of a unix socket, for HTTP; empty for none"
     )
     https_address: str = declare(
-        "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, where TLS is set up; empty for none"
+        "https-address", STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
     )
     broadcast_address: str = declare(
         "broadcast-address",
         STRING,
         socket.gethostname,
-        "address under which others reach this daemon",
+        "address of this daemon for other hosts",
         default_text="the host name",
     )
     broadcast_tcp_port: int = declare(
-        "broadcast-tcp-port", INT, 0, "TCP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
+        "broadcast-tcp-port", INT, 0, "TCP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
     broadcast_http_port: int = declare(
-        "broadcast-http-port", INT, 0, "HTTP port told to others; 0 is the real one", minimum=0, maximum=PORT_MAX
+        "broadcast-http-port", INT, 0, "HTTP port for other hosts; 0 is the real one", minimum=0, maximum=PORT_MAX
     )
 
     lookupd_tcp_address: tuple[str, ...] = declare(
@@ -219,8 +223,8 @@ class Options:
         without_effect=True,
     )
 
-    topology_region: str = declare("topology-region", STRING, "", "region that clients are told the daemon is in")
-    topology_zone: str = declare("topology-zone", STRING, "", "zone that clients are told the daemon is in")
+    topology_region: str = declare("topology-region", STRING, "", "region of the daemon, for clients")
+    topology_zone: str = declare("topology-zone", STRING, "", "zone of the daemon, for clients")
 
     enable_experiment: tuple[str, ...] = declare(
         "enable-experiment",
@@ -239,7 +243,7 @@ class Options:
         "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
     )
     tls_root_ca_file: str = declare(
-        "tls-root-ca-file", STRING, "", "path of the authorities' certificates that those of clients are checked by"
+        "tls-root-ca-file", STRING, "", "path of the certificates of authorities that check client certificates"
     )
     tls_required: int = declare(
         "tls-required", TLS_NEED, TLS_NOT_REQUIRED, "refuse clients without TLS: true, false, or tcp-https for TCP only"
@@ -257,11 +261,11 @@ class Options:
         repeatable=True,
     )
     auth_http_request_method: str = declare(
-        "auth-http-request-method", STRING, "get", "how auth servers are asked: get or post"
+        "auth-http-request-method", STRING, "get", "HTTP method for requests to auth servers: get or post"
     )
-    http_auth: bool = declare("http-auth", BOOL, False, "ask the auth servers who may use the HTTP API too")
+    http_auth: bool = declare("http-auth", BOOL, False, "ask the auth servers for logins to the HTTP API too")
     http_auth_token_file: str = declare(
-        "http-auth-token-file", STRING, "", "path of the file of tokens that let into the HTTP API"
+        "http-auth-token-file", STRING, "", "path of the file of tokens for the HTTP API"
     )
     http_client_connect_timeout_ns: int = declare(
         "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "time to connect to an HTTP server; 0 is no limit"
@@ -292,7 +296,7 @@ class Options:
         "min-free-bytes",
         INT,
         64 * 1024 * 1024,
-        "bytes to leave free on the disk: publishing fails rather than take them",
+        "bytes to leave free on the disk; publishing fails instead of using them",
         minimum=0,
     )
     # nsqd reads 0 as "sync always" in some places and as "never" in others, so 0 is refused.
@@ -304,10 +308,10 @@ class Options:
         "sync-fin", BOOL, False, "count a finished message against its consumer's RDY until the FIN is on disk"
     )
     queue_scan_worker_pool_max: int = declare(
-        "queue-scan-worker-pool-max", INT, 4, "has no effect; time-outs are exact", without_effect=True
+        "queue-scan-worker-pool-max", INT, 4, "has no effect; timeouts are exact", without_effect=True
     )
     queue_scan_selection_count: int = declare(
-        "queue-scan-selection-count", INT, 20, "has no effect; time-outs are exact", without_effect=True
+        "queue-scan-selection-count", INT, 20, "has no effect; timeouts are exact", without_effect=True
     )
 
     msg_timeout_ns: int = declare(
@@ -327,14 +331,18 @@ class Options:
         maximum=9,
         range_text="must be [1,9]",
     )
-    max_msg_size: int = declare("max-msg-size", INT, 1024 * 1024, "bytes in one message at most", minimum=1)
+    max_msg_size: int = declare("max-msg-size", INT, 1024 * 1024, "maximum bytes of one message", minimum=1)
     max_req_timeout_ns: int = declare(
         "max-req-timeout", DURATION, HOUR_NS, "longest delay of a requeued or deferred message", minimum=0
     )
     max_defer_ns: int = declare(
-        "max-defer", DURATION, 0, "longest time a message may be deferred; 0 is that of --max-req-timeout", minimum=0
+        "max-defer",
+        DURATION,
+        0,
+        "longest time a message may be deferred; 0 is the value of --max-req-timeout",
+        minimum=0,
     )
-    max_body_size: int = declare("max-body-size", INT, 5 * 1024 * 1024, "bytes in one command body at most", minimum=1)
+    max_body_size: int = declare("max-body-size", INT, 5 * 1024 * 1024, "maximum bytes of one command body", minimum=1)
 
     max_heartbeat_interval_ns: int = declare(
         "max-heartbeat-interval", DURATION, MINUTE_NS, "longest heartbeat interval a client may ask for", minimum=0
@@ -361,7 +369,7 @@ class Options:
         minimum=1,
     )
     max_channel_consumers: int = declare(
-        "max-channel-consumers", INT, 0, "consumers of one channel at most; 0 is no limit", minimum=0
+        "max-channel-consumers", INT, 0, "maximum number of consumers of one channel; 0 is no limit", minimum=0
     )
 
     max_connections: int = declare(
@@ -381,14 +389,12 @@ class Options:
         "max-mapped-files",
         INT,
         0,
-        "files that are mapped at a time at most; 0 is as many as vm.max_map_count allows",
+        "maximum number of files mapped at a time; 0 is as many as vm.max_map_count allows",
         minimum=0,
     )
-    max_topics: int = declare(
-        "max-topics", INT, 0, "topics at most, beyond which none is made; 0 is no limit", minimum=0
-    )
+    max_topics: int = declare("max-topics", INT, 0, "maximum number of topics; 0 is no limit", minimum=0)
     max_channels_per_topic: int = declare(
-        "max-channels-per-topic", INT, 0, "channels of one topic at most; 0 is no limit", minimum=0
+        "max-channels-per-topic", INT, 0, "maximum number of channels of one topic; 0 is no limit", minimum=0
     )
     max_buffer_bytes: int = declare(
         "max-buffer-bytes",
@@ -409,7 +415,7 @@ class Options:
         "command-timeout",
         DURATION,
         2 * MINUTE_NS,
-        "time for the rest of a command, with its body, once a part of it has come; 0 is no limit",
+        "time for the rest of a command and its body after its first part has arrived; 0 is no limit",
         minimum=0,
     )
     http_header_timeout_ns: int = declare(
@@ -419,17 +425,17 @@ class Options:
         "http-body-timeout",
         DURATION,
         MINUTE_NS,
-        "time for the body of a request, and a second more for each KiB of it; 0 is no limit",
+        "time for the body of a request, and a second more for each KiB received; 0 is no limit",
         minimum=0,
     )
     http_idle_timeout_ns: int = declare(
         "http-idle-timeout", DURATION, 5 * MINUTE_NS, "time between two requests; 0 is no limit", minimum=0
     )
     http_write_timeout_ns: int = declare(
-        "http-write-timeout", DURATION, MINUTE_NS, "time for a peer to take more of an answer; 0 is no limit", minimum=0
+        "http-write-timeout", DURATION, MINUTE_NS, "time for a peer to read more of an answer; 0 is no limit", minimum=0
     )
     max_http_header_size: int = declare(
-        "max-http-header-size", INT, 64 * 1024, "bytes in the headers of one request at most", minimum=1024
+        "max-http-header-size", INT, 64 * 1024, "maximum bytes of the headers of one request", minimum=1024
     )
 
     statsd_address: str = declare(
@@ -443,30 +449,30 @@ class Options:
     )
     statsd_mem_stats: bool = declare("statsd-mem-stats", BOOL, True, "send statistics of memory to statsd too")
     statsd_udp_packet_size: int = declare(
-        "statsd-udp-packet-size", INT, 508, "bytes in a UDP packet to statsd at most", minimum=1
+        "statsd-udp-packet-size", INT, 508, "maximum bytes of a UDP packet to statsd", minimum=1
     )
     statsd_exclude_ephemeral: bool = declare(
-        "statsd-exclude-ephemeral", BOOL, False, "leave ephemeral topics and channels out of what statsd is sent"
+        "statsd-exclude-ephemeral", BOOL, False, "omit ephemeral topics and channels from statsd"
     )
     metrics_max_series: int = declare(
         "metrics-max-series",
         INT,
         100_000,
-        "time series of topics and channels in /metrics at most, the rest as their sum; 0 is no limit",
+        "maximum number of time series of topics and channels in /metrics, the rest as a sum; 0 is no limit",
         minimum=0,
     )
     e2e_processing_latency_percentile: Percentiles = declare(  # noqa: RUF009 - makes a field, of a tuple
         "e2e-processing-latency-percentile",
         PERCENTILES,
         NO_PERCENTILES,
-        "percentile of the time from publishing to FIN to tell, above 0 and up to 1; several with commas or flags",
+        "percentile of the time from publishing to FIN to report, above 0 and up to 1; several with commas or flags",
         key="e2e_processing_latency_percentiles",
     )
     e2e_processing_latency_window_time_ns: int = declare(
         "e2e-processing-latency-window-time",
         DURATION,
         10 * MINUTE_NS,
-        "time that those percentiles look back over",
+        "time window of these percentiles",
         minimum=1,
     )
 
@@ -486,7 +492,7 @@ GROUPS: Final = {
     "auth-http-address": "Authorisation",
     "data-path": "Data",
     "msg-timeout": "Messages and commands",
-    "max-heartbeat-interval": "What clients may ask for",
+    "max-heartbeat-interval": "Limits on client settings",
     "max-connections": "Limits on connections",
     "statsd-address": "Statistics",
 }

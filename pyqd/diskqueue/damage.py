@@ -72,7 +72,7 @@ class DamageReport(DamageCount):
     def report(self, path: str | None, offset: int, size_bytes: int, lost_count: int, detail: str) -> None:
         """Keep a damaged range aside, count it and log it."""
         self.add(1, lost_count, size_bytes)
-        kept = self._keep(path, offset, size_bytes) if path is not None and size_bytes else "nothing kept aside"
+        kept = self._keep(path, offset, size_bytes) if path is not None and size_bytes else "no copy kept"
         logger.error(
             "DISKQUEUE(%s): %s - %d bytes at offset %d, records lost: %d - %s",
             path,
@@ -86,14 +86,14 @@ class DamageReport(DamageCount):
     def file_set_aside(self, path: str, error: Exception) -> None:
         """Move a file that cannot be read as a segment out of the log; its records show as missing."""
         self.add(1, 0, 0)
-        kept = "it stays where it is"
+        kept = "the file could not be moved"
         try:
             target = self._target(os.path.basename(path))
             self._files.rename(path, target)
             kept = f"kept as {target}"
         except StorageError as failure:
-            logger.warning("DISKQUEUE: %s", failure)
-        logger.error("DISKQUEUE(%s): %s - the file is left out, %s", path, error, kept)
+            logger.warning("DISKQUEUE: cannot move the file aside: %s", failure)
+        logger.error("DISKQUEUE(%s): %s - its records are missing; %s", path, error, kept)
 
     def missing(self, start: int, end: int) -> None:
         """Count and log the records of an ordinal range that no segment has."""
@@ -110,10 +110,10 @@ class DamageReport(DamageCount):
         try:
             target = self._target(f"{os.path.basename(path)}.{offset}")
             if len(self._files.list_directory(os.path.dirname(target))) >= COPIES_MAX:
-                return f"not kept aside: {os.path.dirname(target)} is full"
+                return f"no copy kept: {os.path.dirname(target)} has the maximum of {COPIES_MAX} copies"
             self._files.write(target, self._files.read_range(path, offset, min(size_bytes, COPY_BYTES_MAX)))
         except OSError as error:
-            return f"not kept aside: {error}"
+            return f"no copy kept: {error}"
         return f"kept in {target}"
 
 
@@ -147,17 +147,17 @@ def reused(files: "Files", aside: str, path: str, size_bytes: int) -> "Mapping |
         mapping = files.open_mapped(aside)
         mapping.require_readable()
         if mapping.size_bytes < size_bytes:
-            raise CorruptionError(aside, mapping.size_bytes, "it is too small to be used again on a full disk")
+            raise CorruptionError(aside, mapping.size_bytes, "the file is too small to be reused on a full disk")
         mapping.view()[:] = bytes(mapping.size_bytes)
         files.rename(aside, path)
         mapping.moved(path)
     except CorruptionError as error:
         # A store to a block that cannot be read would end the process.
-        logger.error("DISKQUEUE: the disk is full; %s; it is not kept, for a new file to take its room", error)
+        logger.error("DISKQUEUE: the disk is full; %s; the file is removed to make space for a new one", error)
         files.remove(aside)
         try:
             return files.new_mapped(path, size_bytes, True)
         except DiskFull:
             return None
-    logger.error("DISKQUEUE(%s): the disk is full; it is not kept, its blocks hold the new file", aside)
+    logger.error("DISKQUEUE(%s): the disk is full; the file is not kept, a new file uses its blocks", aside)
     return mapping

@@ -421,7 +421,7 @@ class Files:
         try:
             found = os.statvfs(path)
         except OSError as error:
-            raise storage_error("look at", path, error) from error
+            raise storage_error("stat", path, error) from error
         return found.f_bavail * found.f_frsize
 
     def exists(self, path: str) -> bool:

@@ -125,7 +125,7 @@ def parse_meta(content: bytes) -> QueueMeta:
         raise ValueError("not the metadata of a queue")
     meta = QueueMeta(*map(int, match.groups()))
     if (meta.read_number, meta.read_bytes) > (meta.write_number, meta.write_bytes):
-        raise ValueError("the queue is read behind the place where it is written")
+        raise ValueError("the queue's read position is after its write position")
     return meta
 
 

@@ -234,7 +234,10 @@ class Journal:
             reason = str(made.strerror if isinstance(made, StorageError) else error)
             if self._refusal != reason:
                 self._refusal = reason
-                logger.warning("DISKQUEUE: no file for the journal; each log is synced by itself - %s", made or error)
+                logger.warning(
+                    "DISKQUEUE: cannot create a journal file: %s; each log is synced by itself, more slowly",
+                    made or error,
+                )
 
         self._in_background(make, done)
 

@@ -81,7 +81,7 @@ def read_readable(files: Files, path: str) -> bytes:
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            logger.error("%s: what follows offset %d is not read; acknowledged messages may be missing", error, at)
+            logger.error("%s; the journal is not read after offset %d: acknowledged messages may be missing", error, at)
             break
         if not part:
             break
@@ -177,7 +177,11 @@ class Redo:
                 # The disk may read it another time, and nothing else has what is in it.
                 aside = f"{directory}-{os.path.basename(content.path)}{BAD}"
                 self.files.rename(content.path, aside)
-                logger.error("%s is kept as %s", content.path, aside)
+                logger.error(
+                    "journal file %s cannot be read and is kept as %s: acknowledged messages may be missing",
+                    content.path,
+                    aside,
+                )
                 continue
             if content.generation == 0 or content.generation < oldest:
                 self.files.remove(content.path)
@@ -240,7 +244,7 @@ class Redo:
                     # The next start tries it again, with the same journal.
                     raise
                 # As with any page that cannot be read: the log finds the damage.
-                logger.error("%s: %d bytes of acknowledged messages are not put back", error, len(part))
+                logger.error("%s; %d bytes of acknowledged messages are not restored", error, len(part))
             at += length
 
     def _is_readable(self, path: str, at: int) -> bool:

@@ -140,7 +140,7 @@ class StoredSegment:
             head = window.read(offset, RECORD_HEADER_BYTES)
             header = parse_record_header(head) if len(head) == RECORD_HEADER_BYTES else None
             if header is None or header.seq & ORDINAL_MASK != ordinal:
-                raise CorruptionError(self.path, offset, f"record {ordinal} is not where it should be")
+                raise CorruptionError(self.path, offset, f"record {ordinal} is not at its position")
             body = window.read(offset + RECORD_HEADER_BYTES, header.size_bytes)
             yield StoredRecord(
                 ordinal,

@@ -95,7 +95,7 @@ class FinSync:
             gathered = self._gather(channels)
         except Exception as error:
             # The FINs taken from the channels would wait forever, so the error is fatal.
-            logger.critical("a sync of FINs could not be gathered", exc_info=error)
+            logger.critical("internal error when gathering a sync of FINs", exc_info=error)
             self.on_bug(error)
             raise
         if not gathered.covered:
@@ -158,7 +158,7 @@ class FinSync:
         self._broker.note_failed_sync(error)
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
-            logger.critical("internal error: a sync of FINs - %s", error, exc_info=error)
+            logger.critical("internal error in a sync of FINs - %s", error, exc_info=error)
             self.on_bug(error)
 
     def _go_on(self) -> None:

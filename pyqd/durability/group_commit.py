@@ -194,7 +194,7 @@ class GroupCommit:
         self._broker.note_failed_sync(error)
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
-            logger.critical("a group commit went wrong", exc_info=error)
+            logger.critical("internal error in a group commit", exc_info=error)
             self.on_bug(error)
 
     def _tell(self, finished: Round, error: BaseException | None) -> None:
@@ -207,7 +207,7 @@ class GroupCommit:
                 told(error)
             except Exception as failed:
                 # The other publishers, and the next round, must not wait for one failed callback.
-                logger.critical("a publisher could not be told of its commit", exc_info=failed)
+                logger.critical("internal error when waking a publisher after its commit", exc_info=failed)
                 self.on_bug(failed)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 

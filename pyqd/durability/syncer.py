@@ -352,7 +352,7 @@ class Syncer:
                 failed_count += not self._do(job, in_thread)
         except Exception as error:
             self._broker.note_failed_sync(error)
-            logger.critical("a sync went wrong", exc_info=error)
+            logger.critical("internal error in a sync", exc_info=error)
             self.on_bug(error)
             return False
         if failed_count == 0:

@@ -81,9 +81,9 @@ class HttpConnection(HttpFront):
             while self._serve_once():
                 pass
         except ConnectionError:
-            logger.debug("HTTP: the connection of %s broke", self.remote)
+            logger.debug("HTTP: lost the connection from %s", self.remote)
         except OSError as error:
-            logger.warning("HTTP: the connection of %s failed - %s", self.remote, reason_of(error))
+            logger.warning("HTTP: the connection from %s failed: %s", self.remote, reason_of(error))
         finally:
             self._close()
 

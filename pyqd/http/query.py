@@ -23,7 +23,7 @@ class Query:
         if not text:
             return
         if ";" in text:
-            logger.warning("HTTP: a query with a semicolon, which separates nothing: %s", text)
+            logger.warning("HTTP: query with a semicolon, which is not a separator: %s", text)
             raise ValueError("a semicolon in the query")
         for part in text.split("&"):
             name, _, value = part.partition("=")

@@ -139,7 +139,7 @@ class HttpServer:
         try:
             connection.run()
         except AssertionError as error:
-            logger.exception("%s: bug", self.name)
+            logger.exception("%s: internal error, closing connection", self.name)
             self._note_bug(error)
         finally:
             self.connections.discard(connection)
@@ -203,7 +203,7 @@ class HttpServer:
             else:
                 response = error_response(HttpError(403, error.code))
         except Exception as error:
-            logger.exception("%s: the handler of %s failed", self.name, route.path)
+            logger.exception("%s: internal error in the handler of %s", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))
             self._note_bug(error)
         response.versioned = route.versioned

@@ -62,13 +62,13 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.sync_duration = Histogram(
             "pyqd_sync_duration_seconds",
-            "Time that a sync of accepted messages and ledgers to stable storage took.",
+            "Duration of a sync of accepted messages and ledgers to stable storage.",
             registry=self.registry,
             buckets=SYNC_BUCKETS_S,
         )
         self.loop_lag = Histogram(
             "pyqd_loop_lag_seconds",
-            "How much later than asked for the event loop called a timer, four times a second.",
+            "Lateness of a timer of the event loop, measured four times a second.",
             registry=self.registry,
             buckets=LAG_BUCKETS_S,
         )
@@ -96,7 +96,7 @@ class Metrics:
     def _note_summed(self, count: int) -> None:
         if count and not self._summed_count:
             logger.warning(
-                "METRICS: %d topics have no series of their own: more than --metrics-max-series=%d",
+                "METRICS: %d topics are shown as a sum: --metrics-max-series=%d is reached",
                 count,
                 self._broker.options.metrics_max_series,
             )
@@ -113,7 +113,7 @@ class DaemonCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
         broker, metrics = self._broker, self._metrics
-        info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels tell the versions.", labels=BUILD_LABELS)
+        info = GaugeMetricFamily("pyqd_build_info", "Always 1; the labels have the versions.", labels=BUILD_LABELS)
         info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
         yield info
         yield gauge("pyqd_healthy", "1 while /ping answers OK.", broker.health() == "OK")
@@ -128,7 +128,7 @@ class DaemonCollector(Collector):
         yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
         yield gauge(
             "pyqd_metrics_topics_summed",
-            "Topics shown as a sum only, for want of series; raise --metrics-max-series where it is not 0.",
+            "Topics shown only as a sum; if not 0, raise --metrics-max-series.",
             metrics.summed_count,
         )
 
@@ -136,21 +136,25 @@ class DaemonCollector(Collector):
         """Yield the counters of the limits on connections."""
         metrics = self._metrics
         for name, text, value in (
-            ("pyqd_tcp_refused", "Clients refused for want of a place, since the start.", metrics.tcp_refused()),
+            (
+                "pyqd_tcp_refused",
+                "Clients refused because of a limit, since the start.",
+                metrics.tcp_refused(),
+            ),
             ("pyqd_http_refused", "The same over HTTP and HTTPS.", metrics.http_refused()),
             ("pyqd_connections_shed", "Connections closed for --max-buffer-bytes, since the start.", metrics.shed()),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield gauge(
             "pyqd_buffer_bytes",
-            "Memory of what is half received or not sent yet, and of TLS and compression.",
+            "Memory of partly received and unsent data, and of TLS and compression.",
             buffers.total(),
         )
 
     def collect_machine(self) -> Iterator[Metric]:
         """Yield the use of the machine's limits."""
         capacity = self._broker.capacity
-        yield gauge("pyqd_files", "Files of topics and channels that are open or can be at any time.", file_count())
+        yield gauge("pyqd_files", "Files of topics and channels, mapped or idle.", file_count())
         yield gauge("pyqd_mapped_files", "Of these, the files that are mapped now.", mapped_file_count())
         yield gauge("pyqd_mapped_files_max", "Files that may be mapped at a time.", arena.mapped_max())
         text = "Idle files that were mapped again, since the start."
@@ -172,10 +176,10 @@ class DaemonCollector(Collector):
             free_bytes = float(broker.files.free_bytes(broker.root))
         except StorageError:
             free_bytes = float("nan")
-        yield gauge("pyqd_disk_free_bytes", "Bytes free where the data lies.", free_bytes)
+        yield gauge("pyqd_disk_free_bytes", "Free bytes of the file system with the data.", free_bytes)
         yield gauge("pyqd_disk_free_min_bytes", "Bytes below which publishing is refused.", broker.room.floor_bytes)
         yield gauge(
-            "pyqd_topics_refusing", "Topics that refuse publishing for want of room.", len(broker.short_of_room)
+            "pyqd_topics_refusing", "Topics that refuse publishing for lack of space.", len(broker.short_of_room)
         )
         damage = broker.damage
         for name, text, value in (

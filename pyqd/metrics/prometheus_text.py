@@ -24,7 +24,7 @@ from pyqd.primitives.durations import SECOND_NS
 CHANNELS_PER_TURN = 64
 OTHER = "(other)"
 LATENCY = "pyqd_channel_processing_latency_seconds"
-LATENCY_HELP = "Time from publishing to FIN, by the quantiles asked for, over the last half to whole window."
+LATENCY_HELP = "Time from publishing to FIN, by configured quantiles, over the last half to whole window."
 
 Number = int | float | bool
 
@@ -44,9 +44,9 @@ def damage_sum(topic: Topic, field: str) -> int:
 
 
 TOPIC_FAMILIES: Sequence[Family] = (
-    Family("pyqd_topic_depth", "gauge", "Messages that no channel has been given.", lambda t: t.depth),
+    Family("pyqd_topic_depth", "gauge", "Messages that no channel has received.", lambda t: t.depth),
     Family(
-        "pyqd_topic_backend_depth", "gauge", "Of the depth, what is beyond --mem-queue-size.", lambda t: t.backend_depth
+        "pyqd_topic_backend_depth", "gauge", "Part of the depth beyond --mem-queue-size.", lambda t: t.backend_depth
     ),
     Family("pyqd_topic_messages_total", "counter", "Messages accepted.", lambda t: t.message_count),
     Family(
@@ -59,13 +59,13 @@ TOPIC_FAMILIES: Sequence[Family] = (
     Family(
         "pyqd_topic_disk_bytes",
         "gauge",
-        "Bytes that the topic's and its channels' segments take, spare ones too.",
+        "Bytes of the segments of the topic and its channels, including spares.",
         lambda t: t.space.bytes_used(),
     ),
     Family(
         "pyqd_topic_refusing",
         "gauge",
-        "1 while publishing is refused for want of room.",
+        "1 while publishing is refused for lack of space.",
         lambda t: t.space.refusal is not None,
     ),
     Family(
@@ -87,14 +87,14 @@ CHANNEL_FAMILIES: Sequence[Family] = (
     Family(
         "pyqd_channel_backend_depth",
         "gauge",
-        "Of the depth, what is beyond --mem-queue-size.",
+        "Part of the depth beyond --mem-queue-size.",
         lambda c: c.backend_depth,
     ),
     Family("pyqd_channel_in_flight", "gauge", "Messages delivered and not finished.", lambda c: c.in_flight_count),
     Family("pyqd_channel_deferred", "gauge", "Messages that wait for their due time.", lambda c: c.deferred_count),
-    Family("pyqd_channel_messages_total", "counter", "Messages that came to the channel.", lambda c: c.message_count),
+    Family("pyqd_channel_messages_total", "counter", "Messages received by the channel.", lambda c: c.message_count),
     Family("pyqd_channel_finished_total", "counter", "Messages finished by FIN.", lambda c: c.finish_count),
-    Family("pyqd_channel_requeued_total", "counter", "Messages given back by REQ.", lambda c: c.requeue_count),
+    Family("pyqd_channel_requeued_total", "counter", "Messages requeued by REQ.", lambda c: c.requeue_count),
     Family("pyqd_channel_timed_out_total", "counter", "Messages that timed out in flight.", lambda c: c.timeout_count),
     Family(
         "pyqd_channel_dead_letters_total",
@@ -105,7 +105,7 @@ CHANNEL_FAMILIES: Sequence[Family] = (
     Family(
         "pyqd_channel_dead_letters_waiting",
         "gauge",
-        "Dead letters that the dead-letter topic has no room for, or that have none; part of the depth.",
+        "Dead letters that cannot be published: no space, or no dead-letter topic; part of the depth.",
         lambda c: c.doomed_count,
     ),
     Family("pyqd_channel_clients", "gauge", "Clients subscribed.", lambda c: len(c.consumers)),

@@ -163,7 +163,7 @@ class StatsdPusher:
             try:
                 self.push(max(0.0, interval_s - UNSPREAD_S))
             except Exception:
-                logger.exception("STATSD: failed")
+                logger.exception("STATSD: internal error")
             # Missed intervals are skipped, as Go's ticker does.
             next_s = max(next_s + interval_s, time.monotonic())
 

@@ -67,7 +67,7 @@ class Background:
                 if self.free_threads < self.thread_count:
                     self.waiting.appendleft((job, done))
                     return
-                logger.error("cannot start a thread for a background job - %s", error)
+                logger.error("cannot start a thread for a background job: %s; the job fails", error)
                 self.hub.loop.run_callback(self.tell, done, None, error)
             else:
                 started.rawlink(partial(self.finish, done))
@@ -86,7 +86,7 @@ class Background:
         try:
             done(result, error)
         except Exception as failed:
-            logger.critical("internal error: the end of a background job - %s", failed, exc_info=failed)
+            logger.critical("internal error when reporting the end of a background job - %s", failed, exc_info=failed)
             self.on_failure(failed)
 
     def stop(self) -> None:

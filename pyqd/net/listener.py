@@ -92,7 +92,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                logger.error("accept failed - %s; trying again in %s s", error.strerror, RETRY_S)
+                logger.error("cannot accept connections: %s; retrying in %s s", error.strerror, RETRY_S)
                 self._watcher.stop()
                 # `again`, because gevent runs a timer that has gone off at once when it is started.
                 self._retry.again(self._resume)
@@ -183,7 +183,7 @@ def removed_stale(path: str) -> bool:
     except OSError as error:
         logger.warning("cannot remove the stale socket %s: %s", path, error.strerror)
         return False
-    logger.warning("%s: a stale socket on which nothing listened is replaced", os.path.abspath(path))
+    logger.warning("replaced the stale socket %s: no process listened on it", os.path.abspath(path))
     return True
 
 

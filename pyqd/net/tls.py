@@ -85,7 +85,7 @@ class TlsServer:
         try:
             self._context = server_context(self._options)
         except TlsConfigError as error:
-            logger.error("TLS: failed to reload certificates, going on with the old ones - %s", error)
+            logger.error("TLS: cannot reload certificates: %s; the old ones stay in use", error)
         else:
             logger.info("TLS: reloaded certificates")
 

@@ -255,8 +255,8 @@ class Connection(IoLoop):
         """Log what should not have happened. A broken invariant ends the daemon: nothing can be trusted after it."""
         if isinstance(error, gevent.GreenletExit):
             return
-        logger.critical("[%s] bug", self.remote_address, exc_info=error)
-        self.close_because("a bug")
+        logger.critical("[%s] internal error, closing connection", self.remote_address, exc_info=error)
+        self.close_because("internal error")
         if isinstance(error, AssertionError):
             self.server.on_bug(error)
 

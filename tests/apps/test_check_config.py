@@ -106,7 +106,7 @@ def test_what_depends_on_a_value_in_doubt_is_not_checked(
     ("flags", "text"),
     [
         (["--config=no.toml"], "failed to load config file no.toml - open no.toml: no such file or directory"),
-        (["--data-path=no"], "/no does not exist; mkdir -p "),
+        (["--data-path=no"], "/no does not exist; create it with mkdir -p "),
         (["--data-path=file"], "/file is not a directory; --data-path names another"),
         (["--data-path=file/below"], "/file/below cannot be reached: not a directory; --data-path names another"),
         (["--tcp-address=a:70000"], "listen (a:70000) failed - listen tcp: address 70000: invalid port"),

@@ -62,7 +62,7 @@ def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None
     ("flags", "text"),
     [
         (["-node-id=1024"], "failed to instantiate pyqd - --node-id must be [0,1024)"),
-        (["-data-path=a b"], "a b' makes it; --data-path names another"),
+        (["-data-path=a b"], "a b'; --data-path names another"),
         (["-data-path=file"], "/file is not a directory; --data-path names another"),
         (["-tcp-address=127.0.0.1:70000"], "listen (127.0.0.1:70000) failed"),
         (

@@ -65,7 +65,7 @@ def test_a_data_path_without_permission_to_write_is_refused(tmp_path: Path) -> N
     path = tmp_path / "data"
     path.mkdir(mode=0o555)
     said = start_on(path, *command)
-    assert f"data path {path} may not be read and written by this process" in said
+    assert f"data path {path} cannot be read and written by this process" in said
     assert os.listdir(path) == []
 
 
@@ -73,7 +73,7 @@ def test_a_read_only_file_system_is_refused(place: Path) -> None:
     mount("tmpfs", place)
     mount("tmpfs", place, READ_ONLY | REMOUNT)
     said = start_on(place)
-    assert f"data path {place} lies in a file system that is mounted read-only; --data-path names another" in said
+    assert f"data path {place} is on a file system that is mounted read-only; --data-path names another" in said
 
 
 def test_a_file_system_that_cannot_reserve_blocks_is_refused(place: Path) -> None:

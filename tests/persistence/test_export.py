@@ -164,7 +164,7 @@ def test_only_an_empty_directory_is_written_to(tmp_path):
     assert (target / "nsqd.dat").read_bytes() == b"precious"
     with pytest.raises(StartupError, match="No such file or directory"):
         exporter_to(source, tmp_path / "no" / "where").run()
-    with pytest.raises(StartupError, match="is no data directory of pyqd"):
+    with pytest.raises(StartupError, match="is not a data directory of pyqd"):
         exporter_to(target, tmp_path / "other").run()
     assert not (tmp_path / "other").exists()
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_read_does_not_hide_the_rest(tmp_path, capsys):
 
 def test_inspect_as_a_command(tmp_path, capsys):
     assert cli.main(["inspect", str(tmp_path)]) == 1
-    assert "is no data directory of pyqd" in capsys.readouterr().err
+    assert "is not a data directory of pyqd" in capsys.readouterr().err
     make_example(tmp_path)
     assert cli.main(["inspect", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

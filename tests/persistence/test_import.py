@@ -156,7 +156,7 @@ def test_queues_that_nsqd_dat_does_not_name_are_imported_when_they_hold_somethin
         ("no name", 'skipping creation of invalid topic "no name"'),
         ("t", "not in nsqd.dat, and has messages: imported"),
         ("t:c", "not in nsqd.dat, and has messages: imported"),
-        ("t:empty", "not in nsqd.dat, and empty: left out"),
+        ("t:empty", "not in nsqd.dat, and empty: omitted"),
     ]
     broker = broker_on(tmp_path)
     assert {key: channel.depth for key, channel in broker.topic("t").channel_of.items()} == {"c": 3}
@@ -167,9 +167,9 @@ def test_names_that_are_none_and_ephemeral_ones_are_left_out(tmp_path):
     report = importer_on(tmp_path).run()
     assert [text for _, text in report.notes] == [
         'skipping creation of invalid topic "bad name"',
-        "channel c#ephemeral is ephemeral: left out",
+        "channel c#ephemeral is ephemeral: omitted",
         'skipping creation of invalid channel "x y"',
-        "topic e#ephemeral is ephemeral: left out",
+        "topic e#ephemeral is ephemeral: omitted",
     ]
     broker = broker_on(tmp_path)
     assert {name: list(topic.channel_of) for name, topic in broker.topic_of.items()} == {"t": ["ok"]}
@@ -179,7 +179,7 @@ def test_segments_that_nsqd_set_aside_are_kept_and_named(tmp_path):
     write_example(tmp_path)
     (tmp_path / "b.diskqueue.000000.dat.bad").write_bytes(b"damaged")
     report = importer_on(tmp_path).run()
-    assert report.notes == [("b.diskqueue.000000.dat.bad", "set aside by nsqd as unreadable: left out")]
+    assert report.notes == [("b.diskqueue.000000.dat.bad", "set aside by nsqd as unreadable: omitted")]
     assert (tmp_path / "imported-from-nsqd" / "b.diskqueue.000000.dat.bad").read_bytes() == b"damaged"
     assert_example(tmp_path)
 
@@ -202,10 +202,10 @@ def test_a_copy_in_the_same_queue_is_left_out_and_a_message_without_a_body_too(t
     write_queue(tmp_path, "t", [*messages(7, 7), message(8, body=b"")])
     report = importer_on(tmp_path).run()
     assert [text for _, text in report.notes] == [
-        "1 messages without a body: left out",
-        "1 second copies of a message in the same queue: left out",
-        "1 messages without a body: left out",
-        "2 second copies of a message in the same queue: left out",
+        "1 messages without a body: omitted",
+        "1 second copies of a message in the same queue: omitted",
+        "1 messages without a body: omitted",
+        "2 second copies of a message in the same queue: omitted",
     ]
     topic = broker_on(tmp_path).topic("t")
     assert topic.depth == 1
@@ -353,7 +353,7 @@ def test_the_daemon_imports_on_its_first_start_and_logs_the_report(tmp_path, cap
     assert_example(tmp_path)
     write_queue(tmp_path, "late", messages(1))
     import_on_start(Files(), str(tmp_path), options_for(tmp_path))
-    assert "2 files of nsqd in it are left alone" in caplog.text
+    assert "2 files of nsqd in it are not imported" in caplog.text
 
 
 def test_the_command_prints_the_report(tmp_path, capsys):
@@ -371,7 +371,7 @@ def test_the_command_prints_the_report(tmp_path, capsys):
 
 def test_the_command_refuses_what_it_cannot_import(tmp_path, capsys):
     assert cli.main(["import", str(tmp_path)]) == 1
-    assert "there is nothing of nsqd in it" in capsys.readouterr().err
+    assert "it has no files of nsqd" in capsys.readouterr().err
     assert cli.main(["import", str(tmp_path / "missing")]) == 1
     assert "no such file or directory" in capsys.readouterr().err
     lock = DirectoryLock(str(tmp_path))

@@ -43,8 +43,8 @@ def test_an_error_in_the_log_is_found_out(tmp_path):
     campaign = campaign_in(tmp_path)
     try:
         with campaign.daemon.log_path.open("a") as log:
-            log.write("[pyqd] ERROR: HTTP: bug\n")
-        with pytest.raises(Unwell, match=": bug"):
+            log.write("[pyqd] ERROR: HTTP: internal error, closing connection\n")
+        with pytest.raises(Unwell, match="internal error"):
             campaign.play([3])
     finally:
         campaign.kill()

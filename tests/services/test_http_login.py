@@ -280,7 +280,7 @@ def test_failed_logins_are_logged_and_limited_and_known_tokens_are_not(start: St
     assert 429 in statuses
     assert request(daemon, "GET", "/stats", TOKEN_OF[STATUS]).status == 200
     log = daemon.log_text()
-    assert log.count("a login failed for GET /stats (127.0.0.1:") == statuses.count(401)
+    assert log.count("HTTP: login failed for GET /stats (127.0.0.1:") == statuses.count(401)
     assert UNKNOWN_TOKEN not in log
     assert TOKEN_OF[STATUS] not in log
 
@@ -308,7 +308,7 @@ def test_a_file_that_does_not_do_changes_nothing(start: Start, tmp_path: Path) -
     daemon = start(LINES)
     token_file(tmp_path, ["short status"])
     os.kill(daemon.pid, signal.SIGHUP)
-    wait_until(lambda: "failed to reload tokens" in daemon.log_text(), "the reload fails")
+    wait_until(lambda: "cannot reload tokens" in daemon.log_text(), "the reload fails")
     assert request(daemon, "GET", "/stats", TOKEN_OF[STATUS]).status == 200
 
 
@@ -332,14 +332,17 @@ def end_of(directory: Path, *flags: str) -> str:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("short publish", "line 1: a token has 16 characters at least, all of them ASCII"),
-        ("token-of-somebody", "line 1: needs a token, its rights, and may have a pattern of topics"),
-        ("token-of-somebody publish * more", "line 1: needs a token, its rights, and may have a pattern of topics"),
-        ("token-of-somebody fly", "line 1: rights are status, publish, consume, admin, apart by commas"),
-        ("token-of-somebody open", "line 1: rights are status, publish, consume, admin, apart by commas"),
+        ("short publish", "line 1: a token must have at least 16 characters, all printable ASCII"),
+        ("token-of-somebody", "line 1: a line must have a token, its rights and optionally a pattern of topics"),
+        (
+            "token-of-somebody publish * more",
+            "line 1: a line must have a token, its rights and optionally a pattern of topics",
+        ),
+        ("token-of-somebody fly", "line 1: rights must be of status, publish, consume, admin, separated by commas"),
+        ("token-of-somebody open", "line 1: rights must be of status, publish, consume, admin, separated by commas"),
         ("token-of-somebody publish a/b", "line 1: no topic matches the pattern"),
-        ("sha256:12 publish", "line 1: a digest has 64 hex digits"),
-        ("token-of-somebody status\ntoken-of-somebody admin", "line 2: the token is there already"),
+        ("sha256:12 publish", "line 1: a digest must have 64 hex digits"),
+        ("token-of-somebody status\ntoken-of-somebody admin", "line 2: the token is a duplicate"),
     ],
 )
 def test_a_file_with_a_mistake_is_not_served_by(tmp_path: Path, line: str, reason: str) -> None:
@@ -363,18 +366,18 @@ def test_auth_servers_for_http_have_to_be_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_listening_beyond_loopback_without_a_login_is_warned_of(tmp_path: Path) -> None:
-    assert "WARNING: HTTP: whoever reaches 0.0.0.0:" in start_and_stop(everywhere(tmp_path))
+    assert "WARNING: HTTP: every client that reaches 0.0.0.0:" in start_and_stop(everywhere(tmp_path))
 
 
 @pytest.mark.slow
 def test_listening_on_loopback_is_not_warned_of(tmp_path: Path) -> None:
-    assert "whoever reaches" not in start_and_stop(Daemon(pyqd(), tmp_path))
+    assert "every client that reaches" not in start_and_stop(Daemon(pyqd(), tmp_path))
 
 
 @pytest.mark.slow
 def test_listening_beyond_loopback_with_a_login_is_not_warned_of(tmp_path: Path) -> None:
     path = token_file(tmp_path, LINES)
-    assert "whoever reaches" not in start_and_stop(everywhere(tmp_path, f"-http-auth-token-file={path}"))
+    assert "every client that reaches" not in start_and_stop(everywhere(tmp_path, f"-http-auth-token-file={path}"))
 
 
 def everywhere(directory: Path, *flags: str) -> Daemon:

@@ -221,7 +221,7 @@ def test_too_many_topics_are_said_once_in_the_log_and_in_a_metric(tmp_path: Path
             assert values["pyqd_topic_messages_total", OTHER, ""] == 3
     finally:
         assert small.stop() == 0
-    assert small.log_text().count("have no series of their own: more than --metrics-max-series=30") == 1
+    assert small.log_text().count("topics are shown as a sum: --metrics-max-series=30 is reached") == 1
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")

@@ -338,7 +338,7 @@ def test_a_job_that_fails_is_no_more_than_a_warning(tmp_path, caplog):
     topic = broker.topic("t")
     files.room = 0
     topic.publish_body(b"x" * 40_000, wall())
-    assert "preparing a segment ahead failed" in caplog.text
+    assert "cannot prepare a segment ahead" in caplog.text
     files.room = None
     topic.publish_body(b"x" * 40_000, wall())
     assert topic.depth == 2

@@ -25,8 +25,8 @@ def test_help_names_the_tools_before_the_flags_of_the_daemon(arguments, capsys):
     [
         ("inspct", "; did you mean inspect?"),
         ("Import", "; did you mean import?"),
-        ("start", "; the commands are import, export, inspect, and without one the daemon is started"),
-        ("a\nb", "; the commands are import, export, inspect, and without one the daemon is started"),
+        ("start", "; the commands are import, export, inspect; without a command the daemon starts"),
+        ("a\nb", "; the commands are import, export, inspect; without a command the daemon starts"),
         ("queues", "; a data directory is named by a flag, --data-path=queues"),
     ],
 )

@@ -210,7 +210,7 @@ def test_unknown_keys_and_tables_change_nothing_and_are_noticed(tmp_path: Path) 
 def test_keys_without_effect_are_noticed(tmp_path: Path) -> None:
     path = written(tmp_path, "queue_scan_selection_count = 5\n")
     assert parse_args([f"--config={path}"]).notices == (
-        f"{path}, line 1, queue_scan_selection_count: --queue-scan-selection-count has no effect; time-outs are exact",
+        f"{path}, line 1, queue_scan_selection_count: --queue-scan-selection-count has no effect; timeouts are exact",
     )
 
 

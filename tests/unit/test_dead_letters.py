@@ -157,7 +157,7 @@ def test_a_warning_comes_once_for_each_reason(tmp_path, caplog):
         bench.channel.limit_attempts(LIMITS.max_attempts)
         bench.turn()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "1 dead letters wait here - failed to reserve" in caplog.text
+    assert "cannot publish 1 dead letters: failed to reserve" in caplog.text
     bench.files.room = None
     # Or a second goes by before the next try.
     bench.channel.limit_attempts(LIMITS.max_attempts)

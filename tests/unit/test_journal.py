@@ -338,7 +338,7 @@ def test_a_disk_without_room_leaves_a_warning_and_no_file(tmp_path, files, jobs,
     journal.start()
     jobs.run()
     assert journal.begin() is None
-    assert "no file for the journal; each log is synced by itself - failed to reserve" in caplog.text
+    assert "cannot create a journal file: failed to reserve" in caplog.text
     assert names(journal) == []
     journal.close()
 
@@ -579,4 +579,4 @@ def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_if_that_may_hel
     journal.release(journal.cut())
     journal.release(journal.cut())
     assert refusing.count == tries
-    assert caplog.text.count("no file for the journal") == 1
+    assert caplog.text.count("cannot create a journal file") == 1

@@ -236,7 +236,7 @@ def test_flags_without_effect_are_accepted_and_noticed() -> None:
     assert parsed.notices == (
         "--verbose has no effect; use --log-level",
         "--worker-id has no effect; use --node-id",
-        "--queue-scan-worker-pool-max has no effect; time-outs are exact",
+        "--queue-scan-worker-pool-max has no effect; timeouts are exact",
     )
 
 

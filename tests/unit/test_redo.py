@@ -323,7 +323,7 @@ class FailingFiles(Files):
 def test_a_file_is_read_up_to_where_it_cannot_be_read(place, caplog):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
     assert count_in(place.apply(files=FailingFiles(place.journal / "1", BLOCK_SIZE))) == 1
-    assert f"what follows offset {BLOCK_SIZE} is not read; acknowledged messages may be missing" in caplog.text
+    assert f"the journal is not read after offset {BLOCK_SIZE}: acknowledged messages may be missing" in caplog.text
 
 
 def test_a_file_of_which_nothing_can_be_read_is_kept_aside(place):
@@ -351,7 +351,7 @@ def test_a_segment_with_a_page_that_can_be_neither_read_nor_written_is_left_to_r
     path = place.segment(segment_header(1))
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
     assert place.apply(files=FailingFiles(path, 0, unwritable=True)) is not None
-    assert "bytes of acknowledged messages are not put back" in caplog.text
+    assert "bytes of acknowledged messages are not restored" in caplog.text
 
 
 def test_a_segment_that_can_be_read_and_not_written_refuses_the_start(place):

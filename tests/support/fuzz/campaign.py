@@ -36,7 +36,7 @@ GROWTH_BYTES_MAX = 24 << 20
 MESSAGES = 20
 # Of the probe's own clients, which may be kept waiting by a busy machine: longer than that of the cases'.
 MSG_TIMEOUT_MS = 60_000
-SIGNS_OF_A_BUG = (": bug", " failed\nTraceback", "INTERNAL_ERROR", "Traceback", "MemoryError", "SystemError")
+SIGNS_OF_A_BUG = ("internal error", " failed\nTraceback", "INTERNAL_ERROR", "Traceback", "MemoryError", "SystemError")
 FLAGS = (
     "-max-msg-size=65536",
     "-max-body-size=262144",
