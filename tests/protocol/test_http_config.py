@@ -195,8 +195,8 @@ def test_what_is_changed_is_logged_as_the_configuration_file_has_it(own_server: 
         'HTTP: log_level is now "debug"\n',
         'HTTP: retention_time is now "1h30m0s"\n',
         'HTTP: nsqlookupd_tcp_addresses is now ["127.0.0.1:1"]\n',
-        "TOPIC(t): channel c has rate 10, max_attempts 3, dead_letter_topic dead\n",
-        "TOPIC(t): channel c has no limits\n",
+        "TOPIC(t): limits of channel c: rate 10, max_attempts 3, dead_letter_topic dead\n",
+        "TOPIC(t): limits of channel c: no limits\n",
     ):
         assert text in log
 
