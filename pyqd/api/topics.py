@@ -52,7 +52,7 @@ class TopicRoutes:
             limits["retention_time_ns"] = time_of(query)
         if not limits:
             raise HttpError(400, "MISSING_ARG_BYTES")
-        topic.space.set_own(**limits)
+        topic.quota.set_own(**limits)
         logger.info(
             "TOPIC(%s): retention is %d bytes, %d ns", topic.name, topic.retention_bytes, topic.retention_time_ns
         )
@@ -68,8 +68,8 @@ class TopicRoutes:
         topic = topic_asked(self.broker, query)
         if query.get("bytes") is None:
             raise HttpError(400, "MISSING_ARG_BYTES")
-        topic.space.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
-        logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.space.bytes_max)
+        topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
+        logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.quota.bytes_max)
         return quota_of(topic)
 
 
@@ -114,9 +114,9 @@ def quota_of(topic: Topic) -> Response:
     return json_response(
         {
             "topic": topic.name,
-            "bytes": topic.space.bytes_max,
+            "bytes": topic.quota.bytes_max,
             "own_bytes": topic.own_limits[2],
-            "used": topic.space.bytes_used(),
-            "refused": topic.space.refusal,
+            "used": topic.quota.bytes_used(),
+            "refused": topic.quota.refusal,
         }
     )

@@ -5,7 +5,6 @@ import errno
 import json
 import logging
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -15,22 +14,22 @@ from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
-from pyqd.broker.room import Room
-from pyqd.broker.space import RESERVE_BYTES, SEGMENT_BYTES_MIN
 from pyqd.broker.topic import Topic
+from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.redo import Redo
+from pyqd.diskqueue.segment_jobs import BackgroundJobs, Done, Job, log_failure
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve
 from pyqd.diskqueue.standins import StandIns
 from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.log import Log
-from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.schedule import Scheduler
-from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError, reason_of
+from pyqd.primitives.errors import CorruptionError, DiskFull, LimitReached, StartupError, StorageError
 from pyqd.primitives.memory import thaw
 from pyqd.primitives.names import is_ephemeral_str, topic_dir, topic_of_dir
 
@@ -43,9 +42,6 @@ NODE_FORMAT = 1
 # While there may be a journal, whose content an earlier version would lose.
 NODE_FORMAT_WITH_JOURNAL = 2
 EPOCH_MAX = 1 << 16
-PAGES_FIRST_BYTES = 256 << 10
-PAGES_AT_ONCE_BYTES = 64 << 10
-PAGES_REST_S = 0.001
 # Each log goes on above the highest epoch that it has.
 EPOCH_UNKNOWN = 0
 NAMES_PER_SLICE = 64
@@ -53,11 +49,9 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 logger = logging.getLogger(__name__)
 
-Job = Callable[[], Any]
 
-
-def run_now(job: Job, done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run a blocking job on the spot: what a broker without an event loop does."""
+def run_now(job: Job, done: Done) -> None:
+    """Run a blocking job on the spot, for a broker without an event loop."""
     try:
         result = job()
     except StorageError as error:
@@ -121,7 +115,7 @@ class Broker:
         self,
         options: Options,
         files: Files | None = None,
-        in_background: Callable[[Job, Callable[[Any, BaseException | None], None]], None] = run_now,
+        in_background: Callable[[Job, Done], None] = run_now,
         capacity: Capacity | None = None,
     ) -> None:
         self.options = options
@@ -141,7 +135,8 @@ class Broker:
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.syncs = Syncs(self.files, self.root)
         self.stand_ins = StandIns(self.files)
-        self.room = Room(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
+        self.reserve = DiskReserve(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
+        self.segment_jobs = BackgroundJobs(self.files, self.syncs, self.reserve, self.stand_ins, in_background)
         self.journal = Journal(self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background)
         self.redo: Redo | None = None
         self.epoch = 0
@@ -165,9 +160,9 @@ class Broker:
     def change_options(self, options: Options) -> None:
         """Put in force other options: those of space; the rest is read where it counts."""
         self.options = options
-        self.room.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
+        self.reserve.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
         for topic in self.topic_of.values():
-            topic.space.apply()
+            topic.quota.apply()
 
     def load(self) -> None:
         """Open the data directory and every topic in it."""
@@ -318,101 +313,11 @@ class Broker:
             found or None,
             exists,
         )
-        log.on_spare_wanted = self.prepare_spare
-        log.on_pages_wanted = self.prepare_pages
-        log.on_dropped = self.drop_segment
-        log.on_retired = self.retire_segment
+        log.pool.jobs = self.segment_jobs
         for start, end in log.holes:
             log.damage.missing(start, end)
         log.damage.count_into(self.damage)
         return log
-
-    def prepare_spare(
-        self, log: Log, size_bytes: int, offer: Callable[[Log, Segment | None], None] = Log.offer_spare
-    ) -> None:
-        """Reserve and map a log's next segment in a thread, then offer it; None where that failed."""
-
-        def job() -> Segment | StorageError:
-            try:
-                return self.new_spare(log, size_bytes)
-            except StorageError as error:
-                # Nothing to be alarmed by: whoever needs the segment gets an error then, if there is no room still.
-                return error
-
-        def done(made: Segment | StorageError | None, error: BaseException | None) -> None:
-            offer(log, made if isinstance(made, Segment) else None)
-            if not isinstance(made, Segment) and not log.abandoned:
-                logger.warning(
-                    "DISKQUEUE: cannot prepare a segment ahead: %s; it is created when a message needs it",
-                    made or error,
-                )
-
-        self.in_background(job, done)
-
-    def new_spare(self, log: Log, size_bytes: int) -> Segment:
-        """Make a segment of that size, or of a lesser one where the disk has no room for it. Raises: StorageError."""
-        if log.directory is None:
-            return log.new_segment(size_bytes)
-        while size_bytes > max(self.room.left_bytes(), SEGMENT_BYTES_MIN):
-            size_bytes //= 2
-        with self.room.claim(SEGMENT_BYTES_MIN, max(size_bytes, SEGMENT_BYTES_MIN)) as claimed_bytes:
-            segment = log.new_segment(claimed_bytes)
-        if log.populates:
-            # The log asks for more when it comes to it; in one call it would keep the loop from this core for long.
-            segment.prepared = min(PAGES_FIRST_BYTES, segment.mapping.size_bytes)
-            self.files.populate(segment.mapping, 0, segment.prepared)
-        return segment
-
-    def prepare_pages(self, log: Log, segment: Segment, start_bytes: int, length_bytes: int) -> None:
-        """Have pages present in a thread that a log will need soon, a few at a time with a rest between.
-
-        In the kernel a thread gives way to nobody for up to a tick, and the loop may have but this core.
-        """
-        end_bytes = start_bytes + length_bytes
-
-        def job() -> None:
-            at_bytes = start_bytes
-            while at_bytes < end_bytes:
-                piece_bytes = min(PAGES_AT_ONCE_BYTES, end_bytes - at_bytes)
-                self.files.populate(segment.mapping, at_bytes, piece_bytes)
-                at_bytes += piece_bytes
-                if at_bytes < end_bytes and at_bytes - segment.tail > piece_bytes:
-                    time.sleep(PAGES_REST_S)
-
-        def done(_result: None, error: BaseException | None) -> None:
-            if error is not None:
-                # A page that was used before cannot be read from the disk any more: what is stored there would be lost.
-                log.leave(segment)
-            log.pages_ready(segment, end_bytes)
-            self.log_failure(None, error)
-
-        self.in_background(job, done)
-
-    def retire_segment(
-        self, log: Log, segment: Segment, offer: Callable[[Log, Segment | None], None] = Log.offer_spare
-    ) -> None:
-        """Make it durable in a thread that a segment holds no record any more, then keep it as the next spare."""
-        path = segment.mapping.path
-        assert path is not None, "memory needs no sync"
-
-        def retire() -> None:
-            try:
-                self.syncs.sync(segment.mapping, 0, PAGE_BYTES)
-            except StorageError:
-                self.files.remove(path)
-                raise
-
-        def done(_result: None, error: BaseException | None) -> None:
-            offer(log, segment if error is None else None)
-            self.log_failure(None, error)
-
-        self.in_background(retire, done)
-
-    def drop_segment(self, _log: Log, segment: Segment) -> None:
-        """Remove a drained segment's file in a thread."""
-        path = segment.mapping.path
-        if path is not None:
-            self.in_background(lambda: self.files.remove(path), self.log_failure)
 
     def discard(self, directory: str) -> str:
         """Take a directory out of the tree at once, by a rename. Returns: its path now, for `remove_discarded`.
@@ -442,7 +347,7 @@ class Broker:
             if error is not None:
                 self.removals_failed.append((directory, moved))
                 if not again:
-                    self.log_failure(None, error)
+                    log_failure(None, error)
 
         self.in_background(remove, done)
 
@@ -461,18 +366,13 @@ class Broker:
             self.files.remove_tree(directory)
         except StorageError as error:
             self.half_made.add(directory)
-            self.log_failure(None, error)
+            log_failure(None, error)
 
     def clear_half_made(self, directory: str) -> None:
         """Before a topic or channel is made: remove the remains of a failed attempt. Raises: StorageError."""
         if directory in self.half_made:
             self.files.remove_tree(directory)
             self.half_made.discard(directory)
-
-    def log_failure(self, _result: Any, error: BaseException | None) -> None:
-        """Note that a job in the background failed where nothing hangs on it."""
-        if error is not None:
-            logger.warning("DISKQUEUE: %s", reason_of(error))
 
     def topic(self, name: str) -> Topic:
         """Return the topic of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
@@ -515,7 +415,7 @@ class Broker:
         if directory is None:
             return Topic(self, name, None)
         try:
-            with self.room.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+            with self.reserve.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
                 self.clear_half_made(directory)
                 self.files.make_directory(directory)
                 return Topic(self, name, directory)
@@ -570,8 +470,8 @@ class Broker:
         if reached is not None:
             return reached
         try:
-            if self.room.is_short():
-                return f"less than {self.room.floor_bytes} bytes are free on the disk"
+            if self.reserve.is_short():
+                return f"less than {self.reserve.floor_bytes} bytes are free on the disk"
         except StorageError as error:
             return str(error)
         while self.short_of_room:
@@ -579,8 +479,8 @@ class Broker:
             topic = self.topic_of.get(name)
             if topic is None:
                 self.short_of_room.remove(name)
-            elif not topic.space.look_again():
-                return f"topic {name}: {topic.space.refusal}"
+            elif not topic.quota.recheck():
+                return f"topic {name}: {topic.quota.refusal}"
         return None
 
     def accepted_count(self) -> int:
@@ -605,7 +505,7 @@ class Broker:
         path = os.path.join(self.root, PROBE_FILE)
 
         def job() -> None:
-            with self.room.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+            with self.reserve.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
                 mapping = self.files.new_mapped(path, SEGMENT_BYTES_MIN, False)
             try:
                 self.files.sync(mapping, 0, PAGE_BYTES)

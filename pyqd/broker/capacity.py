@@ -3,7 +3,7 @@
 A broker that uses up a limit of the machine cannot even do what it must: roll a log, grow a ledger, start again. So
 each limit is read at the start, and a part of it is kept in reserve. When only the reserve is left, new topics,
 channels and connections are refused, and everything that exists goes on. The reserve of disk blocks is kept by
-`pyqd.broker.room`.
+`pyqd.diskqueue.space_limit`.
 
     mappings      files outside the arena (pyx/diskqueue/arena.pyx), so all of them under a limit of the address space
     memory        what the machine, the control group and the address space leave

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded, put_in_force
-from pyqd.broker.space import SEGMENT_BYTES_MIN
 from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
 from pyqd.diskqueue.standins import StandIns
 from pyqd.hot.broker.limited import LimitedChannel
 from pyqd.hot.broker.parked import Parked
@@ -262,10 +262,10 @@ class Channel(LimitedChannel):
 
         stand_ins: given by a start, which goes on in memory where the disk has no room for the ledger.
         """
-        broker, space = self.topic.broker, self.topic.space
+        broker, quota = self.topic.broker, self.topic.quota
         if self.directory is None:
             log = broker.new_log(None)
-            space.watch(log)
+            log.pool.limit = quota
             return Parked(log, Ledger(self.files, None))
         path = self.path_of(PARKED_LOG)
         if self.files.exists(path):
@@ -273,9 +273,9 @@ class Channel(LimitedChannel):
             if not broker.names_durable:
                 self.sync_found(log, path)
         else:
-            with space.claimed(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, on_disk=True):
+            with quota.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
                 log = broker.new_log(path)
-        space.watch(log)
+        log.pool.limit = quota
         missing = not self.files.exists(self.path_of(PARKED_LEDGER))
         ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), stand_ins))
         ledger.clears_late = broker.options.sync_fin

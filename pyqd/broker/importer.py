@@ -164,16 +164,13 @@ class Importer:
 
     def _open_log(self, directory: str) -> Log:
         log = Log(self.files, directory, self.segment_bytes_max)
-        # Without a spare at hand a log makes small segments, so that its loop is not held: here there is none.
-        log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+        # A log makes small segments on the spot so that the event loop is not held. An import has none.
+        log.pool.on_the_spot_bytes_max = self.segment_bytes_max
         return log
 
     def _settle(self, topic: TopicImport) -> None:
-        """Make a topic's logs and ledgers durable, and give up the segments that were made ahead."""
+        """Make a topic's logs and ledgers durable."""
         for log in topic.logs:
-            for spare in log.spares:
-                assert spare.mapping.path is not None
-                self.files.remove(spare.mapping.path)
             ranges, _ = log.dirty_ranges()
             for segment, start, length in ranges:
                 self.files.sync(segment.mapping, start, length)

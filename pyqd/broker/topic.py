@@ -11,9 +11,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.space import Space
+from pyqd.broker.reclaimer import Reclaimer
+from pyqd.broker.topic_quota import TopicQuota
 from pyqd.diskqueue.damage import BAD, DAMAGED_DIRECTORY, reused, set_aside
 from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.diskqueue.unsynced import Names
 from pyqd.hot.broker.topic import TOPIC_STATE_SIZE, TopicCore, check_state, created_of
 from pyqd.hot.diskqueue.ledger import Ledger
@@ -92,8 +94,9 @@ class Topic(TopicCore):
             journaled=journaled,
         )
         self.reader = LogReader(log)
-        self.space = Space(self)
-        self.space.watch(log)
+        self.quota = TopicQuota(self)
+        self.reclaimer = Reclaimer(self)
+        log.pool.limit = self.quota
 
     def open_log(self, directory: str | None, found: Sequence[str] | None) -> Log:
         """Open the topic's log, or make it. found: the names that the start has found; None: the topic is new."""
@@ -290,7 +293,7 @@ class Topic(TopicCore):
 
     def require_room(self, size_bytes: int) -> None:
         """See that the channels have room for so many bytes of parked messages. Raises: DiskFull, StorageError."""
-        with self.space.claimed(size_bytes, size_bytes, on_disk=self.directory is not None):
+        with self.quota.claim(size_bytes, size_bytes, on_disk=self.directory is not None):
             pass
 
     def logs(self) -> list[Log]:
@@ -304,8 +307,8 @@ class Topic(TopicCore):
     def remove_spares(self) -> None:
         """Remove all spare segments on the spot, for the space they take: the topic is closing."""
         for log in self.logs():
-            log.on_dropped = None
-            log.drop_spares()
+            log.pool.jobs = SegmentJobs()
+            log.pool.drop_spares()
 
     def hold_files(self) -> None:
         """Keep state and ledgers mapped for good, as clients may hold the topic longer than it has files.

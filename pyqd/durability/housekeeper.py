@@ -9,6 +9,7 @@ from collections.abc import Callable
 import gevent
 
 from pyqd.broker.broker import Broker
+from pyqd.diskqueue.segment_jobs import log_failure
 from pyqd.hot.primitives.clock import mono
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
@@ -20,7 +21,7 @@ TOPICS_PER_TURN = 128
 
 
 class Housekeeper:
-    """Greenlet that calls `Space.tend` of every topic periodically.
+    """Greenlet that runs the `Reclaimer` of every topic periodically.
 
     on_bug: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
     """
@@ -57,8 +58,8 @@ class Housekeeper:
         for index, topic in enumerate(list(self._broker.topic_of.values()), 1):
             if not topic.exiting:
                 try:
-                    topic.space.tend(mono())
+                    topic.reclaimer.run(mono())
                 except StorageError as error:
-                    self._broker.log_failure(None, error)
+                    log_failure(None, error)
             if index % TOPICS_PER_TURN == 0:
                 yield_to_loop()

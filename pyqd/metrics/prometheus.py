@@ -177,7 +177,7 @@ class DaemonCollector(Collector):
         except StorageError:
             free_bytes = float("nan")
         yield gauge("pyqd_disk_free_bytes", "Free bytes of the file system with the data.", free_bytes)
-        yield gauge("pyqd_disk_free_min_bytes", "Bytes below which publishing is refused.", broker.room.floor_bytes)
+        yield gauge("pyqd_disk_free_min_bytes", "Bytes below which publishing is refused.", broker.reserve.floor_bytes)
         yield gauge(
             "pyqd_topics_refusing", "Topics that refuse publishing for lack of space.", len(broker.short_of_room)
         )

@@ -60,13 +60,13 @@ TOPIC_FAMILIES: Sequence[Family] = (
         "pyqd_topic_disk_bytes",
         "gauge",
         "Bytes of the segments of the topic and its channels, including spares.",
-        lambda t: t.space.bytes_used(),
+        lambda t: t.quota.bytes_used(),
     ),
     Family(
         "pyqd_topic_refusing",
         "gauge",
         "1 while publishing is refused for lack of space.",
-        lambda t: t.space.refusal is not None,
+        lambda t: t.quota.refusal is not None,
     ),
     Family(
         "pyqd_topic_damage_total",

@@ -2,9 +2,9 @@
 
 Problem: a batch of a million messages takes tens of milliseconds to store, becomes visible all at once, and must not
 hold the loop. So a batch above SLICED_BYTES_MIN is queued here: each turn appends some of its messages behind the log's
-end and sets the batch aside (pyx/diskqueue/draft.pyx), and the last turn makes all of them visible. As ordinals are
-dense, no other message can be accepted meanwhile: whatever is published to the topic queues up behind, a single message
-too. The publisher's connection waits, the loop does not. A publish to a topic without a queue never comes here.
+end and sets the batch aside (pyx/diskqueue/batchwriter.pyx), and the last turn makes all of them visible. As ordinals
+are dense, no other message can be accepted meanwhile: whatever is published to the topic queues up behind, a single
+message too. The publisher's connection waits, the loop does not. A publish to a topic without a queue never comes here.
 
 A slice is bounded by the work that is left of the turn of the loop, so many large batches at once, to different topics,
 share one budget.
@@ -27,7 +27,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from pyqd.hot.broker.topic cimport MessageBatch, TopicCore, batch_span
-from pyqd.hot.diskqueue.draft cimport forget_batch, resume_batch, set_batch_aside
 from pyqd.hot.wire.bodies cimport Frames
 from pyqd.hot.wire.record cimport record_span
 from pyqd.hot.wire.scanner cimport read_be32
@@ -135,12 +134,12 @@ cdef class Intake(Scheduled):
     cdef bint store_slice(self, QueuedBatch queued) except -1:
         """Add some messages of the first batch. Returns: whether it is stored. Raises: StorageError (it is dropped)."""
         cdef MessageBatch* batch = &queued.batch
-        if not queued.begun or not (batch.kept == 0 or resume_batch(self.topic.log)):
+        if not queued.begun or not (batch.kept == 0 or self.topic.log.resume_batch()):
             self.begin(queued)
         try:
             self.add_slice(batch)
             if batch.done < batch.count:
-                batch.kept == 0 or set_batch_aside(self.topic.log)
+                batch.kept == 0 or self.topic.log.batch.set_aside()
                 return False
         except BaseException:
             self.topic.drop_messages(batch)
@@ -187,8 +186,8 @@ cdef class Intake(Scheduled):
 
     cdef int end(self, QueuedBatch queued, error) except -1:
         """Take a batch out of the queue: stored, refused, or cancelled. error: None where there is none to tell."""
-        if self.topic.log.set_aside is not None and queued is self.waiting[0]:
-            forget_batch(self.topic.log)
+        if self.topic.log.batch.segment is not None and queued is self.waiting[0]:
+            self.topic.log.batch.discard()
         self.waiting.remove(queued)
         self.topic.busy = len(self.waiting) != 0
         if self.topic.busy:

@@ -238,12 +238,12 @@ cdef class TopicCore(Feed):
         if self.ephemeral and not self.shown():
             assert self.open_count == 0
             return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
-        if not self.log.in_batch:
+        if not self.log.batch.is_open:
             assert self.open_count == 0
             self.log.begin_batch(span)
         try:
-            assert self.open_count == 0 or self.log.joins(span), "a batch was opened that this one does not join"
-            end = self.log.append_frames(at, count, now_ns, self.guids)
+            assert self.open_count == 0 or self.log.batch.joins(span), "a batch was opened that this one does not join"
+            end = self.log.batch.append_frames(at, count, now_ns, self.guids)
         except BaseException:
             self.abort_batches()
             raise
@@ -253,7 +253,7 @@ cdef class TopicCore(Feed):
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
         """Say whether messages can be added to the batch that is open."""
-        return self.log.joins(batch_span(count, body_words))
+        return self.log.batch.joins(batch_span(count, body_words))
 
     cdef int commit_batches(self) except -1:
         """Accept what is open, all or none. Raises: StorageError (nothing was accepted)."""
@@ -274,8 +274,8 @@ cdef class TopicCore(Feed):
     cdef int abort_batches(self) except -1:
         """Give up what is open."""
         self.open_count = self.open_bytes = 0
-        if self.log.in_batch:
-            self.log.abort_batch()
+        if self.log.batch.is_open:
+            self.log.batch.discard()
         return 0
 
     cdef int publish_deferred_batch(
@@ -323,7 +323,7 @@ cdef class TopicCore(Feed):
         cdef const char* at = batch.at
         assert count <= batch.count - batch.done
         if due_ns == 0 and batch.dues == NULL and batch.kept == batch.count:
-            batch.at = self.log.append_frames(at, count, batch.now_ns, self.guids)
+            batch.at = self.log.batch.append_frames(at, count, batch.now_ns, self.guids)
             batch.body_bytes += batch.at - at - count * sizeof(uint32_t)
             batch.done += count
             return 0
@@ -336,9 +336,9 @@ cdef class TopicCore(Feed):
             at += sizeof(uint32_t)
             guid = self.guids.next_id(batch.now_ns)
             if batch.done < batch.kept:
-                self.log.append(guid, batch.now_ns, due_ns, 0, at, size)
+                self.log.batch.append(guid, batch.now_ns, due_ns, 0, at, size)
                 if due_ns != 0:
-                    batch.deferred_end = self.log.end
+                    batch.deferred_end = self.log.batch.end_ordinal()
                     batch.deferred_count += 1
             batch.body_bytes += size
             batch.at = at + size
@@ -347,14 +347,14 @@ cdef class TopicCore(Feed):
 
     cdef int accept_messages(self, MessageBatch* batch) except -1:
         """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
-        cdef const Record* first = <const Record*> self.log.batch_at
+        cdef const Record* first = <const Record*> self.log.batch.first
         assert batch.done == batch.count
         if batch.in_slices and batch.deferred_count != 0 and self.shown():
             # The topic may not have been shown when the batch began.
             try:
                 self.prepare_park(batch_span(batch.count, batch.body_words), 0)
             except BaseException:
-                self.log.abort_batch()
+                self.log.batch.discard()
                 raise
         if batch.deferred_count != 0:
             self.state.deferred_below = batch.deferred_end
@@ -374,8 +374,8 @@ cdef class TopicCore(Feed):
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
         """Drop a batch that is under way."""
-        if batch.kept != 0 and self.log.in_batch:
-            self.log.abort_batch()
+        if batch.kept != 0 and self.log.batch.is_open:
+            self.log.batch.discard()
         return 0
 
     cdef bint shown(self) noexcept:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyqd.broker import amend, replay
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.intake import begin_small, enqueue_frames
 from pyqd.hot.broker.stragglers import move_parked
 from pyqd.hot.primitives.clock import mono, wall
@@ -187,7 +188,7 @@ def test_publishing_in_slices(bench, size_bytes, due):
 @pytest.mark.parametrize("spare", [True, False])
 def test_publishing_over_a_segments_end(bench, spare):
     if not spare:
-        bench.topic.log.on_spare_wanted = None
+        bench.topic.log.pool.jobs = SegmentJobs()
     room_bytes = SEGMENT_BYTES_MIN - SEGMENT_HEADER_BYTES - 5 * span_bytes(20)
     bench.publish(1, room_bytes - RECORD_HEADER_BYTES - 16)
     assert_all_or_nothing(bench, bench.publish)

@@ -571,7 +571,7 @@ def test_a_held_deferred_message_outlives_a_kill_after_the_first_channel_was_mad
 def test_a_topic_whose_deletion_a_kill_cut_short_stays_deleted(machine: Machine) -> None:
     machine.topic().channel("c")
     machine.publish(HELD)
-    machine.broker.in_background = lambda _job, _done: None
+    machine.broker.in_background = machine.broker.segment_jobs.in_background = lambda _job, _done: None
     assert machine.broker.delete_topic("t")
     machine.load()
     assert machine.broker.topic_of == {}

@@ -167,12 +167,12 @@ def test_a_bad_page_behind_the_end_is_found_before_a_record_comes_to_it(tmp_path
     topic.publish_body(body_of(0, BODY_BYTES), wall())
     segment = topic.log.active
     make_unreadable(segment.mapping, 9)
-    broker.prepare_pages(topic.log, segment, PAGE_BYTES, 12 * PAGE_BYTES)
+    broker.segment_jobs.prepare_pages(topic.log.pool, segment, PAGE_BYTES, 12 * PAGE_BYTES)
     for number in range(1, 300):
         topic.publish_body(body_of(number, BODY_BYTES), wall())
     assert (segment.worn, segment.count) == (True, 1)
     assert delivered(topic) == list(range(300))
-    assert segment not in topic.log.spares
+    assert segment not in topic.log.pool.spares
     topic.check()
 
 

@@ -75,7 +75,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def open(self):
         self.broker = self.broker_on_disk()
         if not self.ahead:
-            self.broker.in_background = lambda job, done: None
+            self.broker.in_background = self.broker.segment_jobs.in_background = lambda job, done: None
         self.topic = self.broker.topic("t")
         self.guids = {}
         self.consumers = {name: [consumer_on(self.topic.channel(name)) for _ in range(2)] for name in self.model}

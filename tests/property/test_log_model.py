@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull
-from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, FullFiles, body_of
+from tests.support.storage import SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, EagerJobs, FullFiles, body_of
 
 SIZES = st.one_of(
     st.integers(8, 100),
@@ -45,13 +45,7 @@ class LogMachine(RuleBasedStateMachine):
     def open(self):
         self.log = Log(self.files, self.directory if self.kept else None, self.size, self.epoch)
         if self.ahead:
-            self.log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(self.prepared(log, size_bytes))
-
-    def prepared(self, log, size_bytes):
-        try:
-            return log.new_segment(size_bytes)
-        except DiskFull:
-            return None
+            self.log.pool.jobs = EagerJobs()
 
     @rule(size=SIZES, count=st.integers(1, 20), full=st.booleans())
     def append(self, size, count, full):

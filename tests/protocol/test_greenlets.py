@@ -57,7 +57,7 @@ def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
-    monkeypatch.setattr(topic.space, "tend", lambda _now_ns: 1 / 0)
+    monkeypatch.setattr(topic.reclaimer, "run", lambda _now_ns: 1 / 0)
     housekeeper = Housekeeper(broker, failed.set)
     housekeeper.start()
     assert isinstance(failed.get(timeout=LONG_S), ZeroDivisionError)

@@ -53,13 +53,13 @@ def test_every_series_of_topics_and_channels(broker: Any) -> None:
 def test_a_topic_that_refuses_is_not_one_that_is_paused(broker: Any) -> None:
     topic = broker.topic_of["orders"]
     topic.pause(False)
-    topic.space.refusal = "the quota is full"
+    topic.quota.refusal = "the quota is full"
     try:
         values = series_of(broker)
         assert (values["pyqd_topic_refusing"], values["pyqd_topic_paused"]) == (1, 0)
         assert values["pyqd_topic_depth"] == 0
     finally:
-        topic.space.refusal = None
+        topic.quota.refusal = None
 
 
 def test_every_key_of_the_statistics(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     broker.short_of_room.update("abcde")
     monkeypatch.setattr(broker, "health", lambda: "NOK")
     metrics.series_count, metrics._summed_count = 601, 602
-    broker.room.floor_bytes = 701
+    broker.reserve.floor_bytes = 701
     monkeypatch.setattr("pyqd.hot.net.buffers.total", lambda: 801)
     monkeypatch.setattr(broker.files, "free_bytes", lambda _path: 901)
     monkeypatch.setattr("pyqd.metrics.prometheus.unmanaged_count", lambda: 1)

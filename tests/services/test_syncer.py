@@ -13,6 +13,7 @@ from pyqd.api.limits import LimitRoutes
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping
@@ -219,7 +220,7 @@ def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: P
     broker.load()
     syncer = Syncer(broker, run_inline)
     log = broker.topic("t").log
-    log.on_spare_wanted = None
+    log.pool.jobs = SegmentJobs()
     assert syncer.sync_dirty()
     publish(broker, "t", 60_000 * b"x")
     used = log.active

@@ -213,7 +213,7 @@ class Administration(Operations):
             return
         found = self.broker_topic(topic)
         self.doubt.limits.add(topic.name)
-        found.space.set_own(**limits)
+        found.quota.set_own(**limits)
         if not self.died():
             topic.own_limits, topic.own_stamp = found.own_limits, self.model.tick()
 

@@ -8,8 +8,11 @@ from typing import Any
 from pyqd.broker.broker import Broker
 from pyqd.config.options import Options, build
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.diskqueue.segment import Segment
+from pyqd.hot.diskqueue.segmentpool import SegmentPool
 from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.durations import MINUTE_NS
 from pyqd.primitives.errors import DiskFull
@@ -31,6 +34,46 @@ class FullFiles(Files):
                 raise DiskFull("reserve", path, errno.ENOSPC, "No space left on device")
             self.room -= 1
         return super().new_mapped(path, size_bytes, populate)
+
+
+class NotedJobs(SegmentJobs):
+    """Note the spares that a pool asks for, the segments made on the spot, and those removed, whose files stay."""
+
+    def __init__(self, prepares_ahead: bool = True) -> None:
+        self.prepares_ahead = prepares_ahead
+        self.asked: list[int] = []
+        self.made: list[Segment] = []
+        self.removed: list[Segment] = []
+
+    def prepare_spare(self, pool: SegmentPool, size_bytes: int) -> None:
+        self.asked.append(size_bytes)
+
+    def prepare_pages(self, pool: SegmentPool, segment: Segment, start_bytes: int, length_bytes: int) -> None:
+        """The pages never come."""
+
+    def make(self, pool: SegmentPool, need_bytes: int, want_bytes: int) -> Segment:
+        self.made.append(super().make(pool, need_bytes, want_bytes))
+        return self.made[-1]
+
+    def remove(self, pool: SegmentPool, segment: Segment) -> None:
+        self.removed.append(segment)
+
+
+class EagerJobs(SegmentJobs):
+    """Make each spare as soon as a pool asks for it."""
+
+    prepares_ahead = True
+
+    def prepare_spare(self, pool: SegmentPool, size_bytes: int) -> None:
+        try:
+            segment = pool.new_segment(size_bytes)
+        except DiskFull:
+            pool.offer_spare(None)
+        else:
+            pool.offer_spare(segment)
+
+    def prepare_pages(self, pool: SegmentPool, segment: Segment, start_bytes: int, length_bytes: int) -> None:
+        """The pages never come."""
 
 
 def body_of(number: int, size_bytes: int = 16) -> bytes:

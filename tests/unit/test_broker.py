@@ -11,6 +11,7 @@ import pytest
 
 from pyqd.broker.broker import NAMES_PER_SLICE
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StartupError, StorageError
@@ -211,7 +212,7 @@ def test_a_start_that_ends_while_an_empty_segment_begins_again_keeps_the_place_i
         channel.finish_message(consumer, channel.take_message(consumer)[0])
     topic.log.shrink()
     topic.trim_finished()
-    topic.log.drop_spares()
+    topic.log.pool.drop_spares()
     # A segment's number is stored last.
     topic.log.active.mapping.view()[16:24] = bytes(8)
     topic = after_power_failure(tmp_path).topic("t")
@@ -240,7 +241,7 @@ def test_a_log_without_a_segment_opens_on_a_full_disk_and_goes_on_once_there_is_
     assert channel.finish_message(consumer, channel.take_message(consumer)[0]) == 0
     topic.trim_finished()
     topic.check()
-    assert None not in [spare.mapping.path for spare in topic.log.spares]
+    assert None not in [spare.mapping.path for spare in topic.log.pool.spares]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 1, "epoch": -1}'])
@@ -260,7 +261,7 @@ def test_a_node_file_of_a_later_format_is_refused_and_not_touched(tmp_path):
 def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp_path):
     broker = broker_on(tmp_path, FullFiles())
     topic = broker.topic("t")
-    topic.log.on_spare_wanted = None
+    topic.log.pool.jobs = SegmentJobs()
     topic.publish_body(b"x" * 60_000, wall())
     broker.files.room = 0
     with pytest.raises(DiskFull) as caught:
@@ -274,7 +275,7 @@ def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp
 def test_health_does_not_take_a_deleted_topic_for_a_write_that_worked(tmp_path):
     broker = broker_on(tmp_path, FullFiles())
     topic, other = broker.topic("t"), broker.topic("other")
-    topic.log.on_spare_wanted = None
+    topic.log.pool.jobs = SegmentJobs()
     topic.publish_body(b"x" * 60_000, wall())
     other.publish_body(b"x", wall())
     accepted = broker.accepted_count()
@@ -310,7 +311,7 @@ def test_a_topic_that_could_not_be_made_is_made_later(tmp_path, room):
 def test_jobs_in_the_background_may_come_late_or_never(tmp_path):
     jobs = []
     broker = broker_on(tmp_path)
-    broker.in_background = lambda job, done: jobs.append((job, done))
+    broker.in_background = broker.segment_jobs.in_background = lambda job, done: jobs.append((job, done))
     topic = broker.topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
@@ -370,8 +371,8 @@ def test_of_a_new_segment_a_first_piece_is_made_present_however_much_is_asked_fo
     broker = broker_on(tmp_path, Noting())
     Noting.ranges.clear()
     log: Any = Outrun()
-    assert broker.new_spare(log, 16 << 20).prepared == 256 << 10
-    assert broker.new_spare(log, 151_552).prepared == 151_552
+    assert broker.segment_jobs.new_spare(log, 16 << 20).prepared == 256 << 10
+    assert broker.segment_jobs.new_spare(log, 151_552).prepared == 151_552
     assert Noting.ranges == [(0, 256 << 10), (0, 151_552)]
 
 

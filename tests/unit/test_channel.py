@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
@@ -95,7 +96,7 @@ def test_messages_finished_in_any_order_let_their_segments_go(topic, size_bytes,
 def test_a_channel_at_the_end_of_a_segment_reads_on_after_that_segment_was_recycled(topic, ahead, others, size_bytes):
     if not ahead:
         # Without spares made ahead the segment that was given up is the very next one.
-        topic.log.on_spare_wanted = None
+        topic.log.pool.jobs = SegmentJobs()
     channels = [topic.channel("c"), *[topic.channel("d") for _ in range(others)]]
     consumers = [consumer_on(channel) for channel in channels]
     publish(topic, 300, size_bytes)

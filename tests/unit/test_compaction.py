@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyqd.broker import space
+from pyqd.broker import reclaimer
 from pyqd.hot.broker.stragglers import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
@@ -15,8 +15,8 @@ DUE = 1
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    monkeypatch.setattr(space, "STRAGGLER_AGE_NS", 0)
-    monkeypatch.setattr(space, "STRAGGLER_LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(reclaimer, "STRAGGLER_AGE_NS", 0)
+    monkeypatch.setattr(reclaimer, "STRAGGLER_LOG_BYTES_MIN", 0)
 
 
 def park(topic, count, due_ns, start=0):
@@ -55,7 +55,7 @@ def test_a_message_that_is_far_from_due_does_not_hold_a_long_log(tmp_path, name)
     assert work_off(channel, consumer) == 8 * PER_SEGMENT
     log = channel.parked.log
     assert segment_count(log) > 8
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert segment_count(log) == 1
     assert channel.deferred_count == 1
     ((_, _, _, due, attempts, body),) = [
@@ -77,7 +77,7 @@ def test_a_log_whose_oldest_segments_are_all_unfinished_becomes_compact(tmp_path
     work_off(channel, consumer)
     assert segment_count(channel.parked.log) == 16
     for _ in range(4):
-        topic.space.tend(mono())
+        topic.reclaimer.run(mono())
     assert segment_count(channel.parked.log) <= 4
     assert channel.deferred_count == 2 * PER_SEGMENT
 
@@ -89,7 +89,7 @@ def test_a_log_that_is_mostly_unfinished_is_not_copied(tmp_path):
     park(topic, 4 * PER_SEGMENT, DUE, 4 * PER_SEGMENT)
     work_off(channel, consumer_on(channel))
     end = channel.parked.log.end
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked.log.end == end
 
 
@@ -141,7 +141,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
     log = channel.parked.log
     end = log.end
     for _ in range(2):
-        topic.space.tend(mono())
+        topic.reclaimer.run(mono())
         assert log.end == end + 1
         assert segment_count(log) > 8
     channel.settle(log.end)
@@ -151,16 +151,16 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
 
 
 def test_a_bounded_number_is_moved_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(space, "STRAGGLERS_PER_TURN", 3)
+    monkeypatch.setattr(reclaimer, "STRAGGLERS_PER_TURN", 3)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     park(topic, PER_SEGMENT, wall() + HOUR_NS)
     park(topic, 8 * PER_SEGMENT, DUE, PER_SEGMENT)
     work_off(channel, consumer_on(channel))
     end = channel.parked.log.end
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked.log.end == end + 3
-    topic.space.tend(mono())
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked.log.end == end + PER_SEGMENT
     assert segment_count(channel.parked.log) < 4

@@ -123,7 +123,7 @@ def test_a_deletion_needs_no_mapping(tmp_path: Path, what: str) -> None:
 def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> None:
     broker = broker_at(tmp_path)
     # No job in the background is run: it is what a kill just behind the rename leaves.
-    broker.in_background = lambda _job, _done: None
+    broker.in_background = broker.segment_jobs.in_background = lambda _job, _done: None
     fill(broker)
     broker.delete_topic("t")
     assert list(tmp_path.glob("discarded/1/*"))
@@ -158,10 +158,10 @@ def test_a_segment_that_comes_too_late_is_removed(tmp_path: Path) -> None:
     files = Refusing()
     broker = broker_at(tmp_path, files)
     log = broker.topic("t").log
-    late = log.new_segment(1 << 16)
+    late = log.pool.new_segment(1 << 16)
     broker.delete_topic("t")
-    log.offer_spare(late)
-    assert log.spares == []
+    log.pool.add_spare(late)
+    assert log.pool.spares == []
     assert files.removed[-1] == late.mapping.path
     broker.close()
 
@@ -186,7 +186,7 @@ def test_a_topic_that_was_there_at_the_start_is_collected_when_it_is_deleted(tmp
     with loading():
         again = broker_at(tmp_path)
     assert gc.get_freeze_count() > 0
-    gone = weakref.ref(again.topic("t").space)
+    gone = weakref.ref(again.topic("t").quota)
     again.delete_topic("t")
     again.scheduler.run_wakes()
     gc.collect()

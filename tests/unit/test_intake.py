@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.broker.intake and pyqd.hot.diskqueue.draft: large batches stored in slices."""
+"""Tests of pyqd.hot.broker.intake and pyqd.hot.diskqueue.batchwriter: large batches stored in slices."""
 
 import os
 import struct
@@ -6,6 +6,7 @@ import struct
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.intake import begin_small, enqueue_frames, must_queue
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.primitives.guid import stepped
@@ -158,7 +159,7 @@ def test_a_kill_between_slices_leaves_nothing_of_a_batch_and_all_of_what_was_bef
 def test_a_disk_that_fails_between_slices_refuses_the_whole_batch_and_leaves_nothing(topic, tmp_path, files):
     begin_small(20_000, 100_000)
     # No page is there before it is written.
-    topic.log.on_spare_wanted = topic.log.on_pages_wanted = None
+    topic.log.pool.jobs = SegmentJobs()
     topic.publish_body(body_of(7), wall())
     queued = begun(topic, 100, 400, size_bytes=1000)
     behind = enqueue_frames(topic, frames(900, 1), wall())
@@ -201,7 +202,7 @@ def test_a_batch_begins_again_where_the_log_goes_on_in_another_segment(topic):
 
 def test_a_batch_begins_again_where_a_page_ahead_of_it_cannot_be_read(topic):
     queued = begun(topic)
-    topic.log.leave(topic.log.active)
+    topic.log.pool.leave(topic.log.active)
     run_turns(topic.broker)
     assert queued.stored
     assert numbers(topic) == list(range(100))

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pyqd.broker import amend, replay
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
@@ -134,18 +135,18 @@ def test_deferred_messages_for_which_there_is_no_room_wait_in_the_queue_until_th
     defer(topic, 1)
     defer(topic, 200, start=1, size_bytes=LARGE_BYTES)
 
-    def refuse(log, need_bytes, want_bytes):
-        raise StorageError("create", "a segment", 28, "No space left on device")
+    class FullDisk(SegmentJobs):
+        def make(self, pool, need_bytes, want_bytes):
+            raise StorageError("create", "a segment", 28, "No space left on device")
 
     log = channel.parked.log
-    make, log.on_segment_wanted = log.on_segment_wanted, refuse
-    log.on_spare_wanted = None
-    log.drop_spares()
+    jobs, log.pool.jobs = log.pool.jobs, FullDisk()
+    log.pool.drop_spares()
     run_turns(topic.broker)
     parked = channel.deferred_count
     assert 0 < parked < 201
     assert channel.depth == 201 - parked
-    log.on_segment_wanted = make
+    log.pool.jobs = jobs
     topic.broker.scheduler.run_timers(2**62)
     run_turns(topic.broker)
     assert (channel.depth, channel.deferred_count) == (0, 201)

@@ -12,7 +12,7 @@ from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.errors import DiskFull, StorageError
-from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, FullFiles, body_of
+from tests.support.storage import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, EagerJobs, FullFiles, NotedJobs, body_of
 
 SEGMENT_BYTES = 64 << 10
 MIB = 1 << 20
@@ -136,15 +136,14 @@ def test_trimming_gives_up_whole_segments_below_the_floor_only(tmp_path):
 
 def test_two_trimmed_segments_are_recycled_and_the_others_are_removed(tmp_path):
     log = new_log(tmp_path)
-    dropped = []
-    log.on_dropped = lambda _log, segment: dropped.append(segment)
+    log.pool.jobs = jobs = NotedJobs(prepares_ahead=False)
     fill(log, 500, 500)
     log.trim_below(log.end)
-    assert len(log.spares) == 2
-    assert len(dropped) >= 2
+    assert len(log.pool.spares) == 2
+    assert len(jobs.removed) >= 2
     count = len(list(tmp_path.iterdir()))
     fill(log, 220, 500)
-    assert len(log.spares) == 0
+    assert len(log.pool.spares) == 0
     assert len(list(tmp_path.iterdir())) == count
 
 
@@ -162,19 +161,19 @@ def test_stale_records_of_a_recycled_segment_never_come_back(tmp_path, size_byte
 
 def test_a_spare_is_asked_for_once_per_segment_and_then_used():
     log = new_log()
-    asked = []
-    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    log.pool.jobs = jobs = NotedJobs()
+    asked = jobs.asked
     fill(log, 1, 40_000)
     assert asked == [1 << 16]
     fill(log, 1, 20_000)
     assert len(asked) == 1
-    spare = log.new_segment(asked[0])
-    log.offer_spare(spare)
+    spare = log.pool.new_segment(asked[0])
+    log.pool.offer_spare(spare)
     fill(log, 1, 20_000)
     assert log.active is spare
     fill(log, 1, 20_000)
     assert len(asked) == 2
-    log.offer_spare(None)
+    log.pool.offer_spare(None)
     fill(log, 4, 20_000)
     assert len(asked) == 3
 
@@ -183,15 +182,15 @@ def test_a_writer_whose_segments_are_drained_in_time_asks_for_no_more_of_them(tm
     log = new_log(tmp_path)
     fill(log, 500, 500)
     log.trim_below(log.end)
-    asked = []
-    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    log.pool.jobs = jobs = NotedJobs()
+    asked = jobs.asked
     files = sorted(tmp_path.iterdir())
     for _ in range(100):
         fill(log, 30, 500)
         log.trim_below(log.end)
     assert asked == []
     assert sorted(tmp_path.iterdir()) == files
-    assert len(log.spares) >= 1
+    assert len(log.pool.spares) >= 1
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -199,11 +198,11 @@ def test_spares_of_an_earlier_run_are_filled_to_their_end_and_no_further(tmp_pat
     log = new_log(tmp_path)
     fill(log, 500, 500)
     log.trim_below(log.end)
-    assert log.spares
+    assert log.pool.spares
     del log
     log = new_log(tmp_path)
-    assert log.spares
-    log.on_spare_wanted = lambda _log, _size_bytes: None
+    assert log.pool.spares
+    log.pool.jobs = NotedJobs()
     first = log.end
     while len(list(log.records(first))) < 400:
         if batched:
@@ -217,17 +216,17 @@ def test_spares_of_an_earlier_run_are_filled_to_their_end_and_no_further(tmp_pat
 
 def test_a_writer_with_a_backlog_asks_for_the_next_segment_as_soon_as_one_begins():
     log = new_log()
-    asked = []
-    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    log.pool.jobs = jobs = NotedJobs()
+    asked = jobs.asked
     for count in range(1, 5):
         fill(log, 1, 60_000)
-        log.offer_spare(log.new_segment(asked[-1]))
+        log.pool.offer_spare(log.pool.new_segment(asked[-1]))
         assert len(asked) == count
 
 
 def new_large_log():
     log = Log(Files(), None, 32 * MIB)
-    log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+    log.pool.jobs = EagerJobs()
     return log
 
 
@@ -244,27 +243,25 @@ def pass_through(log, count, size_bytes):
 def test_segments_stay_small_where_readers_keep_up_and_are_used_again():
     log = new_large_log()
     pass_through(log, 20, MIB)
-    made = []
-    log.on_segment_wanted = lambda _log, need, want: made.append(want)
-    log.on_spare_wanted = lambda _log, want: made.append(want)
+    log.pool.jobs = jobs = NotedJobs()
     assert pass_through(log, 20, MIB) == {8 * MIB}
-    assert made == []
-    assert len(log.spares) <= 6
+    assert (jobs.asked, jobs.made) == ([], [])
+    assert len(log.pool.spares) <= 6
 
 
 def test_a_writer_who_fills_small_segments_in_a_moment_gets_larger_ones():
     log = Log(Files(), None, 32 * MIB)
-    asked = []
-    log.on_spare_wanted = lambda _log, size_bytes: asked.append(size_bytes)
+    log.pool.jobs = jobs = NotedJobs()
+    asked = jobs.asked
     # The second spare comes when a segment of its size was made on the spot: the two could be used in turn for ever.
     for segments, size_bytes in ((1, 2 * SEGMENT_BYTES), (3, 4 * SEGMENT_BYTES)):
         while log.active.number < segments or not asked:
             pass_through(log, 1, 4000)
         assert asked.pop() == size_bytes
-        log.offer_spare(log.new_segment(size_bytes))
+        log.pool.offer_spare(log.pool.new_segment(size_bytes))
     assert log.active.capacity_bytes == size_bytes
     pass_through(log, 4000, 4000)
-    log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+    log.pool.jobs = EagerJobs()
     pass_through(log, 4000, 4000)
     assert log.active.capacity_bytes == 8 * MIB
 
@@ -277,7 +274,7 @@ def test_segments_grow_while_much_waits_and_are_small_again_once_it_is_gone():
     log.trim_below(log.end)
     pass_through(log, 3 * large.capacity_bytes // MIB, MIB)
     assert pass_through(log, 10, MIB) == {8 * MIB}
-    assert {spare.capacity_bytes for spare in log.spares} == {8 * MIB}
+    assert {spare.capacity_bytes for spare in log.pool.spares} == {8 * MIB}
 
 
 def test_segments_that_readers_keep_up_with_hold_several_of_the_largest_records():
@@ -285,21 +282,20 @@ def test_segments_that_readers_keep_up_with_hold_several_of_the_largest_records(
     pass_through(log, 10, 5 * MIB)
     assert pass_through(log, 7, 5 * MIB) == {log.active.capacity_bytes}
     assert log.active.capacity_bytes >= 20 * MIB
-    assert len(log.spares) >= 1
+    assert len(log.pool.spares) >= 1
 
 
 def test_a_spare_from_when_segments_were_smaller_is_given_up(tmp_path):
     log = Log(Files(), str(tmp_path), 1 << 18)
-    dropped = []
-    log.on_dropped = lambda _log, segment: dropped.append(segment)
-    small, large = log.new_segment(1 << 16), log.new_segment(1 << 18)
-    log.offer_spare(small)
-    log.offer_spare(large)
+    log.pool.jobs = jobs = NotedJobs()
+    small, large = log.pool.new_segment(1 << 16), log.pool.new_segment(1 << 18)
+    log.pool.add_spare(small)
+    log.pool.add_spare(large)
     fill(log, 2, 60_000)
     assert log.active is large
     fill(log, 3, 60_000)
-    assert dropped == [small]
-    assert log.spares == []
+    assert jobs.removed == [small]
+    assert log.pool.spares == []
 
 
 def test_file_names_are_not_given_again_after_the_directory_was_removed(tmp_path):
@@ -577,7 +573,7 @@ def test_a_segment_recycled_during_a_sync_is_dirty_again(tmp_path):
 
 def test_the_size_counts_segments_and_spares():
     log = new_log()
-    log.offer_spare(log.new_segment(1 << 17))
+    log.pool.add_spare(log.pool.new_segment(1 << 17))
     assert log.size_bytes() == (1 << 16) + (1 << 17)
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_TURN, LogReader
 from pyqd.wire import records
-from tests.support.storage import FullFiles, body_of
+from tests.support.storage import EagerJobs, FullFiles, body_of
 
 SEGMENT_BYTES = 64 << 10
 
@@ -67,7 +67,7 @@ def test_an_index_follows_a_segment_that_grows():
 
 def test_a_large_segment_is_walked_in_parts():
     log = log_of(0, segment_bytes=16 << 20)
-    log.on_spare_wanted = lambda log, size_bytes: log.offer_spare(log.new_segment(size_bytes))
+    log.pool.jobs = EagerJobs()
     while log.active.capacity_bytes < 16 << 20:
         append(log, 1, 60_000)
     append(log, 150, 60_000)

@@ -1,35 +1,41 @@
-"""Tests of how pyqd.hot.diskqueue.log asks for the pages that it will write to."""
+"""Tests of how pyqd.hot.diskqueue.segmentpool asks for the pages that its log will write to."""
 
 from typing import Any
 
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.log import Log
 from pyqd.primitives.errors import DiskFull
 
 PIECE = 256 << 10
 
 
-class Asked:
-    """Note which pages a log asks for, and give them at once unless they are to be late."""
+class Asked(SegmentJobs):
+    """Note which pages a log's pool asks for, and give them at once unless they are to be late."""
+
+    prepares_ahead = True
 
     def __init__(self, log):
         self.ranges = []
         self.late = False
         self.waiting: Any = None
-        log.on_pages_wanted = self
+        log.pool.jobs = self
 
-    def __call__(self, log, segment, start, length):
+    def prepare_spare(self, pool, size_bytes):
+        pool.offer_spare(None)
+
+    def prepare_pages(self, pool, segment, start_bytes, length_bytes):
         assert self.waiting is None, "one request at a time"
-        self.ranges.append((segment.number, start, length))
-        self.waiting = (log, segment, start + length)
+        self.ranges.append((segment.number, start_bytes, length_bytes))
+        self.waiting = (pool, segment, start_bytes + length_bytes)
         if not self.late:
             self.arrive()
 
     def arrive(self):
-        (log, segment, end), self.waiting = self.waiting, None
-        log.pages_ready(segment, end)
+        (pool, segment, end), self.waiting = self.waiting, None
+        pool.note_pages(segment, end)
 
 
 @pytest.fixture
@@ -68,14 +74,14 @@ def test_pages_are_there_before_they_are_written(log):
 def test_what_comes_too_late_is_asked_for_in_larger_pieces_behind_what_is_written(log):
     asked = Asked(log)
     fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
-    assert log.pages_ahead == PIECE
+    assert log.pool.pages_ahead == PIECE
     asked.late = True
     fill_until(log, lambda: asked.waiting is not None)
     tail = log.active.prepared + PIECE
     fill_until(log, lambda: log.active.tail > tail + 2 * PIECE)
     tail = log.active.tail
     asked.arrive()
-    assert log.pages_ahead == 2 * PIECE
+    assert log.pool.pages_ahead == 2 * PIECE
     number, start, length = asked.ranges[-1]
     assert (number, length) == (log.active.number, 2 * PIECE)
     assert tail <= start < tail + 4096
@@ -86,7 +92,7 @@ def test_a_log_that_is_written_in_large_batches_asks_for_no_pages(log):
     while log.active.number < 7:
         log.append_batch([(1, bytes(952))] * 20)
     assert asked.ranges == []
-    assert not log.populates
+    assert not log.pool.populates
 
 
 def test_a_log_goes_back_to_asking_once_messages_come_one_by_one(log):
@@ -94,7 +100,7 @@ def test_a_log_goes_back_to_asking_once_messages_come_one_by_one(log):
     while log.active.number < 7:
         log.append_batch([(1, bytes(952))] * 20)
     fill_until(log, lambda: log.active.number == 9)
-    assert log.populates
+    assert log.pool.populates
     assert asked.ranges
 
 
@@ -120,15 +126,16 @@ def test_what_is_stored_while_pages_are_made_present_stays(tmp_path):
 
 
 def test_nothing_is_asked_for_in_the_middle_of_a_batch(log):
-    asked = Asked(log)
-    fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
     ends = []
 
-    def notice(log, *wanted):
-        ends.append(log.end)
-        asked(log, *wanted)
+    class Noticed(Asked):
+        def prepare_pages(self, *wanted):
+            ends.append(log.end)
+            super().prepare_pages(*wanted)
 
-    log.on_pages_wanted = notice
+    Noticed(log)
+    fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
+    ends.clear()
     before = log.end
     # Less than is written by pwrite(2), across the place where the next pieces are asked for.
     for _ in range(100):
@@ -154,7 +161,7 @@ def test_a_batch_that_ends_beyond_the_pages_asked_for_does_not_count_as_too_late
         assert log.active is active
         asked.arrive()
         log.append_message(1, bytes(952))
-        assert log.pages_ahead == PIECE
+        assert log.pool.pages_ahead == PIECE
         fill_until(log, lambda: asked.waiting is not None)
         asked.arrive()
 
@@ -164,8 +171,8 @@ def test_pages_are_asked_for_whole_behind_a_segment_used_anew(tmp_path):
     for size in (30_000, 30_001, 30_002, 29_000, 28_500):
         log.append_message(1, bytes(size))
     log.trim_below(log.end - 1)
-    assert log.spares
-    for spare in log.spares:
+    assert log.pool.spares
+    for spare in log.pool.spares:
         assert spare.prepared >= 57_500
         assert spare.prepared % 4096 == 0
 
@@ -180,4 +187,4 @@ def test_what_a_batch_that_failed_had_staged_does_not_count_as_staged(log, monke
             log.append_batch([(1, bytes(952))] * 600)
     assert log.active is active
     fill_until(log, lambda: log.active is not active)
-    assert log.populates
+    assert log.pool.populates

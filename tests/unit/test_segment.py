@@ -75,11 +75,11 @@ def test_a_sealed_segment_that_was_cut_is_read_as_far_as_it_goes(tmp_path):
 
 def test_a_spare_left_by_an_earlier_run_is_used_again(tmp_path):
     log = Log(Files(), str(tmp_path), 1 << 16)
-    log.offer_spare(log.new_segment(1 << 16))
+    log.pool.add_spare(log.pool.new_segment(1 << 16))
     names = {path.name for path in tmp_path.iterdir()}
     assert len(names) == 2
     log = Log(Files(), str(tmp_path), 1 << 16)
-    assert len(log.spares) == 1
+    assert len(log.pool.spares) == 1
     for guid in range(1, 4):
         log.append_message(guid, b"x" * 30_000)
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -104,7 +104,7 @@ def log_with_a_drained_segment(directory):
     for guid in range(1, 4):
         log.append_message(guid, b"x" * 30_000)
     log.trim_below(log.end - 1)
-    (spare,) = log.spares
+    (spare,) = log.pool.spares
     return spare.mapping.path
 
 
@@ -112,7 +112,7 @@ def test_a_spare_found_at_a_start_is_one_on_stable_storage_before_it_is_used(tmp
     path = log_with_a_drained_segment(tmp_path)
     files = Noting()
     log = Log(files, str(tmp_path), 1 << 16)
-    assert [spare.mapping.path for spare in log.spares] == [path]
+    assert [spare.mapping.path for spare in log.pool.spares] == [path]
     assert files.synced == [(path, 0, 4096)]
 
 
@@ -121,7 +121,7 @@ def test_a_spare_found_at_a_start_that_cannot_be_synced_is_removed(tmp_path):
     files = Noting()
     files.failing = True
     log = Log(files, str(tmp_path), 1 << 16)
-    assert log.spares == []
+    assert log.pool.spares == []
     assert not os.path.exists(path)
     assert [record[1] for record in log.records()] == [3]
     log.append_message(4, b"x" * 60_000)
@@ -152,12 +152,12 @@ def test_a_segment_that_was_retired_or_was_to_begin_when_the_process_was_killed_
     assert parse_segment_header(bytes(content), "f") is None
     log = Log(Files(), str(tmp_path / "log"), 1 << 16)
     assert (log.epoch, log.damage.found_count) == (0, 0)
-    assert [spare.mapping.path for spare in log.spares] == [str(path)]
+    assert [spare.mapping.path for spare in log.pool.spares] == [str(path)]
     assert [record[1] for record in log.records()] == [3]
     log.append_message(4, b"y" * 60_000)
     log = Log(Files(), str(tmp_path / "log"), 1 << 16)
     assert [record[1] for record in log.records()] == [3, 4]
-    assert log.spares == []
+    assert log.pool.spares == []
 
 
 @pytest.mark.parametrize("part", [NUMBER, CHECKSUM])

@@ -1,15 +1,17 @@
-"""Tests of pyqd.broker.space: retention, quota, floor of free bytes, stragglers, drained topics."""
+"""Tests of pyqd.broker.topic_quota and pyqd.broker.reclaimer."""
 
 import pytest
 
-from pyqd.broker import space
+from pyqd.broker import reclaimer
 from pyqd.broker.broker import Broker
+from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
-from tests.support.storage import body_of, broker_on, consumer_on, options_for
+from tests.support.storage import NotedJobs, body_of, broker_on, consumer_on, options_for
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -95,9 +97,9 @@ def test_retention_by_time_keeps_what_grew_since_and_a_change_is_live(tmp_path):
     publish(topic, 3 * PER_SEGMENT)
     consume(channel, consumer, 3 * PER_SEGMENT)
     assert segment_count(topic.log) == 3
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert segment_count(topic.log) == 3
-    topic.space.set_own(retention_time_ns=1)
+    topic.quota.set_own(retention_time_ns=1)
     assert segment_count(topic.log) == 1
 
 
@@ -113,11 +115,11 @@ def test_retention_by_time_counts_from_when_a_segment_grew_last_not_from_when_it
         consume(channel, consumer, 3 * PER_SEGMENT)
         for minutes in (0, 11, 48):
             clock.advance(minutes * MINUTE_NS)
-            topic.space.tend(clock.mono_ns)
+            topic.reclaimer.run(clock.mono_ns)
             assert (segment_count(topic.log), topic.retained_from()) == (3, 0)
         clock.advance(2 * MINUTE_NS)
         assert topic.retained_from() == 2 * PER_SEGMENT
-        topic.space.tend(clock.mono_ns)
+        topic.reclaimer.run(clock.mono_ns)
         assert segment_count(topic.log) == 1
 
 
@@ -128,25 +130,25 @@ def test_retention_by_time_follows_a_wall_clock_that_jumps(tmp_path):
         publish(topic, 2 * PER_SEGMENT)
         consume(channel, consumer_on(channel), 2 * PER_SEGMENT)
         clock.jump(-2 * HOUR_NS)
-        topic.space.tend(clock.mono_ns)
+        topic.reclaimer.run(clock.mono_ns)
         assert segment_count(topic.log) == 2
         clock.jump(4 * HOUR_NS, SECOND_NS)
-        topic.space.tend(clock.mono_ns)
+        topic.reclaimer.run(clock.mono_ns)
         assert segment_count(topic.log) == 1
 
 
 def test_own_limits_outlive_a_restart_and_zero_is_not_the_default(tmp_path):
     broker = broker_on(tmp_path, retention_bytes=10**9)
-    broker.topic("t").space.set_own(retention_bytes=0, bytes_max=1 << 20)
+    broker.topic("t").quota.set_own(retention_bytes=0, bytes_max=1 << 20)
     broker.topic("u")
     broker.close()
     broker = broker_on(tmp_path, retention_bytes=10**9)
     topic = broker.topic("t")
     assert topic.own_limits == (0, None, 1 << 20)
-    assert (topic.retention_bytes, topic.space.bytes_max) == (0, 1 << 20)
+    assert (topic.retention_bytes, topic.quota.bytes_max) == (0, 1 << 20)
     assert broker.topic("u").own_limits == (None, None, None)
     assert broker.topic("u").retention_bytes == 10**9
-    topic.space.set_own(retention_bytes=None)
+    topic.quota.set_own(retention_bytes=None)
     assert topic.retention_bytes == 10**9
 
 
@@ -169,7 +171,7 @@ def test_a_quota_refuses_and_health_says_so_until_consuming_has_made_room(tmp_pa
     count, text = publish_until_refused(topic)
     assert count >= 3 * PER_SEGMENT
     assert "limit of 409600 bytes is reached" in text
-    assert topic.space.bytes_used() <= 400 * KIB
+    assert topic.quota.bytes_used() <= 400 * KIB
     assert broker.health().startswith(f"NOK - topic {topic.name}: the topic's limit")
     consume(channel, consumer, 2 * PER_SEGMENT)
     assert broker.health() == "OK"
@@ -184,14 +186,14 @@ def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
     consumer = consumer_on(channel)
     publish(topic, 200)
     consume(channel, consumer, 200)
-    topic.space.set_own(bytes_max=1)
-    assert topic.space.bytes_max == 256 * KIB
+    topic.quota.set_own(bytes_max=1)
+    assert topic.quota.bytes_max == 256 * KIB
     count, _ = publish_until_refused(topic)
     consume(channel, consumer, count)
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert broker.health() == "OK"
     publish(topic, PER_SEGMENT)
-    assert topic.space.bytes_used() <= 256 * KIB
+    assert topic.quota.bytes_used() <= 256 * KIB
 
 
 def test_publishing_stops_at_the_floor_of_free_bytes_and_goes_on_above_it(tmp_path):
@@ -226,18 +228,18 @@ def publish_deferred_until_refused(topic):
 
 
 def test_some_room_is_kept_even_with_a_floor_of_zero(tmp_path):
-    disk = Disk(space.RESERVE_BYTES + (64 << 10))
+    disk = Disk(RESERVE_BYTES + (64 << 10))
     topic = broker_on(tmp_path, disk, min_free_bytes=0).topic("t")
     topic.channel("c")
-    disk.free = space.RESERVE_BYTES
+    disk.free = RESERVE_BYTES
     count, _ = publish_until_refused(topic)
     assert count <= 2 * PER_SEGMENT
 
 
 @pytest.fixture
 def eager(monkeypatch):
-    monkeypatch.setattr(space, "STRAGGLER_AGE_NS", 0)
-    monkeypatch.setattr(space, "STRAGGLER_LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(reclaimer, "STRAGGLER_AGE_NS", 0)
+    monkeypatch.setattr(reclaimer, "STRAGGLER_LOG_BYTES_MIN", 0)
 
 
 @pytest.mark.parametrize("name", ["c", "c#ephemeral"])
@@ -252,7 +254,7 @@ def test_stragglers_move_out_of_old_segments_and_keep_what_they_are(tmp_path, ea
     assert channel.requeue_message(consumer, waiting[0], 0) == 0
     finish(channel, consumer, [message for message in messages if message not in (in_flight, waiting)])
     assert segment_count(topic.log) == 8
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     topic.scheduler.run_wakes()
     assert segment_count(topic.log) == 1
     topic.check()
@@ -274,7 +276,7 @@ def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
     assert channel.requeue_message(consumer, messages[2][0], 0) == 0
     (again,) = take(channel, consumer, 1)
     finish(channel, consumer, messages[:2] + messages[3:])
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert segment_count(topic.log) == 1
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
@@ -293,7 +295,7 @@ def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storag
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     finish(channel, consumer, messages[1:])
     for _ in range(2):
-        topic.space.tend(mono())
+        topic.reclaimer.run(mono())
         assert channel.parked.log.end == 1
         assert segment_count(topic.log) == 8
     channel.settle(1)
@@ -309,22 +311,22 @@ def test_a_queue_is_not_moved(tmp_path, eager):
     channel = topic.channel("c")
     publish(topic, 8 * PER_SEGMENT)
     consume(channel, consumer_on(channel), 2)
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked is None
     assert segment_count(topic.log) == 8
 
 
 def test_many_stragglers_move_a_bounded_number_at_a_time(tmp_path, eager, monkeypatch):
-    monkeypatch.setattr(space, "STRAGGLERS_PER_TURN", 5)
+    monkeypatch.setattr(reclaimer, "STRAGGLERS_PER_TURN", 5)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     publish(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked.log.end == 5
     assert segment_count(topic.log) == 8
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     assert channel.parked.log.end == 10
     assert segment_count(topic.log) == 7
     finish(channel, consumer, messages)
@@ -336,13 +338,13 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     publish(topic, 500)
-    topic.space.tend(mono())
+    topic.reclaimer.run(mono())
     consume(channel, consumer, 500)
-    assert topic.space.bytes_used() > 1 << 20
-    topic.space.tend(mono())
-    assert topic.space.bytes_used() > 1 << 20
-    topic.space.tend(mono() + 2 * space.QUIET_NS)
-    assert topic.space.bytes_used() == 64 * KIB
+    assert topic.quota.bytes_used() > 1 << 20
+    topic.reclaimer.run(mono())
+    assert topic.quota.bytes_used() > 1 << 20
+    topic.reclaimer.run(mono() + 2 * reclaimer.QUIET_NS)
+    assert topic.quota.bytes_used() == 64 * KIB
     assert len(list((tmp_path / "topics" / "t.topic" / "log").iterdir())) == 1
     publish(topic, 3, 500)
     consume(channel, consumer, 3)
@@ -357,10 +359,10 @@ def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
     channel = topic.channel("c")
     publish(topic, 500)
     consume(channel, consumer_on(channel), 499)
-    used = topic.space.bytes_used()
-    topic.space.tend(mono())
-    topic.space.tend(mono() + 2 * space.QUIET_NS)
-    assert 1 << 20 < topic.space.bytes_used() <= used
+    used = topic.quota.bytes_used()
+    topic.reclaimer.run(mono())
+    topic.reclaimer.run(mono() + 2 * reclaimer.QUIET_NS)
+    assert 1 << 20 < topic.quota.bytes_used() <= used
     assert channel.depth == 1
 
 
@@ -369,7 +371,7 @@ def test_the_first_deferred_message_of_a_channel_takes_no_room_from_the_floor(tm
     broker = broker_on(tmp_path, disk, min_free_bytes=1 << 20)
     topic = broker.topic("t")
     channel = topic.channel("c")
-    disk.free = (1 << 20) + space.SEGMENT_BYTES_MIN - 1
+    disk.free = (1 << 20) + SEGMENT_BYTES_MIN - 1
     topic.publish_body(b"at once", wall())
     with pytest.raises(DiskFull):
         topic.publish_body(b"later", wall(), wall() + HOUR_NS)
@@ -384,13 +386,13 @@ def test_the_first_deferred_message_of_a_channel_takes_no_room_from_the_floor(tm
 
 def test_a_spare_that_comes_when_the_quota_is_used_up_is_given_back(tmp_path):
     topic = broker_on(tmp_path, max_topic_bytes=256 * KIB).topic("t")
-    spare = topic.log.new_segment(64 * KIB)
-    topic.log.on_spare_wanted = lambda *_: None
+    spare = topic.log.pool.new_segment(64 * KIB)
+    topic.log.pool.jobs = NotedJobs()
     publish(topic, 3 * PER_SEGMENT + 1)
-    assert topic.space.bytes_used() == 256 * KIB
-    topic.space.take_spare(topic.log, spare)
-    assert topic.space.bytes_used() == 256 * KIB
-    assert topic.log.spares == []
+    assert topic.quota.bytes_used() == 256 * KIB
+    topic.log.pool.offer_spare(spare)
+    assert topic.quota.bytes_used() == 256 * KIB
+    assert topic.log.pool.spares == []
 
 
 class Held:
@@ -419,7 +421,7 @@ def held_topic(tmp_path, held):
     broker = Broker(options_for(tmp_path, max_topic_bytes=320 * KIB), in_background=held.run)
     broker.load()
     topic = broker.topic("t")
-    topic.log.on_spare_wanted = None
+    broker.segment_jobs.prepares_ahead = False
     channel = topic.channel("c")
     return topic, channel, consumer_on(channel)
 
@@ -433,15 +435,15 @@ def test_a_drained_segment_counts_for_the_quota_until_it_is_a_spare_and_is_used_
     publish(topic, 2 * PER_SEGMENT)
     consume(channel, consumer, PER_SEGMENT)
     assert len(held.jobs) == 1
-    assert topic.space.bytes_used() == 128 * KIB
+    assert topic.quota.bytes_used() == 128 * KIB
     count, _ = publish_until_refused(topic)
     assert count == 3 * PER_SEGMENT
-    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 320 * KIB
+    assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 320 * KIB
     held.finish()
-    assert len(topic.log.spares) == 1
+    assert len(topic.log.pool.spares) == 1
     count, _ = publish_until_refused(topic)
     assert count == PER_SEGMENT
-    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 320 * KIB
+    assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 320 * KIB
 
 
 def test_what_consuming_has_drained_of_a_full_topic_makes_room_at_once(tmp_path, held, held_topic):
@@ -450,43 +452,43 @@ def test_what_consuming_has_drained_of_a_full_topic_makes_room_at_once(tmp_path,
     for _ in range(10):
         consume(channel, consumer, PER_SEGMENT)
         publish(topic, PER_SEGMENT)
-        assert topic.space.bytes_used() <= 320 * KIB
+        assert topic.quota.bytes_used() <= 320 * KIB
     held.finish()
-    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() <= 320 * KIB
+    assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() <= 320 * KIB
     topic.check()
 
 
 def test_a_drained_segment_that_comes_back_over_the_quota_is_given_up(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
-    topic.space.set_own(bytes_max=1 << 20)
+    topic.quota.set_own(bytes_max=1 << 20)
     publish(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, PER_SEGMENT)
-    topic.space.set_own(bytes_max=256 * KIB)
+    topic.quota.set_own(bytes_max=256 * KIB)
     held.finish()
-    assert topic.log.spares == []
-    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 256 * KIB
+    assert topic.log.pool.spares == []
+    assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 256 * KIB
 
 
 def test_spares_that_a_lowered_quota_leaves_no_room_for_are_no_reason_to_refuse(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
-    topic.space.set_own(bytes_max=1 << 20)
+    topic.quota.set_own(bytes_max=1 << 20)
     publish(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, 2 * PER_SEGMENT)
     held.finish()
-    assert len(topic.log.spares) == 2
-    topic.space.set_own(bytes_max=256 * KIB)
+    assert len(topic.log.pool.spares) == 2
+    topic.quota.set_own(bytes_max=256 * KIB)
     publish(topic, PER_SEGMENT)
     held.finish()
-    assert bytes_on_disk(tmp_path) == topic.space.bytes_used() == 256 * KIB
+    assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 256 * KIB
 
 
 def test_a_ready_spare_is_used_though_others_exceed_the_quota(held, held_topic):
     topic, channel, consumer = held_topic
-    topic.space.set_own(bytes_max=1 << 20)
+    topic.quota.set_own(bytes_max=1 << 20)
     publish(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, 2 * PER_SEGMENT)
     held.finish()
-    topic.space.bytes_max = 256 * KIB
+    topic.quota.bytes_max = 256 * KIB
     publish(topic, PER_SEGMENT)
     assert segment_count(topic.log) == 4
     with pytest.raises(DiskFull):

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StorageError
@@ -169,7 +170,7 @@ def test_batches_in_memory_are_stored_there(files):
 def test_segments_used_anew_are_stored_into_as_their_pages_are_there(log, files):
     for round_number in range(120):
         if round_number == 60:
-            assert len(log.spares) + 1 == len(os.listdir(log.directory))
+            assert len(log.pool.spares) + 1 == len(os.listdir(log.directory))
             opened = len(files.opened)
         log.append_batch(batch([1000] * 60))
         log.trim_below(log.end)
@@ -205,7 +206,7 @@ def test_a_batch_that_cannot_begin_is_over(log, files, monkeypatch):
 def test_a_topic_undoes_a_batch_whatever_went_wrong(tmp_path, files, monkeypatch, due_ns, count):
     topic = broker_on(tmp_path, files, max_bytes_per_file=1 << 20).topic("t")
     # No page is there before it is written.
-    topic.log.on_spare_wanted = topic.log.on_pages_wanted = None
+    topic.log.pool.jobs = SegmentJobs()
     bodies = [body_of(number, 1000) for number in range(count)]
     with monkeypatch.context() as patch:
         files.instead = "/dev/full"

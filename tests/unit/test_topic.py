@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
@@ -213,7 +214,7 @@ def test_what_is_beyond_the_memory_queue_counts_as_backend_depth(tmp_path):
 @pytest.mark.parametrize("due", [0, 1])
 def test_a_full_disk_refuses_a_message_and_accepts_the_next_when_there_is_room(topic, tmp_path, due):
     channels = [topic.channel(name) for name in ("c", "d")]
-    topic.log.on_spare_wanted = None
+    topic.log.pool.jobs = SegmentJobs()
     publish(topic, 2, 30_000)
     topic.files.room = 0
     due_ns = due and wall() + HOUR_NS

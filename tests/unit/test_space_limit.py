@@ -1,11 +1,11 @@
-"""Tests of pyqd.broker.room: the floor of free bytes holds for those who take room at the same moment."""
+"""Tests of pyqd.diskqueue.space_limit: the floor of free bytes holds for those who take space at the same time."""
 
 import threading
 
 import pytest
 
-from pyqd.broker.room import Room
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.space_limit import DiskReserve
 from pyqd.primitives.errors import DiskFull
 
 KIB = 1024
@@ -23,53 +23,53 @@ class Disk(Files):
         return self.free
 
 
-def room_of(left: int) -> tuple[Disk, Room]:
+def reserve_of(left: int) -> tuple[Disk, DiskReserve]:
     disk = Disk(FLOOR + left)
-    return disk, Room(disk, "/", FLOOR)
+    return disk, DiskReserve(disk, "/", FLOOR)
 
 
 def test_a_claim_is_what_is_wanted_or_what_is_left() -> None:
-    _, room = room_of(100 * KIB)
-    with room.claim(4 * KIB, 64 * KIB) as size:
+    _, reserve = reserve_of(100 * KIB)
+    with reserve.claim(4 * KIB, 64 * KIB) as size:
         assert size == 64 * KIB
-        assert room.left_bytes() == 36 * KIB
-    with room.claim(64 * KIB, 1 << 20) as size:
+        assert reserve.available_bytes() == 36 * KIB
+    with reserve.claim(64 * KIB, 1 << 20) as size:
         assert size == 100 * KIB
-    with room.claim(5000, 6000) as size:
+    with reserve.claim(5000, 6000) as size:
         assert size == 8 * KIB, "whole pages"
-    assert room.left_bytes() == 100 * KIB
+    assert reserve.available_bytes() == 100 * KIB
 
 
 def test_more_than_is_left_is_refused_and_leaves_no_claim() -> None:
-    disk, room = room_of(63 * KIB)
-    with pytest.raises(DiskFull, match="less than 262144 bytes would be left free"), room.claim(64 * KIB, 64 * KIB):
+    disk, reserve = reserve_of(63 * KIB)
+    with pytest.raises(DiskFull, match="less than 262144 bytes would be left free"), reserve.claim(64 * KIB, 64 * KIB):
         pass
     disk.free += KIB
-    with room.claim(64 * KIB, 64 * KIB) as size:
+    with reserve.claim(64 * KIB, 64 * KIB) as size:
         assert size == 64 * KIB
 
 
 def test_a_claim_ends_where_reserving_fails() -> None:
-    _, room = room_of(64 * KIB)
-    with pytest.raises(ZeroDivisionError), room.claim(64 * KIB, 64 * KIB):
+    _, reserve = reserve_of(64 * KIB)
+    with pytest.raises(ZeroDivisionError), reserve.claim(64 * KIB, 64 * KIB):
         raise ZeroDivisionError
-    assert room.left_bytes() == 64 * KIB
+    assert reserve.available_bytes() == 64 * KIB
 
 
 @pytest.mark.parametrize("reserved", [True, False])
 def test_two_at_once_never_take_the_same_bytes(reserved: bool) -> None:
     """What the first claims is not left for the second, which waits to see whether the first really took it."""
-    disk, room = room_of(100 * KIB)
+    disk, reserve = reserve_of(100 * KIB)
     outcome: list[int | None] = []
 
     def claim() -> None:
         try:
-            with room.claim(64 * KIB, 64 * KIB) as size:
+            with reserve.claim(64 * KIB, 64 * KIB) as size:
                 outcome.append(size)
         except DiskFull:
             outcome.append(None)
 
-    with room.claim(64 * KIB, 64 * KIB) as size:
+    with reserve.claim(64 * KIB, 64 * KIB) as size:
         other = threading.Thread(target=claim)
         other.start()
         other.join(0.05)
@@ -81,8 +81,8 @@ def test_two_at_once_never_take_the_same_bytes(reserved: bool) -> None:
 
 
 def test_less_than_the_floor_is_short_whatever_is_claimed() -> None:
-    disk, room = room_of(64 * KIB)
-    with room.claim(64 * KIB, 64 * KIB):
-        assert not room.is_short()
+    disk, reserve = reserve_of(64 * KIB)
+    with reserve.claim(64 * KIB, 64 * KIB):
+        assert not reserve.is_short()
     disk.free = FLOOR - 1
-    assert room.is_short()
+    assert reserve.is_short()

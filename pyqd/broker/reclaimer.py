@@ -1,0 +1,197 @@
+"""Reclaims the space of one topic: segments that few messages keep, and what a burst has left behind.
+
+Finished segments go by themselves (`trim_finished`), unless retention keeps them. Two kinds need work. A segment that
+only a few *stragglers* (unfinished messages) keep goes once these are moved to their channel's parked log. The large
+segment of a burst goes once its topic is drained and quiet.
+
+Source: docs/space.md.
+"""
+
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
+from pyqd.hot.broker.stragglers import (
+    move_parked,
+    move_stragglers,
+    stopped_growing_ns,
+    trim_parked,
+    unfinished_below,
+    unfinished_parked,
+)
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.primitives.clock import wall
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import StorageError
+
+if TYPE_CHECKING:
+    from pyqd.broker.topic import Topic
+
+QUIET_NS = 30 * SECOND_NS
+STRAGGLERS_PER_TURN = 1000
+STRAGGLER_AGE_NS = 10 * SECOND_NS
+STRAGGLER_LOG_BYTES_MIN = 1 << 20
+# A segment is cleared if less than one in so many of its messages is unfinished, or if so many others follow it.
+STRAGGLER_SHARE = 10
+SEGMENTS_BEHIND_MAX = 4
+# A parked log is compacted if less than one in so many of its records is unfinished: that copies a third of what it
+# frees.
+PARKED_SHARE = 4
+
+logger = logging.getLogger(__name__)
+
+
+class Reclaimer:
+    """Reclaims space of one topic, a bounded amount at a time."""
+
+    def __init__(self, topic: "Topic") -> None:
+        self.topic = topic
+        self._quiet_end = -1
+        self._quiet_since_ns = 0
+
+    def run(self, now_ns: int) -> None:
+        """Reclaim some space if there is any; called every few seconds. now_ns: monotonic."""
+        topic, quota = self.topic, self.topic.quota
+        if topic.log.first is not topic.log.active:
+            if topic.retention_time_ns:
+                topic.trim_finished()
+            self.clear_old_segments()
+        self.compact_parked(STRAGGLERS_PER_TURN)
+        if topic.log.end != self._quiet_end:
+            self._quiet_end = topic.log.end
+            self._quiet_since_ns = now_ns
+        if quota.refusal is not None:
+            for log in topic.logs():
+                log.pool.drop_spares()
+        self.shrink(now_ns - self._quiet_since_ns)
+        if quota.refusal is not None:
+            quota.recheck()
+
+    def clear_old_segments(self) -> None:
+        """Move the stragglers out of the oldest segments."""
+        remaining = STRAGGLERS_PER_TURN
+        while remaining > 0:
+            moved = self.clear_first_segment(remaining)
+            if moved == 0:
+                return
+            remaining -= moved
+
+    def clear_first_segment(self, count_max: int) -> int:
+        """Move the stragglers out of the oldest segment, if there are few. Returns: the number of moved messages."""
+        topic, log, segment = self.topic, self.topic.log, self.topic.log.first
+        end = segment.first_ordinal + segment.count
+        if segment is log.active or log.size_bytes() < STRAGGLER_LOG_BYTES_MIN:
+            return 0
+        if wall() - stopped_growing_ns(segment) < STRAGGLER_AGE_NS or topic.retained_from() < end:
+            return 0
+        holders = [channel for channel in topic.channel_of.values() if channel.ledger.floor < end]
+        if any(channel.ledger.cursor < end for channel in holders):
+            return 0
+        unfinished = [unfinished_below(channel, end) for channel in holders]
+        few = max(unfinished, default=0) * STRAGGLER_SHARE < segment.count
+        if not few and segments_behind(segment) < SEGMENTS_BEHIND_MAX:
+            return 0
+        moved = 0
+        try:
+            with topic.quota.lifted():
+                for channel in holders:
+                    moved += move_stragglers(channel, segment, count_max - moved)
+        except StorageError as error:
+            logger.warning(
+                "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
+                topic.name,
+                segment.number,
+                error,
+            )
+            return 0
+        topic.trim_finished()
+        return moved
+
+    def compact_parked(self, count_max: int) -> None:
+        """Move unfinished messages to the end of parked logs that hold few of them, so that the old segments can go."""
+        for channel in self.topic.channel_of.values():
+            parked = channel.parked
+            if parked is None or parked.log.first is parked.log.active:
+                continue
+            unfinished, kept = unfinished_parked(parked)
+            if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < STRAGGLER_LOG_BYTES_MIN:
+                continue
+            if wall() - stopped_growing_ns(parked.log.first) < STRAGGLER_AGE_NS:
+                continue
+            try:
+                with self.topic.quota.lifted():
+                    move_parked(channel, count_max)
+            except StorageError as error:
+                logger.warning(
+                    "TOPIC(%s): cannot compact the parked log of channel %s: %s; its space is not reclaimed",
+                    self.topic.name,
+                    channel.name,
+                    error,
+                )
+
+    def shrink(self, quiet_ns: int) -> None:
+        """Reclaim the large segments of a drained topic once it has been quiet, or at once if publishing is refused."""
+        topic = self.topic
+        if quiet_ns < QUIET_NS and topic.quota.refusal is None:
+            return
+        # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
+        for channel in topic.channel_of.values():
+            parked = channel.parked
+            if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
+                self.shrink_log(parked.log, partial(trim_parked, parked))
+        if is_smallest(topic.log):
+            return
+        drained = topic.end == topic.log.end and all(
+            channel.ledger.floor == topic.log.end for channel in topic.channel_of.values()
+        )
+        if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
+            self.shrink_log(topic.log, topic.trim_finished)
+
+    def shrink_log(self, log: Log, trim: Any) -> None:
+        """Continue in a small segment; the large one and the spares go once the small one is on stable storage."""
+        log.pool.drop_spares()
+        if log.active.file_bytes <= SEGMENT_BYTES_MIN:
+            return
+        try:
+            log.shrink()
+        except StorageError as error:
+            logger.warning(
+                "TOPIC(%s): cannot replace a drained segment by a small one: %s; its space is not reclaimed",
+                self.topic.name,
+                error,
+            )
+            return
+        mapping, syncs = log.active.mapping, self.topic.broker.syncs
+
+        def sync() -> StorageError | None:
+            try:
+                syncs.sync(mapping, 0, SEGMENT_BYTES_MIN)
+                if mapping.path is not None:
+                    syncs.files.sync_directory(os.path.dirname(mapping.path))
+            except StorageError as error:
+                return error
+            return None
+
+        def done(failed: StorageError | None, error: BaseException | None) -> None:
+            # If the sync failed, the next trim lets the old segment go; the syncer reports such a disk.
+            if failed is None and error is None:
+                trim()
+                log.pool.drop_spares()
+
+        self.topic.broker.in_background(sync, done)
+
+
+def is_smallest(log: Log) -> bool:
+    """Return whether a log has one segment of the smallest size and no spare."""
+    return log.first is log.active and log.active.capacity_bytes <= SEGMENT_BYTES_MIN and not log.pool.spares
+
+
+def segments_behind(segment: Any) -> int:
+    """Count the segments that follow one in its log, up to SEGMENTS_BEHIND_MAX."""
+    count = 0
+    while segment.next is not None and count < SEGMENTS_BEHIND_MAX:
+        segment = segment.next
+        count += 1
+    return count

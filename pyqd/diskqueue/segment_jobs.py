@@ -1,0 +1,177 @@
+"""Blocking work on segment files for a `SegmentPool`: make, populate, sync and remove them.
+
+`SegmentJobs` works on the spot and makes nothing ahead: for importers, and for logs that are being closed.
+`BackgroundJobs` works in threads beside the event loop; one object serves all logs of a broker. It reports results on
+the event loop, by the pool's methods `offer_spare`, `note_retired` and `note_pages`.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, SpaceLimit
+from pyqd.diskqueue.standins import StandIns
+from pyqd.diskqueue.syncs import Syncs
+from pyqd.primitives.errors import StorageError, reason_of
+
+if TYPE_CHECKING:
+    from pyqd.hot.diskqueue.segment import Segment
+    from pyqd.hot.diskqueue.segmentpool import SegmentPool
+
+PAGES_FIRST_BYTES = 256 << 10
+PAGES_AT_ONCE_BYTES = 64 << 10
+PAGES_REST_S = 0.001
+
+logger = logging.getLogger(__name__)
+
+Job = Callable[[], Any]
+Done = Callable[[Any, BaseException | None], None]
+
+
+class SegmentJobs:
+    """Work on segment files, on the spot. prepares_ahead: whether spares and pages are made ahead of need."""
+
+    prepares_ahead = False
+
+    def make(self, pool: "SegmentPool", need_bytes: int, want_bytes: int) -> "Segment":
+        """Make a segment while the caller waits, of `want_bytes` if there is space. Raises: StorageError."""
+        need_bytes = max(need_bytes, SEGMENT_BYTES_MIN)
+        with pool.limit.claim(need_bytes, max(need_bytes, want_bytes), pool.directory is not None) as size_bytes:
+            return pool.new_segment(size_bytes)
+
+    def prepare_spare(self, pool: "SegmentPool", size_bytes: int) -> None:
+        """Make a segment ahead of need, and offer it to the pool; not called unless `prepares_ahead`."""
+
+    def prepare_pages(self, pool: "SegmentPool", segment: "Segment", start_bytes: int, length_bytes: int) -> None:
+        """Make pages of a segment present before they are written; not called unless `prepares_ahead`."""
+
+    def retire(self, pool: "SegmentPool", segment: "Segment") -> None:
+        """Make durable that a segment holds no record any more. Here: the next start does."""
+        pool.note_retired(segment)
+
+    def remove(self, pool: "SegmentPool", segment: "Segment") -> None:
+        """Remove the file of a segment. Raises: StorageError."""
+        if segment.mapping.path is not None:
+            pool.files.remove(segment.mapping.path)
+
+
+class BackgroundJobs(SegmentJobs):
+    """Work on segment files, in threads.
+
+    in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop. reserve: limits
+    the space of what is made in a thread. stand_ins: directories that do not exist on the disk yet.
+    """
+
+    prepares_ahead = True
+
+    def __init__(
+        self,
+        files: Files,
+        syncs: Syncs,
+        reserve: SpaceLimit,
+        stand_ins: StandIns,
+        in_background: Callable[[Job, Done], None],
+    ) -> None:
+        self.files = files
+        self.syncs = syncs
+        self.reserve = reserve
+        self.stand_ins = stand_ins
+        self.in_background = in_background
+
+    def make(self, pool: "SegmentPool", need_bytes: int, want_bytes: int) -> "Segment":
+        """Make a segment while the caller waits, of `want_bytes` if there is space. Raises: StorageError."""
+        if self.stand_ins:
+            # The log's directory may be one of them.
+            self.stand_ins.settle()
+        return super().make(pool, need_bytes, want_bytes)
+
+    def new_spare(self, pool: "SegmentPool", size_bytes: int) -> "Segment":
+        """Make a segment of that size, or of a smaller one if the disk has no space for it. Raises: StorageError."""
+        if pool.directory is None:
+            return pool.new_segment(size_bytes)
+        with self.reserve.claim(SEGMENT_BYTES_MIN, self.reserve.spare_bytes(size_bytes)) as claimed_bytes:
+            segment = pool.new_segment(claimed_bytes)
+        if pool.populates:
+            # The pool asks for more as the log comes to it. One call for all pages would keep the event loop from this
+            # core for long.
+            segment.prepared = min(PAGES_FIRST_BYTES, segment.mapping.size_bytes)
+            self.files.populate(segment.mapping, 0, segment.prepared)
+        return segment
+
+    def prepare_spare(self, pool: "SegmentPool", size_bytes: int) -> None:
+        """Make a segment in a thread, and offer it to the pool; None if that failed."""
+
+        def job() -> "Segment | StorageError":
+            try:
+                return self.new_spare(pool, size_bytes)
+            except StorageError as error:
+                # No reason for an alarm: whoever needs the segment gets the error then, if the space is still missing.
+                return error
+
+        def done(made: "Segment | StorageError | None", error: BaseException | None) -> None:
+            failure = made if isinstance(made, StorageError) else error
+            pool.offer_spare(None if isinstance(made, StorageError) else made)
+            if failure is not None and not pool.abandoned:
+                logger.warning(
+                    "DISKQUEUE: cannot prepare a segment ahead: %s; it is created when a message needs it", failure
+                )
+
+        self.in_background(job, done)
+
+    def prepare_pages(self, pool: "SegmentPool", segment: "Segment", start_bytes: int, length_bytes: int) -> None:
+        """Populate pages in a thread, a few at a time with a rest in between.
+
+        In the kernel a thread yields to nobody for up to a tick, and the event loop may have this core only.
+        """
+        end_bytes = start_bytes + length_bytes
+
+        def job() -> None:
+            at_bytes = start_bytes
+            while at_bytes < end_bytes:
+                piece_bytes = min(PAGES_AT_ONCE_BYTES, end_bytes - at_bytes)
+                self.files.populate(segment.mapping, at_bytes, piece_bytes)
+                at_bytes += piece_bytes
+                if at_bytes < end_bytes and at_bytes - segment.tail > piece_bytes:
+                    time.sleep(PAGES_REST_S)
+
+        def done(_result: None, error: BaseException | None) -> None:
+            if error is not None:
+                # A page that was used before cannot be read from the disk any more.
+                pool.leave(segment)
+            pool.note_pages(segment, end_bytes)
+            log_failure(None, error)
+
+        self.in_background(job, done)
+
+    def retire(self, pool: "SegmentPool", segment: "Segment") -> None:
+        """Make durable in a thread that a segment holds no record any more; the pool keeps it as a spare then."""
+        path = segment.mapping.path
+        assert path is not None, "memory needs no sync"
+        assert segment.number == 0, "the segment has been drained"
+
+        def job() -> None:
+            try:
+                self.syncs.sync(segment.mapping, 0, PAGE_BYTES)
+            except StorageError:
+                self.files.remove(path)
+                raise
+
+        def done(_result: None, error: BaseException | None) -> None:
+            pool.note_retired(segment, error is not None)
+            log_failure(None, error)
+
+        self.in_background(job, done)
+
+    def remove(self, pool: "SegmentPool", segment: "Segment") -> None:  # noqa: ARG002
+        """Remove the file of a segment in a thread; a failure is logged."""
+        path = segment.mapping.path
+        if path is not None:
+            self.in_background(lambda: self.files.remove(path), log_failure)
+
+
+def log_failure(_result: Any, error: BaseException | None) -> None:
+    """Log that a job in the background failed on which nothing else depends."""
+    if error is not None:
+        logger.warning("DISKQUEUE: %s", reason_of(error))

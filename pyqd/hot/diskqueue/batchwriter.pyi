@@ -1,0 +1,13 @@
+from typing import Any, final
+
+from pyqd.hot.diskqueue.segment import Segment
+
+@final
+class BatchWriter:
+    def __init__(self, files: Any) -> None: ...
+    @property
+    def files(self) -> Any: ...
+    @property
+    def segment(self) -> Segment | None: ...
+    @property
+    def is_open(self) -> bool: ...

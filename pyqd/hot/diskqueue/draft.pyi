@@ -1,1 +1,0 @@
-# Nothing of this module is for Python.
