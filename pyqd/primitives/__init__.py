@@ -1,1 +1,1 @@
-"""Ground floor: errors, names and options; no files, no sockets, no topics."""
+"""Ground layer: errors, names, durations, logging; no files, no sockets, no topics."""

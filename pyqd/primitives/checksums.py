@@ -1,7 +1,6 @@
-"""CRC-32C in Python, for where the compiled pyqd.hot.primitives.crc32c is missing: the same values, slower.
+"""CRC-32C in Python, used if the compiled pyqd.hot.primitives.crc32c is missing: the same values, slower.
 
-One value at a time costs 0.1 us a byte. Of many records at once it is computed in step, four bytes of each, where there
-is numpy.
+One value at a time costs 0.1 us a byte. With numpy, many records are computed in step, four bytes of each.
 """
 
 import importlib
@@ -30,7 +29,7 @@ _TABLE: Final = _table()
 
 
 def value(data: "Buffer", crc: int = 0) -> int:
-    """Return the CRC-32C of the data, or of what `crc` already covers followed by the data."""
+    """Return the CRC-32C of the data, continued from `crc`, the checksum of the bytes before them."""
     crc ^= _ALL_ONES
     for byte in memoryview(data).cast("B"):
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -56,7 +55,7 @@ def _values_in_step(
     tables = _word_tables(numpy)
     single = numpy.array(_TABLE, dtype=numpy.uint32)
     lengths = numpy.array(sizes, dtype=numpy.int64)
-    # Longest first: those that are done leave at the end.
+    # Longest first, so that finished stretches drop out at the end.
     order = numpy.argsort(-lengths, kind="stable")
     lengths = lengths[order]
     at = numpy.array(starts, dtype=numpy.int64)[order]
@@ -80,7 +79,7 @@ def _values_in_step(
 
 @cache
 def _word_tables(numpy: Any) -> tuple[Any, Any]:
-    """Return what the lower and the upper half of a word turn into, four bytes on."""
+    """Return the state that four zero bytes make of the lower and of the upper half of a word."""
     single = numpy.array(_TABLE, dtype=numpy.uint32)
     halves = numpy.arange(1 << 16, dtype=numpy.uint32)
     found = []

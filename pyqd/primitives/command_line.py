@@ -15,15 +15,17 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse the arguments. An unknown flag is reported before a missing argument, unlike argparse does it."""
+        """Parse the arguments. Unlike argparse, report an unknown flag before a missing argument."""
         given = list(sys.argv[1:] if args is None else args)
-        # The flags after a command's name are those of its own parser.
+        # Flags after a command's name belong to that command's parser.
         own: Iterable[str] = given if self._subparsers is None else takewhile(lambda word: word.startswith("-"), given)
         self.require_known(takewhile(lambda word: word != "--", own))
         return super().parse_known_args(given, namespace)
 
     def require_known(self, words: Iterable[str]) -> None:
-        """End the program if a flag is neither known nor, where that is allowed, the beginning of a known one."""
+        """Exit with an error if a flag is neither known nor, where abbreviations are allowed, the beginning of a known
+        one.
+        """
         known = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
         for word in words:
             name = word.partition("=")[0].removeprefix("--")
@@ -33,5 +35,5 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(f"unknown flag --{name}{meant(name, known, '--')}")
 
     def error(self, message: str) -> NoReturn:
-        """Report what is wrong with the command line, without the usage, and exit with code 2."""
+        """Report the mistake in one line, without the usage, and exit with code 2."""
         exit_with_mistake(self.prog, message)

@@ -1,7 +1,7 @@
-"""Go's text forms of durations, integers and booleans, as its flags, files and logs have them.
+"""Go's text forms of durations, integers and booleans in flags, files and logs.
 
-Durations are int nanoseconds in the range of int64. Errors are ValueError with Go's text.
-Source: the documentation of Go's time.ParseDuration, Duration.String, strconv.ParseInt (base 0) and strconv.ParseBool.
+Durations are int nanoseconds in the range of int64. Errors are ValueError with Go's text. Source: the documentation of
+Go's time.ParseDuration, Duration.String, strconv.ParseInt (base 0) and strconv.ParseBool.
 """
 
 import re
@@ -39,7 +39,7 @@ _INTEGER = re.compile(
     r"|(?P<dec>0|[1-9](?:_?[0-9])*))"
 )
 _BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
-# More digits than any int64 has; beyond it Python limits and Go does not the length of what it converts.
+# More digits than any int64 has. Python limits the length of the numbers it converts, Go does not.
 _DECIMAL_DIGITS_MAX = 20
 _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
@@ -77,7 +77,7 @@ def _term_ns(text: str, whole: str, fraction: str, unit: str) -> int:
     unit_ns = _UNITS_NS.get(unit)
     if unit_ns is None:
         raise ValueError(f"time: unknown unit {go_quote_str(unit)} in duration {go_quote_str(text)}")
-    # Digits beyond those of an int64 cannot count: before the point they are out of range, after it below a nanosecond.
+    # More digits than an int64 has do not matter: before the point they are out of range, after it below a nanosecond.
     whole = whole.lstrip("0")
     if len(whole) > _DECIMAL_DIGITS_MAX:
         raise _invalid(text)
@@ -93,7 +93,8 @@ def _invalid(text: str) -> ValueError:
 def format_duration(duration_ns: int) -> str:
     """Return a duration as Go prints it: 1m0s, 2s, 250ms, 1.5s, 302.307488ms, 0s.
 
-    Below a second the largest of ms, µs and ns that leaves a whole part is the unit; from a second on it is 1h0m0s.
+    Below a second the unit is the largest of ms, µs and ns that leaves a whole part. From a second on the form is
+    1h0m0s.
     """
     if duration_ns == 0:
         return "0s"
@@ -138,7 +139,7 @@ def parse_int(text: str) -> int:
 
 
 def parse_decimal(text: str) -> int:
-    """Return the int64 of decimal digits with an optional sign, as configuration files have numbers in strings.
+    """Return the int64 of decimal digits with an optional sign, the form of numbers in a configuration file's strings.
 
     Raises: ValueError "parse error" or "value out of range".
     """
@@ -154,7 +155,7 @@ def parse_decimal(text: str) -> int:
 
 
 def parse_bool(text: str) -> bool:
-    """Return the boolean of 1 t T true TRUE True or 0 f F false FALSE False; raises ValueError "parse error" else."""
+    """Return the boolean of 1 t T true TRUE True or 0 f F false FALSE False. Raises: ValueError "parse error"."""
     try:
         return _BOOLS[text]
     except KeyError:

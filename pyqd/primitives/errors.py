@@ -1,14 +1,14 @@
-"""The kinds of errors, each translated in one place only.
+"""The kinds of errors; each is translated into an answer in one place only.
 
-ClientError      what a client did wrong; becomes an error frame, and mostly a close, in the connection.
-StorageError     what the system refused: made where files are touched, sets the health of the daemon.
-CorruptionError  what stands in a file and cannot be so; counted and set aside, never silently reset.
+ClientError      a client's mistake; becomes an error frame, and mostly a close, in the connection.
+StorageError     a failed file operation: raised by the code that touches files, sets the health of the daemon.
+CorruptionError  invalid bytes in a file; counted and set aside, never silently reset.
 LaterFormatError a file written by a later pyqd: nothing is touched.
-LimitReached     what this daemon is told not to make more of; becomes an error frame, or 403. A MachineLimitReached,
-                 what the machine has no more of, becomes an error frame, or 503.
-StartupError     why the daemon cannot start; becomes a FATAL line and exit code 1 in its main.
+LimitReached     a configured limit of this daemon; becomes an error frame, or 403. A MachineLimitReached, a limit of
+                 the machine, becomes an error frame, or 503.
+StartupError     the reason why the daemon cannot start; becomes a FATAL line and exit code 1 in its main.
 
-Misuse of an interface is a ValueError or TypeError, and a bug an AssertionError; neither is caught.
+Misuse of an interface raises ValueError or TypeError, and an internal error AssertionError; neither is caught.
 """
 
 import errno
@@ -23,10 +23,9 @@ _DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 class ClientError(Exception):
     """A client's mistake, with nsqd's code and text.
 
-    code: one of nsqd's codes, for example E_BAD_TOPIC.
-    text: bytes, as it may echo raw bytes of the client; given as str it is taken as UTF-8. May be empty.
-    fatal: whether the connection closes after the frame; follows from the code unless given.
-    The cause, if any, is for the log alone: raise ClientError(...) from cause.
+    code: one of nsqd's codes, for example E_BAD_TOPIC. text: bytes, because it may echo raw bytes of the client; a str
+    is encoded as UTF-8. May be empty. fatal: whether the connection closes after the frame; by default it follows from
+    the code. The cause, if any, is only logged: raise ClientError(...) from cause.
     """
 
     def __init__(self, code: str, text: bytes | str = b"", *, fatal: bool | None = None) -> None:
@@ -36,7 +35,7 @@ class ClientError(Exception):
         super().__init__(code, self.text)
 
     def frame(self) -> bytes:
-        """Return the data of the error frame: the code, and after one space the text if there is any."""
+        """Return the data of the error frame: the code, followed by a space and the text if there is a text."""
         code = self.code.encode("ascii")
         return code + b" " + self.text if self.text else code
 
@@ -45,10 +44,9 @@ class ClientError(Exception):
 
 
 class StorageError(OSError):
-    """A file operation the system refused; errno, strerror and filename are those of the OSError it stands for.
+    """A file operation that the system refused; errno, strerror and filename are those of the original OSError.
 
-    operation: what was tried, one word of ours: reserve, map, sync, rename, remove, ...
-    path: the file or directory it was tried on.
+    operation: one word of pyqd's: reserve, map, sync, rename, remove, ... path: of the file or directory.
     """
 
     def __init__(self, operation: str, path: str, error_number: int, reason: str) -> None:
@@ -61,13 +59,13 @@ class StorageError(OSError):
 
 
 class DiskFull(StorageError):  # noqa: N818 - a condition, named as such by its users
-    """There is no room for what was to be written, or no quota; nothing was written."""
+    """The disk or the quota has no space for a write; nothing was written."""
 
 
 def storage_error(operation: str, path: str, error: OSError) -> StorageError:
-    """Return the StorageError that stands for error, a DiskFull where room or quota is what lacks.
+    """Return a StorageError for an OSError: a DiskFull if space or quota is missing.
 
-    A StorageError is returned as it is: the innermost place knows best which file it was.
+    A StorageError is returned as it is: the innermost code knows best which file it was.
     """
     if isinstance(error, StorageError):
         return error
@@ -83,9 +81,9 @@ def reason_of(error: BaseException) -> str:
 
 
 class CorruptionError(Exception):
-    """Bytes in a file that no writer of ours can have meant.
+    """Invalid bytes in a file, which pyqd cannot have written there.
 
-    file: path; offset: of the first bad byte in it; detail: what is wrong there.
+    file: path; offset: of the first bad byte; detail: the description of the damage.
     """
 
     def __init__(self, file: str, offset: int, detail: str) -> None:
@@ -99,14 +97,14 @@ class CorruptionError(Exception):
 
 
 class LaterFormatError(CorruptionError):
-    """A file in a version of its format that this pyqd does not know; not damaged, so it is left as it is."""
+    """A file with a version of its format that this pyqd does not know. It is not damaged, so it is left as it is."""
 
     def __str__(self) -> str:
         return f"{self.file} was written by a later pyqd - {self.detail}"
 
 
 class LimitReached(Exception):  # noqa: N818 - a condition, named as such by its users
-    """There are as many as a limit allows; nothing was made. code: of the answer, without the E_ of an error frame."""
+    """A configured limit is reached; nothing was created. code: of the answer, without the E_ of an error frame."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -114,8 +112,8 @@ class LimitReached(Exception):  # noqa: N818 - a condition, named as such by its
 
 
 class MachineLimitReached(LimitReached):
-    """Only the reserve of a limit of the machine is left. The text names the limit and what raises it."""
+    """Only the reserve of a machine's limit remains. The text names the limit and how to raise it."""
 
 
 class StartupError(Exception):
-    """A reason not to start; str() of it is the whole text of the FATAL line."""
+    """The reason not to start; str() of it is the whole text of the FATAL line."""

@@ -1,17 +1,17 @@
 """Command lines in the syntax of Go's flag package.
 
--name and --name are the same; a value follows after "=" or, except for booleans, as the next argument whatever it looks
-like; the first argument that is no flag, or "--", ends the flags; the last value of a scalar flag wins, a list flag
-collects. Source: the documentation of Go's flag package.
+-name and --name are the same. A value follows after "=" or, except for booleans, as the next argument in any form. The
+first argument that is not a flag, or "--", ends the flags. The last value of a scalar flag wins, a list flag collects.
+Source: the documentation of Go's flag package.
 
-Why not argparse: it takes "-1" and "-x" for options where Go takes them for the value of the flag before, lets a
-boolean with an optional value swallow the next argument, accepts abbreviations, goes on after the first positional
-argument, and words errors and help otherwise. Each can be bent; all of it together would be longer than this parser.
+argparse does not fit: it takes "-1" and "-x" for options, which Go takes for the value of the flag before. It lets a
+boolean with an optional value swallow the next argument, accepts abbreviations, continues after the first positional
+argument, and words errors and help differently. Working around all of it would take more code than this parser.
 
-Errors begin with Go's text, and end with the remedy: the nearest flag, or a value that serves.
+Errors begin with Go's text and end with the remedy: the nearest flag, or a valid value.
 
 The flags of a program are the fields of a dataclass: `declare` gives a field its flag, `declared_flags` collects them.
-Parsing yields only what was given, so that another source (a file) can stand between it and the defaults.
+Parsing yields only the given values, so that a configuration file can stand between them and the defaults.
 """
 
 import dataclasses
@@ -49,15 +49,13 @@ _SIZE = re.compile(r"[0-9.]+ *([kmgt]i?b?|b)", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlagType:
-    """How values of one kind are read and shown.
+    """Parser and printer of one kind of values.
 
-    usage_word: stands for the value in the usage text; empty for booleans.
-    parse: text to value; raises ValueError with the reason that ends Go's error line.
-    show: value to text, in the usage text's "(default ...)".
-    is_boolean: the flag alone means true, and only "=" gives it a value.
-    joined: what was given so far and the value of one more occurrence become one; without it the last one counts.
-    check: raises ValueError with the whole text where a value, from whatever source, is none of this kind.
-    read: value of a configuration file, where that may be more than a string for `parse`, to value; raises ValueError.
+    usage_word: stands for the value in the usage text; empty for booleans. parse: text to value; raises ValueError with
+    the reason that ends Go's error line. show: value to text, in the usage text's "(default ...)". is_boolean: the flag
+    alone means true, and only "=" gives it a value. joined: combines the values of two occurrences; without it the last
+    occurrence wins. check: raises ValueError with the whole text if a value from any source is not of this kind. read:
+    converts a value of a configuration file that may be more than a string for `parse`; raises ValueError.
     """
 
     usage_word: str
@@ -69,7 +67,7 @@ class FlagType:
     read: Callable[[Any], Any] | None = None
 
     def value_read(self, found: Any) -> Any:
-        """Return the value for what a configuration file has. Raises: ValueError with the reason."""
+        """Return the value for a TOML value of a configuration file. Raises: ValueError with the reason."""
         if self.read is not None:
             return self.read(found)
         if isinstance(found, str):
@@ -169,18 +167,18 @@ class Flag:
     group: str = ""
 
     def default_value(self) -> Any:
-        """Return the default, found out now where it depends on the machine."""
+        """Return the default; a default that depends on the machine is found now."""
         return self.default() if callable(self.default) else self.default
 
     def default_shown(self) -> str:
-        """Return the default as the usage text has it; empty for a zero value."""
+        """Return the default in the form of the usage text; empty for a zero value."""
         if self.default_text:
             return self.default_text
         default = self.default_value()
         return self.type.show(default) if default else ""
 
     def check(self, value: Any) -> None:
-        """Raise ValueError "--name must ..." if value, from whatever source, is out of the flag's range."""
+        """Raise ValueError "--name must ..." if a value from any source is out of the flag's range."""
         if self.type.check is not None:
             self.type.check(value)
         too_small = self.minimum is not None and value < self.minimum
@@ -214,7 +212,7 @@ def declare(
     without_effect: bool = False,
     default_text: str = "",
 ) -> Any:
-    """Return a dataclass field that carries a flag; its parameters are Flag's.
+    """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
     key: "" for the name with underscores, None for no key.
     """
@@ -239,8 +237,8 @@ def declare(
 def declared_flags(options_class: type, groups: Mapping[str, str] | None = None) -> tuple[Flag, ...]:
     """Return the flags declared in a dataclass, in the order of its fields.
 
-    groups: by the name of its first flag, the heading of that flag and those after it.
-    Raises: ValueError for a flag that comes twice, and for a group that begins with none.
+    groups: by the name of a group's first flag, the group's heading. Raises: ValueError for a duplicate flag, and for a
+    group without a first flag.
     """
     headings = dict(groups or {})
     flags: list[Flag] = []
@@ -257,7 +255,7 @@ def declared_flags(options_class: type, groups: Mapping[str, str] | None = None)
 
 
 class FlagError(Exception):
-    """The command line is wrong; str() of it is Go's text, and what may have been meant."""
+    """A mistake in the command line; str() of it is Go's text, followed by the probable correction."""
 
 
 class HelpRequested(Exception):  # noqa: N818 - a wish, not an error
@@ -266,7 +264,7 @@ class HelpRequested(Exception):  # noqa: N818 - a wish, not an error
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a command line gave: values by flag name (a tuple where repeatable), and the arguments after the flags."""
+    """Result of parsing: values by flag name (a tuple if repeatable), and the arguments after the flags."""
 
     values: Mapping[str, Any]
     leftovers: Sequence[str]
@@ -305,13 +303,13 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like a misspelt one; empty if none is like it."""
+    """Return the known word nearest to a misspelt one; empty if none is similar."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=NEAREST_RATIO_MIN)
     return close[0] if close else ""
 
 
 def meant(word: str, known: Iterable[str], mark: str = "") -> str:
-    """Return the question after a misspelt word, "; did you mean --name?"; empty if no known word is like it."""
+    """Return the question after a misspelt word, "; did you mean --name?"; empty if no known word is similar."""
     found = nearest(word, known)
     return f"; did you mean {mark}{found}?" if found else ""
 
@@ -332,10 +330,10 @@ def _value(flag: Flag, text: str) -> Any:
 
 
 def usage(program: str, flags: Iterable[Flag], width: int | None = None) -> str:
-    """Return the usage text: each flag with its help, and its default where that is not the zero value.
+    """Return the usage text: each flag with its help, and its default unless that is the zero value.
 
-    Flags with groups come under their headings as they were declared, others by name. width: columns; None is those of
-    the terminal.
+    Flags with groups come under their headings in the order of declaration, others by name. width: columns; None for
+    the terminal's width.
     """
     columns = width or min(max(shutil.get_terminal_size().columns, USAGE_WIDTH_MIN), USAGE_WIDTH_MAX)
     lines = [f"Usage of {program}:"]
@@ -361,10 +359,10 @@ def usage(program: str, flags: Iterable[Flag], width: int | None = None) -> str:
 
 
 def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str], synopsis: str = "") -> Mapping[str, Any]:
-    """Parse argv as `parse` does, and leave the process where there is nothing to run. Returns: values by flag name.
+    """Parse argv as `parse` does; exit the process after help or a mistake. Returns: values by flag name.
 
-    Help: synopsis and usage on stdout, exit code 0. A mistake, which an argument after the flags is too: its text on
-    stderr, exit code 2. Go's programs ignore such arguments, and with them all flags that follow.
+    Help: synopsis and usage on stdout, exit code 0. A mistake: its text on stderr, exit code 2. An argument after the
+    flags is a mistake too: Go's programs ignore it, and with it all flags that follow.
     """
     try:
         parsed = parse(flags, argv)
@@ -379,7 +377,7 @@ def parse_or_exit(program: str, flags: Sequence[Flag], argv: Sequence[str], syno
 
 
 def unexpected(flags: Iterable[Flag], argv: Sequence[str], leftovers: Sequence[str]) -> str:
-    """Return the text for an argument after the flags. It may be meant as the value of a boolean flag before it."""
+    """Return the error for an argument after the flags. It may be meant as the value of the boolean flag before it."""
     word = leftovers[0]
     text = f"unexpected argument {go_quote_str(word)}"
     before = argv[-len(leftovers) - 1].lstrip("-") if len(argv) > len(leftovers) else ""
@@ -389,7 +387,7 @@ def unexpected(flags: Iterable[Flag], argv: Sequence[str], leftovers: Sequence[s
 
 
 def print_help(text: str) -> None:
-    """Print text on stdout, whether or not the reader of a pipe takes all of it."""
+    """Print text on stdout, even if the reader of a pipe closes it early."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -399,6 +397,6 @@ def print_help(text: str) -> None:
 
 
 def exit_with_mistake(program: str, text: str) -> NoReturn:
-    """Print what is wrong with the command line on stderr, in one line, and exit with code 2."""
+    """Print a mistake in the command line on stderr, in one line, and exit with code 2."""
     sys.stderr.write(f"{program}: {text} ({program} --help lists all flags)\n")
     sys.exit(EXIT_USAGE)

@@ -1,8 +1,8 @@
 """Go's %q: the quoted form in which nsqd echoes a client's bytes in its error texts.
 
 Source: the documentation of Go's strconv.Quote. "Printable" there means the Unicode categories L, M, N, P and S and the
-ASCII space, which is str.isprintable exactly. The two differ only where the interpreter's Unicode tables are of another
-version than Go's: a character younger than one of them is quoted as an escape by that one.
+ASCII space, which is str.isprintable exactly. The two differ only if the interpreter's Unicode tables have another
+version than Go's: the older one quotes a newer character as an escape.
 """
 
 import re
@@ -29,13 +29,15 @@ def go_quote(data: bytes) -> bytes:
     """
     if _PLAIN.fullmatch(data):
         return b'"' + data + b'"'
-    # With surrogateescape each byte of an invalid sequence comes out as one lone surrogate, just as Go takes such a
-    # sequence byte by byte.
+    # surrogateescape turns each byte of an invalid sequence into one lone surrogate, as Go takes such a sequence byte
+    # by byte.
     return ('"' + "".join(map(_quoted, data.decode("utf-8", "surrogateescape"))) + '"').encode()
 
 
 def go_quote_str(text: str) -> str:
-    """Return the same for text, such as an argument of the command line, whose undecodable bytes are surrogates."""
+    """Return the quoted form of text whose undecodable bytes are surrogates, such as an argument of the
+    command line.
+    """
     return go_quote(text.encode("utf-8", "surrogateescape")).decode()
 
 

@@ -1,11 +1,11 @@
 """Log lines in nsqd's form, `<prefix>YYYY/MM/DD HH:MM:SS.micros LEVEL: text`, or as JSON; on stderr.
 
 In nsqd's form the time is local. As JSON a line is one object: `time` (RFC 3339 with microseconds and offset), `level`,
-`message`, then what is known apart from the text: the subject of a message that begins as `TOPIC(orders): ` does, under
-its name in lower case, the fields a caller adds (`extra=fields(...)`), and `traceback`.
+`message`, then further fields. These are the subject of a message that begins as `TOPIC(orders): ` does, under its name
+in lower case; the fields that a caller adds (`extra=fields(...)`); and `traceback`.
 
 Built on the logging module: modules log to children of the logger "pyqd", and a record below the level costs one cached
-look-up. The process sets the prefix and the level once, the level may change while it runs.
+look-up. The process sets the prefix and the level once; the level may change while it runs.
 """
 
 import datetime
@@ -22,7 +22,7 @@ ROOT_LOGGER: Final = "pyqd"
 
 
 class LogLevel(enum.IntEnum):
-    """nsqd's levels with its numbers, as the HTTP API shows them; ten times that is the number in logging."""
+    """nsqd's levels with its numbers, as the HTTP API shows them; ten times the number is the level in logging."""
 
     DEBUG = 1
     INFO = 2
@@ -32,7 +32,7 @@ class LogLevel(enum.IntEnum):
 
 
 class LogFormat(enum.Enum):
-    """What a log line looks like."""
+    """Form of a log line."""
 
     TEXT = "text"
     JSON = "json"
@@ -40,7 +40,7 @@ class LogFormat(enum.Enum):
 
 _LEVEL_WORDS = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
 _LEVELS_BY_WORD = {level.name.lower(): level for level in LogLevel}
-# Set by configure: what a start that fails after it prints.
+# Set by configure, for a start that fails later and prints its reason.
 _format = LogFormat.TEXT
 _SUBJECT = re.compile(r"([A-Z]+)\(([^)]*)\): ")
 _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
@@ -68,21 +68,21 @@ def fields(**values: Any) -> dict[str, Any]:
 
 
 def json_line(timestamp_s: float, level_word: str, text: str, more: dict[str, Any] | None = None) -> str:
-    """Return one line as a JSON object, without its end; timestamp_s is Unix time. more: further fields."""
+    """Return one line as a JSON object, without a line end; timestamp_s is Unix time. more: further fields."""
     moment = datetime.datetime.fromtimestamp(timestamp_s).astimezone()
     line = {"time": moment.isoformat(timespec="microseconds"), "level": level_word, "message": text}
     subject = _SUBJECT.match(text)
     if subject:
         line[subject[1].lower()] = subject[2]
-    # In ASCII: neither text from the network nor a lone surrogate can break a line.
+    # In ASCII, so that neither text from the network nor a lone surrogate can break a line.
     return json.dumps({**line, **(more or {})}, separators=(",", ":"), default=str)
 
 
 def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str:
-    """Return one line without its end; timestamp_s is Unix time.
+    """Return one line without a line end; timestamp_s is Unix time.
 
-    Control characters but the tab become escapes, so that text from the network neither forges a line nor drives a
-    terminal.
+    Control characters except the tab become escapes, so that text from the network can neither forge a line nor control
+    a terminal.
     """
     seconds = int(timestamp_s)
     micros = int((timestamp_s - seconds) * 1_000_000)
@@ -95,7 +95,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records as log lines; a traceback follows on lines of its own."""
+    """Formatter of records as log lines; a traceback follows on its own lines."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects, each in a line."""
+    """Formatter of records as JSON objects, one per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -125,11 +125,11 @@ class JsonFormatter(logging.Formatter):
 def configure(
     prefix: str, level: LogLevel, stream: TextIO | None = None, form: LogFormat = LogFormat.TEXT
 ) -> logging.Logger:
-    """Send the records of "pyqd" and its children to stream, stderr if None, and return its logger.
+    """Send the records of "pyqd" and its children to stream, stderr if None, and return the logger.
 
-    A second call replaces what the first one set up.
+    A second call replaces the set-up of the first.
     """
-    # Nothing of this stands in the lines, and each costs a system call or a look-up per record.
+    # No line shows these values, and each costs a system call or a look-up per record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
     global _format
@@ -145,12 +145,12 @@ def configure(
 
 
 def set_level(level: LogLevel) -> None:
-    """Drop from now on the records below level."""
+    """Drop records below the level from now on."""
     logging.getLogger(ROOT_LOGGER).setLevel(level * 10)
 
 
 def print_fatal(text: str, prefix: str = DEFAULT_PREFIX) -> None:
-    """Print the FATAL line of a start that failed, on stderr; the prefix is the program's, whatever was configured."""
+    """Print the FATAL line of a failed start on stderr, with the program's prefix."""
     as_json = _format is LogFormat.JSON
     line = json_line(time.time(), "FATAL", text) if as_json else log_line(prefix, time.time(), "FATAL", text)
     print(line, file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit to the hard one, as Go's runtime does for its programs. Returns: the limit."""
+    """Raise the soft limit to the hard one, as Go's runtime does. Returns: the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -22,12 +22,12 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_max() -> int:
-    """Return how many files and sockets the process may have open."""
+    """Return the limit on open files and sockets of the process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def descriptor_count() -> int:
-    """Return how many files and sockets the process has open."""
+    """Return the number of open files and sockets of the process."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -35,7 +35,7 @@ def descriptor_count() -> int:
 
 
 def mapping_max() -> int:
-    """Return how many mappings a process may have (vm.max_map_count)."""
+    """Return the limit on mappings of a process (vm.max_map_count)."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
@@ -43,7 +43,7 @@ def mapping_max() -> int:
 
 
 def mapping_count() -> int:
-    """Return how many mappings the process has now. Cost: O(mappings), a millisecond for some thousands."""
+    """Return the number of mappings of the process. Cost: O(mappings), a millisecond for some thousands."""
     try:
         with open("/proc/self/maps", "rb") as maps:
             return sum(1 for _ in maps)
@@ -52,7 +52,9 @@ def mapping_count() -> int:
 
 
 def available_bytes() -> int:
-    """Return how much more memory the process may take: of the machine, of its control group, of its address space."""
+    """Return the memory that the process may still take: the least of the machine's, control group's and address
+    space's.
+    """
     found = [_of_machine(), *_of_control_group(), *_of_address_space()]
     return max(0, min(found))
 
@@ -66,7 +68,9 @@ def _of_machine() -> int:
 
 
 def _of_control_group() -> list[int]:
-    """Return what memory.max leaves; page cache counts as free, as the kernel drops it before it refuses memory."""
+    """Return the memory that memory.max leaves. Page cache counts as free: the kernel drops it before it refuses
+    memory.
+    """
     with contextlib.suppress(OSError, ValueError):
         line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         group = Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")

@@ -1,4 +1,4 @@
-"""Memory of the process: what the C library and the collector tell, and giving back what is free.
+"""Memory of the process: statistics of the C library and the garbage collector, and the return of free memory.
 
 Sources: mallinfo(3), malloc_trim(3), proc(5), the documentation of Python's gc module.
 """
@@ -43,16 +43,16 @@ def _collecting(phase: str, _info: dict[str, int]) -> None:
 
 
 def watch_collections() -> None:
-    """Measure from now on how long the collector holds the process up."""
+    """Start to measure the collector's pauses."""
     if _collecting not in gc.callbacks:
         gc.callbacks.append(_collecting)
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Make many objects that stay: none is looked at by the collector, neither now nor until `thaw`.
+    """Create long-lived objects in this context: the collector skips them now and until `thaw`.
 
-    A full collection takes a third of a second with the objects of 50,000 topics, and nobody is served meanwhile.
+    A full collection over the objects of 50,000 topics takes a third of a second, during which no client is served.
     """
     global _is_frozen
     gc.disable()
@@ -65,16 +65,16 @@ def loading() -> Iterator[None]:
 
 
 def thaw() -> None:
-    """Let the collector look at all objects again, as some of those that were to stay are garbage now."""
+    """Let the collector examine all objects again, because some of the frozen ones have become garbage."""
     global _is_frozen
     if _is_frozen:
-        # Not by gc.get_freeze_count(), which counts them one by one: some milliseconds.
+        # gc.get_freeze_count() would count the objects one by one, which takes some milliseconds.
         _is_frozen = False
         gc.unfreeze()
 
 
 def pause_us(percent: int) -> int:
-    """Return a percentile of the last collections' pauses in microseconds; 0 where none was measured."""
+    """Return a percentile of the last collections' pauses in microseconds; 0 if none was measured."""
     if not _pauses_us:
         return 0
     ordered = sorted(_pauses_us)
@@ -82,14 +82,14 @@ def pause_us(percent: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Return what is resident and private to the process, so without the mapped logs."""
+    """Return the resident private memory of the process, which excludes the mapped logs."""
     with open(STATM, "rb") as file:
         _, resident, shared, *_ = map(int, file.read().split())
     return (resident - shared) * os.sysconf("SC_PAGESIZE")
 
 
 def idle_bytes() -> int:
-    """Return what the C library keeps and has given to nobody; 0 where it does not tell."""
+    """Return the free memory that the C library keeps; 0 if the library does not report it."""
     try:
         return int(_libc.mallinfo2().fordblks)
     except AttributeError:
@@ -97,7 +97,7 @@ def idle_bytes() -> int:
 
 
 def memory_stats() -> dict[str, int]:
-    """Return nsqd's keys about memory, with what has a meaning in CPython; the others are 0.
+    """Return nsqd's memory keys. Keys without a meaning in CPython are 0.
 
     heap_objects: blocks the interpreter has allocated. heap_idle_bytes: of the C library alone. gc_total_runs:
     collections so far; the pauses are of the last 256, once they are watched.
@@ -116,10 +116,10 @@ def memory_stats() -> dict[str, int]:
 
 
 def give_back() -> None:
-    """Collect garbage and return to the system what the C library has free. Blocks for as long as that takes."""
+    """Collect garbage and return the C library's free memory to the system. Blocks meanwhile."""
     gc.collect()
     try:
         _libc.malloc_trim(0)
     except AttributeError:
-        # Another C library than glibc returns memory by itself.
+        # A C library other than glibc returns memory by itself.
         return

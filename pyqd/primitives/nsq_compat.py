@@ -1,8 +1,8 @@
-"""What pyqd says of itself where NSQ's clients, tools and admin compare versions."""
+"""Versions and names for NSQ's clients, tools and admin pages, which compare them."""
 
 from typing import Final
 
-# The nsqd release whose protocol and HTTP API are spoken; clients and admin pages decide by it what they may ask for.
+# The nsqd release whose protocol and HTTP API pyqd speaks; clients and admin pages choose features by it.
 NSQ_VERSION: Final = "1.3.0"
 
 _NAMES = """
@@ -16,5 +16,5 @@ queue-scan-worker-pool-max snappy statsd-address statsd-exclude-ephemeral statsd
 statsd-prefix statsd-udp-packet-size sync-every sync-timeout tcp-address tls-cert tls-client-auth-policy tls-key
 tls-min-version tls-required tls-root-ca-file topology-region topology-zone verbose version worker-id
 """
-# The flags in its --help.
+# The flags in nsqd's --help.
 NSQD_FLAGS: Final = frozenset(_NAMES.split())

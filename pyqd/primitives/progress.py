@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 BAR: Final = "{desc} {percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}{unit}, {elapsed} gone, {remaining} left{postfix}"
-# If nobody knows how many there are.
+# Used if the total is unknown.
 COUNT: Final = "{desc} {n_fmt}{unit}, {elapsed} gone, {rate_noinv_fmt}{postfix}"
 
 
 class Progress:
     """Progress of one job. A context manager, which removes the bar at the end.
 
-    total: None if it is unknown. unit: name of the things that are counted, in the plural. quiet: show nothing at all.
-    line_s: seconds between two lines if the stream is no terminal; None for no lines. initial: the number of things
-    that were done before and say nothing about the rate.
+    total: None if it is unknown. unit: name of the counted things, in the plural. quiet: show nothing at all. line_s:
+    seconds between two lines if the stream is no terminal; None for no lines. initial: number of things that were done
+    before and do not count for the rate.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Progress:
         return self._bar is not None
 
     def describe(self, what: str) -> None:
-        """Name the step at hand."""
+        """Set the name of the current step."""
         self._what = what
         if self._bar is not None:
             self._bar.set_description_str(what)
@@ -60,7 +60,7 @@ class Progress:
         self.move_to(self.done + count, note)
 
     def move_to(self, done: int, note: str = "") -> None:
-        """Set how many things are done. note: shown behind the figures."""
+        """Set the number of finished things. note: shown behind the figures."""
         step, self.done, self._note = done - self.done, done, note
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
@@ -79,7 +79,7 @@ class Progress:
         return f"{head}{percent}{self.done:,}{total} {self._unit}, {rate:,.0f} {self._unit} per second{note}"
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
-        """Print a line without leaving parts of the bar in it. stream: the one of the progress if not given."""
+        """Print a line without leaving parts of the bar in it. stream: by default the stream of the progress."""
         if self.quiet:
             return
         target = self.stream if stream is None else stream
@@ -101,14 +101,14 @@ class Progress:
 
 
 def bar(what: str, total: int | None, unit: str, stream: TextIO, initial: int) -> "tqdm[Any] | None":
-    """Return a bar; None if tqdm is not installed, as in a program of Spark that has nothing but the zip."""
+    """Return a bar; None if tqdm is not installed, as in a Spark program that ships only the zip."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:
         return None
-    # A thread that refreshes bars: processes that are forked beside it would have its locks.
+    # tqdm's monitor thread refreshes bars; a process forked beside it would inherit its locks.
     tqdm.monitor_interval = 0
-    # smoothing=0: the mean over all is the better guess of the rest where steps are of different kinds.
+    # smoothing=0: the mean over all steps predicts the rest better if steps are of different kinds.
     return tqdm(
         desc=what,
         total=total,

@@ -1,4 +1,4 @@
-"""Timestamps as operators and programs write them: RFC 3339, a duration since 1970, or a duration before now."""
+"""Parser of timestamps from operators and programs: RFC 3339, a duration since 1970, or a duration before now."""
 
 import datetime
 import re
@@ -14,9 +14,8 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 def parse_timestamp(text: str, now_ns: int) -> int:
     """Return a timestamp in nanoseconds since 1970.
 
-    text: RFC 3339 (a space before the offset is a `+` that a URL lost), a duration since 1970 with its unit, such as
-    1795177302s or 1795177302123ms, or a negative one, which counts back from `now_ns`.
-    Raises: ValueError for anything else.
+    text: RFC 3339 (a space before the offset is a `+` that a URL lost); a duration since 1970 with its unit, such as
+    1795177302s or 1795177302123ms; or a negative duration, which counts back from `now_ns`. Raises: ValueError.
     """
     match = _RFC3339.fullmatch(text)
     if match is None:

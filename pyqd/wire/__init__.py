@@ -1,1 +1,1 @@
-"""Bytes to commands and frames to bytes; pure functions, no state kept."""
+"""Codecs between bytes and commands, frames and records: pure functions without state."""

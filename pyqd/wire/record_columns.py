@@ -1,6 +1,6 @@
-"""The same as the compiled pyqd.hot.wire.columns, in Python, for readers where that is missing.
+"""Decoder of records into columns in Python, used if the compiled pyqd.hot.wire.columns is missing.
 
-One record costs about a microsecond. The layout of the buffers is told there.
+One record costs about a microsecond. pyx/wire/columns.pyx describes the layout of the buffers.
 """
 
 import struct
@@ -20,10 +20,10 @@ _CHECKED_FROM = 8
 
 
 class Decoded(Protocol):
-    """What either decoder returns: columns as buffers in Arrow's layout, and what was noticed along the way.
+    """Result of both decoders: columns as buffers in Arrow's layout, and counts of missing records.
 
-    lost: how many records were expected and have no row; of these, damaged have a wrong checksum. following: where to
-    go on.
+    lost: the number of expected records without a row; damaged: of these, records with a wrong checksum. following: the
+    position to read next.
     """
 
     @property
@@ -60,7 +60,7 @@ class Decoded(Protocol):
 
 @dataclass(frozen=True)
 class Columns:
-    """See `Decoded`."""
+    """Columns of one answer; see `Decoded`."""
 
     rows: int
     lost: int
@@ -85,9 +85,9 @@ Header = tuple[int, ...]
 def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: bool = False) -> Columns:
     """Decode the body of an answer.
 
-    expected: the position asked for. with_bodies: fill `bodies`. skip_damaged: count records that are not sound as
-    lost, and go no further than where it is not known any more where one begins.
-    Raises: ValueError where the data end within a record, a checksum is wrong, or positions do not grow.
+    expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
+    if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,
+    or positions do not grow.
     """
     found, cut = spans(data)
     if cut is not None and not skip_damaged:
@@ -115,7 +115,7 @@ def decode(data: bytes, expected: int, with_bodies: bool = True, skip_damaged: b
 
 
 def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
-    """Return offset and header of each record, and why the last one is none."""
+    """Return offset and header of each record, and the reason why the last one is not a record, or None."""
     found: list[tuple[int, Header]] = []
     at, end = 0, len(data)
     while at < end:
@@ -131,7 +131,9 @@ def spans(data: bytes) -> tuple[list[tuple[int, Header]], str | None]:
 
 
 def checks(data: bytes, found: list[tuple[int, Header]]) -> list[bool]:
-    """Return of each record whether its checksum is right. What a delivery notes in a header counts as 0 in it."""
+    """Return for each record whether its checksum is right. The attempts noted by a delivery count as 0 in the
+    checksum.
+    """
     if any(header[8] for _, header in found):
         whole = bytearray(data)
         for at, _ in found:

@@ -1,7 +1,7 @@
-"""Records as GET /topic/log gives them: those of a topic's log, one behind the other, nothing around them.
+"""Decoder of GET /topic/log: the records of a topic's log, one after the other, without framing.
 
-For readers outside the broker: needs nothing of it but the checksum, compiled or not.
-Source: docs/storage.md, "Record".
+For readers outside the broker. It needs only the checksum of the broker's code, compiled or not. Source:
+docs/storage.md, "Record".
 """
 
 import struct
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 try:
     from pyqd.hot.primitives.crc32c import value as crc32c
-except ImportError:  # Where Python alone was sent to.
+except ImportError:  # For a copy of the Python modules without the compiled ones.
     from pyqd.primitives.checksums import value as crc32c
 
 FORMAT: Final = 1
@@ -26,9 +26,9 @@ assert _HEADER.size == HEADER_BYTES
 
 
 class Record(NamedTuple):
-    """One message. position: names it in its topic for good. id: 16 hexadecimal digits, as the protocol has them.
+    """One message. position: its permanent place in its topic. id: 16 hexadecimal digits, as in the protocol.
 
-    timestamp_ns: of publishing; due_ns: 0 or when a deferred message is due; both since 1970.
+    timestamp_ns: of publishing; due_ns: due time of a deferred message, else 0; both since 1970.
     """
 
     position: int
@@ -39,10 +39,10 @@ class Record(NamedTuple):
 
 
 def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
-    """Yield the records in the body of an answer. verify: check each one's checksum.
+    """Yield the records in the body of an answer. verify: check each checksum.
 
-    What stands for records that damage has destroyed is passed over; the gap shows in the positions.
-    Raises: ValueError where the data end within a record, or a checksum is wrong; what came before has been yielded.
+    Placeholders of destroyed records are skipped; the gap shows in the positions. Raises: ValueError if the data end
+    within a record, or a checksum is wrong; the records before have been yielded.
     """
     at = 0
     view = memoryview(data)

@@ -1,17 +1,17 @@
-"""The front of an HTTP connection: it waits, reads, and answers plain publishes before a parser sees them.
+"""Front of an HTTP connection: waits, reads, and answers plain publishes before the parser sees them.
 
-What is read goes to a buffer that all connections share. While no request is half read, the front answers the plain
-publishes at its start (pyx/http/scan.pyx) by C code alone: record into the log, answer into a scratch, one send for all
-of them. That happens in the callback of the loop, without a switch to the connection's greenlet, which would cost more
-than the rest of it. What is left, be it the rest of a publish or another request, is given to the greenlet, the parser
-and the routes, the long way.
+All connections read into one shared buffer. While no request is half read, the front answers the plain publishes at the
+buffer's start (pyx/http/scan.pyx) in C code alone: record into the log, answer into a scratch buffer, one send for all
+of them. This happens in the callback of the loop, without a switch to the connection's greenlet, which would cost more
+than the rest. Remaining bytes, the rest of a publish or another request, go to the greenlet, the parser and the routes:
+the slow path.
 
-The short way is open for a topic where `find_topic` returns it, and then nothing but the message decides whether it is
-accepted. Where it is not stored, the request takes the long way, which tries again and says what is wrong.
+The fast path is open for a topic if `find_topic` returns the topic; then only the message decides whether it is
+accepted. A message that could not be stored takes the slow path, which tries again and reports the error.
 
-Invariants: 1. no pointer into the shared buffers lives over a switch, but for the one with which the callback hands
-over what it has read: nothing runs in between. 2. The watcher is active only while the greenlet waits here: elsewhere
-it waits for other things, and must not be woken for this one.
+Invariants: 1. No pointer into the shared buffers survives a switch, except the pointer with which the callback passes
+on the bytes read: nothing runs in between. 2. The watcher is active only while the greenlet waits in `next_bytes`.
+Elsewhere the greenlet waits for other events, and the watcher must not wake it.
 
 Source: docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
@@ -57,7 +57,7 @@ cdef object read_view = memoryview(read_object)
 cdef bytearray answers_object = bytearray(ANSWERS_BYTES)
 cdef char* answers = PyByteArray_AS_STRING(answers_object)
 
-# An answer is its head, an id, for an /mpub COUNT and the number, and its tail.
+# An answer consists of its head, an id, for an /mpub COUNT and the number, and its tail.
 cdef bytes HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nX-Nsq-Content-Type: nsq; version=1.0\r\n"
     b"X-NSQ-Message-Id: "
@@ -68,7 +68,7 @@ cdef int64_t tail_second = -1
 
 
 cdef int renew_tail(int64_t second) except -1:
-    """Make the tail with the Date header of this second."""
+    """Format the tail with the Date header of this second."""
     global tail, tail_second
     tail = b"\r\nDate: %s\r\nContent-Length: 2\r\n\r\nOK" % formatdate(second, usegmt=True).encode()
     assert len(HEAD) + HEX_SIZE + len(COUNT) + COUNT_DIGITS_MAX + len(tail) <= ANSWER_BYTES_MAX
@@ -95,7 +95,9 @@ cdef char* put_number(char* at, int64_t number) noexcept:
 
 
 cdef char* put_answer(char* at, uint64_t last_id, int64_t count) noexcept:
-    """Write the answer OK with the id of the first message. count: of an /mpub; 0 for a /pub. Returns: its end."""
+    """Write the answer OK with the id of the first message. count: of an /mpub; 0 for a /pub. Returns: the answer's
+    end.
+    """
     at = put(at, HEAD)
     id_to_hex(last_id if count == 0 else id_stepped(last_id, 1 - count), at)
     at += HEX_SIZE
@@ -105,11 +107,10 @@ cdef char* put_answer(char* at, uint64_t last_id, int64_t count) noexcept:
 
 
 cdef class PlainPublisher:
-    """What the connections of a server need to take the short way.
+    """Settings of the fast path, shared by the connections of a server.
 
-    msg_bytes_max: of one message; body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as
-    bytes, makes the topic if it is missing, and returns it, or None where a publish to it needs more than storing it.
-    enabled: may be turned off at any time.
+    msg_bytes_max: of one message; body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as bytes
+    and returns the topic, or None if a publish must take the slow path. enabled: may be turned off at any time.
     """
 
     def __init__(self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic):
@@ -121,7 +122,7 @@ cdef class PlainPublisher:
 
 
 cdef class HttpFront:
-    """The reading half of a connection. fd: not blocking. publisher: None where every request goes the long way."""
+    """Reading half of a connection. fd: non-blocking. publisher: None if every request takes the slow path."""
 
     def __init__(self, int fd, hub, PlainPublisher publisher=None):
         self.fd = fd
@@ -130,11 +131,11 @@ cdef class HttpFront:
         self.watcher = hub.loop.io(fd, READ_EVENT)
 
     def next_bytes(self, bint between_requests):
-        """Return what was read and is not answered yet: a view that is valid until the next switch; empty at the end.
+        """Return the unanswered bytes as a view that is valid until the next switch; the view is empty at the end.
 
-        None: all was answered, but the socket was full, and the rest of the answers is queued. between_requests: no
-        request is half read and no answer is waiting. Raises: OSError. Switches: yes, before it reads, so that each
-        connection gets its turn.
+        None: all requests were answered, but the socket was full, and the rest of the answers is queued.
+        between_requests: no request is half read and no answer is waiting. Raises: OSError. Switches: yes, before it
+        reads, so that each connection gets its turn.
         """
         self.greenlet = getcurrent()
         self.plain_wanted = between_requests and self.publisher is not None
@@ -154,7 +155,7 @@ cdef class HttpFront:
         return read_view[self.rest_at:self.rest_end]
 
     def on_readable(self):
-        """Read, and answer what is plain; wake the greenlet where anything is left for it. Runs on the loop itself."""
+        """Read and answer plain publishes; wake the greenlet if bytes remain. Runs on the loop itself."""
         try:
             self.arrived = self.take()
         except BaseException as error:
@@ -164,7 +165,7 @@ cdef class HttpFront:
             self.greenlet.switch()
 
     cdef bint take(self) except -1:
-        """Read, and answer what is plain. Returns: whether the greenlet must see to what came of it."""
+        """Read and answer plain publishes. Returns: whether the greenlet has work to do."""
         cdef int64_t count = self.read()
         cdef uint64_t used = 0
         if count < 0:
@@ -177,12 +178,12 @@ cdef class HttpFront:
         return count == 0 or used < <uint64_t> count or self.behind
 
     def close_front(self):
-        """Let go of what the loop holds of the connection."""
+        """Release the watcher that the event loop holds for the connection."""
         self.watcher.close()
         self.topic = None
 
     cdef int64_t read(self) except -2:
-        """Read into the shared buffer. Returns: bytes; 0 at the end; -1 when there are none yet. Raises: OSError."""
+        """Read into the shared buffer. Returns: bytes; 0 at the end; -1 if there are none yet. Raises: OSError."""
         cdef ssize_t count
         while True:
             count = recv(self.fd, read_buffer, READ_BYTES, MSG_DONTWAIT)
@@ -194,7 +195,7 @@ cdef class HttpFront:
                 raise OSError(errno, os.strerror(errno))
 
     cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF:
-        """Accept and answer the plain publishes at `at`. Returns: the bytes they took."""
+        """Accept and answer the plain publishes at `at`. Returns: their bytes."""
         cdef PlainPublish found
         cdef uint64_t done = 0
         cdef uint64_t queued = 0
@@ -219,7 +220,7 @@ cdef class HttpFront:
         return done
 
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
-        """Store what is published. Returns: as `store`; where it was not stored, the long way tries again."""
+        """Store a publish. Returns: as `store`; a publish that was not stored takes the slow path."""
         cdef TopicCore topic = self.topic_for(found)
         if topic is None or topic.busy:
             return NOT_STORED
@@ -229,7 +230,7 @@ cdef class HttpFront:
             return NOT_STORED
 
     cdef int64_t store(self, TopicCore topic, PlainPublish* found, int64_t now_ns) except -2:
-        """Store what is published. Returns: how many messages an /mpub has, 0 for a /pub, or NOT_STORED."""
+        """Store a publish. Returns: the number of messages of an /mpub, 0 for a /pub, or NOT_STORED."""
         cdef Batch batch
         cdef Frames frames
         if found.form == PLAIN_PUB:
@@ -258,7 +259,7 @@ cdef class HttpFront:
         return self.topic
 
     cdef int send_answers(self, uint64_t size_bytes) except -1:
-        """Send the answers; what the socket does not take is queued before those of the long way."""
+        """Send the answers; the part that the socket does not take is queued before the answers of the slow path."""
         cdef ssize_t sent
         while True:
             sent = send(self.fd, answers, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)

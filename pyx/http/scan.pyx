@@ -1,18 +1,18 @@
-"""Recognise the plain publish over HTTP.
+"""Scanner that recognises the plain publish over HTTP.
 
 Nearly every request to a broker's HTTP port has one of three forms:
 
-    POST /pub?topic=NAME HTTP/1.1 CR LF
-    or POST /mpub?topic=NAME HTTP/1.1 CR LF
-    or POST /mpub?topic=NAME&binary=true HTTP/1.1 CR LF
+    POST /pub?topic=NAME HTTP/1.1 CR LF    or
+    POST /mpub?topic=NAME HTTP/1.1 CR LF    or
+    POST /mpub?topic=NAME&binary=true HTTP/1.1 CR LF
     {one of a few headers that mean nothing here, Host once, Content-Length once} CR LF
     CR LF
     body
 
-It is recognised over the bytes, without an object made. Whatever differs in the least - another parameter, an escape, a
-header not on the list, a folded line, a bare LF, bytes outside of ASCII, a body that is not there yet - is not plain,
-and is left to the parser and the routes. They define what a request means; this takes a subset of what they take, and
-takes it the same way, which tests/property/test_httpscan_model.py compares.
+The scanner works on the bytes and creates no object. A request that differs in any way is left to the parser and the
+routes: another parameter, an escape, a header not on the list, a folded line, a bare LF, bytes outside of ASCII, an
+incomplete body. The routes define the meaning of a request. The scanner accepts a subset of the same requests with the
+same meaning, which tests/property/test_httpscan_model.py compares.
 
 Source: RFC 9112, sections 3 to 6; docs/nsq/http-api.md, "POST /pub" and "POST /mpub".
 """
@@ -39,7 +39,7 @@ cdef enum:
 
 cdef enum Header:
     HEADER_OTHER = 0
-    HEADER_IDLE = 1                      # says nothing about how the request is read or answered
+    HEADER_IDLE = 1                      # does not affect how the request is read or answered
     HEADER_HOST = 2
     HEADER_LENGTH = 3
     HEADER_CONNECTION = 4
@@ -77,7 +77,7 @@ cdef bint is_printable(const Text* value) noexcept nogil:
 
 
 cdef int64_t length_of(const Text* value) noexcept nogil:
-    """Return the number that the digits mean; -1 where they are none, or too many."""
+    """Return the number in the digits; -1 if they are invalid or too many."""
     cdef int64_t total = 0
     cdef uint32_t index
     if not 1 <= value.size_bytes <= LENGTH_DIGITS_MAX:
@@ -90,7 +90,7 @@ cdef int64_t length_of(const Text* value) noexcept nogil:
 
 
 cdef int64_t scan_headers(const char* at, const char* end, int64_t* body_bytes) noexcept nogil:
-    """Walk over header lines and the empty one behind them. Returns: their bytes; 0 when one of them is not plain."""
+    """Walk over header lines and the empty line after them. Returns: their bytes; 0 if one of them is not plain."""
     cdef const char* line = at
     cdef const char* stop
     cdef const char* colon
@@ -132,7 +132,7 @@ cdef int64_t scan_headers(const char* at, const char* end, int64_t* body_bytes) 
 
 
 cdef const char* scan_target(const char* at, const char* end, PlainPublish* found) noexcept nogil:
-    """Recognise the start of a request line. Returns: the space behind its target; NULL when it is not plain."""
+    """Recognise the start of a request line. Returns: the end of its target; NULL if it is not plain."""
     cdef const char* name
     cdef const char* stop
     cdef const char* space
@@ -154,7 +154,7 @@ cdef const char* scan_target(const char* at, const char* end, PlainPublish* foun
         found.form = PLAIN_BINARY
         stop = space - BINARY_BYTES
     found.topic = Text(at=name, size_bytes=<uint32_t> (stop - name))
-    # In a target, # begins what is never sent; the routes know what to make of it.
+    # In a target, # begins a fragment, which clients do not send; the routes handle it.
     if not is_name(name, found.topic.size_bytes) or memchr(name, c"#", found.topic.size_bytes):
         return NULL
     return space
@@ -163,7 +163,7 @@ cdef const char* scan_target(const char* at, const char* end, PlainPublish* foun
 cdef int64_t scan_plain_publish(
     const char* at, uint64_t size_bytes, const PlainLimits* limits, PlainPublish* found,
 ) noexcept nogil:
-    """Recognise a plain publish at `at`. Returns: its bytes; 0 when it is not plain or not all there."""
+    """Recognise a plain publish at `at`. Returns: its bytes; 0 if it is not plain or incomplete."""
     cdef const char* head_end = at + min(size_bytes, <uint64_t> PLAIN_HEAD_BYTES_MAX)
     cdef const char* space = scan_target(at, head_end, found)
     cdef const char* headers
@@ -191,7 +191,7 @@ FORMS = ("pub", "lines", "binary")
 
 
 def plain_publish(bytes data not None, int64_t msg_bytes_max, int64_t body_bytes_max):
-    """Scan one request, for tests. Returns: (form, topic, body, bytes used), or None when it is not plain."""
+    """Scan one request, for tests. Returns: (form, topic, body, bytes used), or None if it is not plain."""
     cdef PlainPublish found
     cdef PlainLimits limits = PlainLimits(msg_bytes_max=msg_bytes_max, body_bytes_max=body_bytes_max)
     cdef int64_t used = scan_plain_publish(data, <uint64_t> len(data), &limits, &found)

@@ -1,10 +1,10 @@
-"""How much memory the buffers of all connections take together.
+"""Count of the memory in the buffers of all connections.
 
-A connection that has nothing half received and nothing unsent owns no buffer, and the scratches that all share are not
-counted. So this is touched when a buffer is made, grows or is freed, and never for a message. That there is more than
-the limit is told once, by a callable that must not wait; whoever acts on it calls `arm` then.
+A connection with nothing half received and nothing unsent owns no buffer, and the shared scratch buffers do not count.
+So the count changes when a buffer is created, grows or is freed, and never per message. If the limit is exceeded, a
+callable is called once, which must not wait; its owner calls `arm` when it has freed memory.
 
-A transport counts what it and its codec hold (pyx/net/transport.pyx). Not counted: what the system holds for sockets.
+A transport counts its own memory and its codec's (pyx/net/transport.pyx). The system's socket buffers do not count.
 """
 
 from libc.stdint cimport INT64_MAX
@@ -33,7 +33,7 @@ cdef object over = None
 
 
 cdef int buffer_grown(uint64_t size_bytes) except -1:
-    """Count a buffer, or what one grew by."""
+    """Count a new buffer, or the growth of one."""
     global total_bytes, is_armed
     total_bytes += <int64_t> size_bytes
     if total_bytes > limit_bytes and is_armed:
@@ -43,22 +43,22 @@ cdef int buffer_grown(uint64_t size_bytes) except -1:
 
 
 cdef void buffer_freed(uint64_t size_bytes) noexcept nogil:
-    """Count a buffer no more, or what one shrank by."""
+    """Deduct a freed buffer, or the bytes by which one shrank."""
     global total_bytes
     total_bytes -= <int64_t> size_bytes
 
 
 def keep_freed():
-    """Have the C library keep up to 16 MiB of what is freed for what is allocated next, in the whole process.
+    """Have the C library keep up to 16 MiB of freed memory for later allocations, in the whole process.
 
-    A buffer that grows while a large command comes in and is freed with it would else be fetched from the system each
-    time: its pages are zeroed and faulted in, which costs more than the command. Source: mallopt(3).
+    Otherwise a buffer that grows for a large command and is freed with it would be fetched from the system each time.
+    Zeroing and faulting in its pages costs more than the command. Source: mallopt(3).
     """
     pyqd_keep_freed(KEPT_BYTES)
 
 
 def note_change(int64_t change_bytes):
-    """Count what a Python object holds for a connection: more, or (negative) less."""
+    """Count memory that a Python object holds for a connection: more, or (negative) less."""
     if change_bytes > 0:
         buffer_grown(<uint64_t> change_bytes)
     else:
@@ -71,7 +71,7 @@ def total():
 
 
 def watch(int64_t bytes_max, on_over):
-    """Call `on_over` when there are more bytes than that; 0 is no limit."""
+    """Call `on_over` when the buffers exceed bytes_max; 0 is no limit."""
     global limit_bytes, over
     limit_bytes = bytes_max or INT64_MAX
     over = on_over
@@ -79,6 +79,6 @@ def watch(int64_t bytes_max, on_over):
 
 
 def arm():
-    """Tell of the next growth beyond the limit."""
+    """Report the next growth beyond the limit again."""
     global is_armed
     is_armed = over is not None

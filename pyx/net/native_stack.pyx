@@ -1,12 +1,12 @@
-"""Call a function as the outermost of its stack, so that profilers do not mix the frames of two greenlets.
+"""Function calls at the root of a native stack, so that profilers do not mix the frames of two greenlets.
 
 All greenlets of a thread share one C stack. Below the first frame of a greenlet lie frames of the greenlet that started
-it, or what is there by now in their place, and a native unwinder walks on into them. The chain of Python frames ends
-where the greenlet does. py-spy merges both, finds that they do not fit and drops the sample.
+it, or later frames at the same place, and a native unwinder walks on into them. The chain of Python frames ends at the
+greenlet's first frame. py-spy merges both, finds that they do not fit and drops the sample.
 
-Here the unwind table says of one frame that it has no caller, as the C library's does of the first function of a
-thread; unwinders stop there. Nothing else changes: the function returns to its caller as ever, and an exception of
-Python is a return value to C. Only a C++ exception could not pass, and none goes through Python's interpreter.
+Here the unwind table marks one frame as without a caller, as the C library does for the first function of a thread;
+unwinders stop there. Nothing else changes: the function returns to its caller as ever, and an exception of Python is a
+return value to C. Only a C++ exception could not pass, and none goes through Python's interpreter.
 
 Source: DWARF 5, 6.4.4: an undefined rule for the return address marks the outermost frame.
 """

@@ -1,10 +1,10 @@
-"""TLS on a connection, once the handshake is over.
+"""TLS on a connection after the handshake.
 
-OpenSSL works on memory here: records that came are written to it and plaintext is read, plaintext is written and
-records are read. The calls go through pyOpenSSL, a few per turn of up to 128 KiB. What OpenSSL wants to send by itself,
-an answer to a change of keys or an alert, leaves with what is sent next.
+OpenSSL works on memory here: received records are written to it and plaintext is read; plaintext is written and records
+are read. The calls go through pyOpenSSL, a few per pass of up to 128 KiB. Records that OpenSSL sends by itself, an
+answer to a change of keys or an alert, leave with the next send.
 
-The handshake needs to wait and is not hot: `pyqd.net.handshake`. Source: RFC 8446, RFC 5246.
+The handshake waits and is not hot: `pyqd.net.handshake`. Source: RFC 8446, RFC 5246.
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
@@ -17,9 +17,9 @@ from pyqd.hot.net.transport import TransportError
 
 cdef enum:
     RECORD_BYTES = 16 << 10
-    RECORD_OVERHEAD_BYTES = 128          # at most, of any suite
-    UNASKED_BYTES = 512                  # what OpenSSL may have to say by itself
-    STATE_BYTES = 48 << 10               # of a connection after its handshake, measured with OpenSSL 3
+    RECORD_OVERHEAD_BYTES = 128          # largest of all suites
+    UNASKED_BYTES = 512                  # for records that OpenSSL sends by itself
+    STATE_BYTES = 48 << 10               # memory of a connection after its handshake, measured with OpenSSL 3
 
 cdef object WantRead = SSL.WantReadError
 cdef object Ended = SSL.ZeroReturnError
@@ -27,7 +27,7 @@ cdef object Failed = SSL.Error
 
 
 def reason_of(error):
-    """Return in words why OpenSSL failed."""
+    """Return the reason of an OpenSSL error in words."""
     reasons = error.args[0] if error.args else ()
     if not isinstance(reasons, list):
         return "the connection ended"
@@ -35,17 +35,17 @@ def reason_of(error):
 
 
 cdef class Tls(Transport):
-    """TLS. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
+    """TLS layer. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
 
     def __init__(self, int fd, connection, *, bytes early=b""):
         super().__init__(fd, None, early)
         self.connection = connection
-        # What came with the end of the handshake is in the connection already.
+        # The bytes that arrived with the end of the handshake are already in the connection.
         self.more = True
         self.count_state()
 
     cdef int count_state(self) except -1:
-        """Note the memory that OpenSSL takes. A memory buffer of its grows to four thirds of what it has to hold."""
+        """Count the memory that OpenSSL takes. Its memory buffers grow to four thirds of their content."""
         self.codec_bytes = STATE_BYTES + (self.in_bytes + self.out_bytes) * 4 // 3
         return 0
 
@@ -61,7 +61,7 @@ cdef class Tls(Transport):
         return size_bytes
 
     cdef int put_records(self, uint64_t expected_bytes) except -1:
-        """Queue the records that OpenSSL has made; about so many bytes are expected."""
+        """Queue the records that OpenSSL has made; expected_bytes is an estimate of their size."""
         cdef bytes records
         try:
             while True:
@@ -100,7 +100,7 @@ cdef class Tls(Transport):
         return <ssize_t> decoded
 
     def finish(self):
-        """Send the alert that ends the stream, as far as the socket takes it now. Switches: no."""
+        """Send as much of the closing alert as the socket takes now. Switches: no."""
         try:
             self.connection.shutdown()
         except Failed:

@@ -1,26 +1,26 @@
-"""What lies between a connection's buffers and its socket when it is encrypted or compressed.
+"""Transport: layer between a connection's buffers and its socket that encrypts or compresses.
 
-A plain connection has none and talks to its socket. An upgraded one has a Transport, or two on top of one another:
+A plain connection has none and uses its socket directly. An upgraded one has one Transport, or two stacked:
 
     Outbox, IoLoop  ->  Snappy or Deflate  ->  Tls  ->  socket
 
-Each is a pure transformation of two byte streams, and this class all there is of buffers and waiting: a subclass says
-how bytes are encoded (`encode`, `finish_encoding`) and decoded (`take`, `decode`). So none knows of full sockets, of
+Each is a pure transformation of two byte streams. This class holds the buffers and handles full sockets; a subclass
+only encodes (`encode`, `finish_encoding`) and decodes (`take`, `decode`). So no subclass knows of full sockets, of
 bytes to be sent again, or of greenlets.
 
-Sending: `send` accepts bytes as long as less than WAITING_BYTES of what they became waits; `flush` completes what was
-encoded so far, so that the peer can decode all of it, and hands it down. Both say 0 when the socket is full; it is
-then called again when the socket is writable. What waits in one transport is bounded by WAITING_BYTES and one chunk.
+Sending: `send` accepts bytes while less than WAITING_BYTES of encoded bytes wait. `flush` completes the encoding so
+far, so that the peer can decode all of it, and passes it down. Both return 0 if the socket is full; the caller repeats
+the call when the socket is writable. The waiting bytes of one transport are bounded by WAITING_BYTES and one chunk.
 
-Receiving: `receive` reads from below once and decodes into the caller's buffer, and no more than fits there: a few
-bytes that claim to be gigabytes cost a pass each 192 KiB, not memory. What did not fit is decoded by the next call, for
-which the socket does not become readable: `has_more` tells.
+Receiving: `receive` reads from below once and decodes no more than fits the caller's buffer. A few bytes that expand to
+gigabytes cost a pass each 192 KiB, not memory. The next call decodes the rest, for which the socket does not become
+readable: `has_more` tells.
 
-Memory: what waits and what the codec holds is part of `buffers`, so that --max-buffer-bytes bounds it. The size of a
-codec's state is measured, as no library tells it.
+Memory: waiting bytes and the codec's state are part of `buffers`, so that --max-buffer-bytes bounds them. The size of a
+codec's state is measured, because no library reports it.
 
-Rejected: OpenSSL on the socket itself. It wants the same bytes again after each partial write, sends a record per
-call, and reads a record in two; with its memory buffers a turn is one call and one send.
+Rejected: OpenSSL on the socket itself. It wants the same bytes again after each partial write, sends a record per call,
+and reads a record in two; with its memory buffers a pass is one call and one send.
 """
 
 from libc.stdlib cimport malloc
@@ -34,7 +34,7 @@ cdef enum:
     CHUNK_BYTES = 128 << 10
     WAITING_BYTES = 64 << 10
 
-# One for a transport on the socket, one for a transport on that: nothing is left in them between two calls.
+# One for a transport on the socket, one for a transport on a transport: both are empty between two calls.
 cdef char* lower_scratch = <char*> malloc(SCRATCH_BYTES)
 cdef char* upper_scratch = <char*> malloc(SCRATCH_BYTES)
 if lower_scratch == NULL or upper_scratch == NULL:
@@ -42,11 +42,11 @@ if lower_scratch == NULL or upper_scratch == NULL:
 
 
 class TransportError(Exception):
-    """What the peer sent cannot be decoded; the connection cannot go on. str() of it is the reason."""
+    """The peer's bytes cannot be decoded; the connection cannot go on. str() of it is the reason."""
 
 
 cdef class Transport:
-    """One layer. fd: of the socket, whose owner closes it. early: what was received before this was put in place."""
+    """One layer. fd: of the socket, whose owner closes it. early: bytes received before this layer was installed."""
 
     def __init__(self, int fd, Transport below=None, bytes early=b""):
         self.fd = fd
@@ -59,7 +59,7 @@ cdef class Transport:
         buffer_freed(self.counted_bytes)
 
     cdef int count_bytes(self) except -1:
-        """Count in `buffers` what is held now. Called where a call from above ends: once per pass or turn."""
+        """Update the count of held memory in `buffers`. Called at the end of a call from above: once per pass."""
         cdef uint64_t before = self.counted_bytes
         self.counted_bytes = self.codec_bytes + <uint64_t> len(self.encoded) + <uint64_t> len(self.early)
         if self.counted_bytes > before:
@@ -105,13 +105,13 @@ cdef class Transport:
         return receive_some(self.fd, into, capacity)
 
     cdef bint has_more(self) noexcept:
-        """Whether there may be more to receive, or the end, without the socket becoming readable."""
+        """Return whether bytes, or the end, may be ready without the socket becoming readable."""
         if self.more or self.ended or self.early:
             return True
         return self.below is not None and self.below.has_more()
 
     cdef ssize_t send(self, const char* data, uint64_t size_bytes) except -2:
-        """Take some bytes to be sent. Returns: how many; 0 when the socket is full; -1 when the peer is gone."""
+        """Accept some bytes for sending. Returns: how many; 0 if the socket is full; -1 if the peer is gone."""
         cdef int pushed
         cdef ssize_t encoded
         if <uint64_t> len(self.encoded) - self.encoded_at >= WAITING_BYTES:
@@ -123,7 +123,7 @@ cdef class Transport:
         return encoded
 
     cdef int flush(self) except -2:
-        """Send all that was taken. Returns: 1; 0 when the socket is full; -1 when the peer is gone."""
+        """Send all accepted bytes. Returns: 1; 0 if the socket is full; -1 if the peer is gone."""
         cdef int pushed
         self.finish_encoding()
         pushed = self.push()
@@ -133,7 +133,7 @@ cdef class Transport:
         return pushed
 
     cdef int push(self) except -2:
-        """Hand down what is encoded. Returns: as flush."""
+        """Pass the encoded bytes down. Returns: as flush."""
         cdef const char* data = self.encoded
         cdef uint64_t size_bytes = <uint64_t> len(self.encoded)
         cdef ssize_t sent
@@ -150,7 +150,7 @@ cdef class Transport:
         return 1
 
     cdef int put_encoded(self, bytes piece) except -1:
-        """Queue a piece of what this transport makes of the bytes sent."""
+        """Queue a piece of encoded bytes."""
         if self.encoded_at == <uint64_t> len(self.encoded):
             self.encoded = piece
         elif piece:
@@ -161,19 +161,19 @@ cdef class Transport:
         return 0
 
     cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
-        """Encode some or all of the bytes and queue the outcome. Returns: how many were encoded, at least 1."""
+        """Encode some or all of the bytes and queue the result. Returns: how many were encoded, at least 1."""
         raise NotImplementedError("a transport encodes")
 
     cdef int finish_encoding(self) except -1:
-        """Queue what the peer needs to decode all that was encoded so far."""
+        """Queue the bytes that the peer needs to decode everything encoded so far."""
         return 0
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
-        """Take bytes to decode; they are gone after the call. Raises: TransportError."""
+        """Take bytes to decode; the caller reuses their memory after the call. Raises: TransportError."""
         raise NotImplementedError("a transport decodes")
 
     cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
-        """Decode what fits. Returns: how many bytes. Sets `more` and `ended`. Raises: TransportError."""
+        """Decode as much as fits. Returns: how many bytes. Sets `more` and `ended`. Raises: TransportError."""
         raise NotImplementedError("a transport decodes")
 
     def finish(self):
@@ -181,7 +181,7 @@ cdef class Transport:
         self.flush()
 
     def release(self):
-        """Count nothing more of this transport: its connection is over."""
+        """Remove this transport's memory from the count: its connection is over."""
         buffer_freed(self.counted_bytes)
         self.counted_bytes = 0
         if self.below is not None:

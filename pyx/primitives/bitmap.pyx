@@ -1,19 +1,20 @@
-"""Show the ring bitmap functions of the `.pxd` to Python, for tests.
+"""Ring bitmap functions of the `.pxd`, shown to Python for tests.
 
-Theory. A channel finishes messages out of order; which ones are done is an endless row of bits, of which only a window
-between the oldest unfinished and the newest message matters. The window lives in a ring of 64-bit words: bit i of the
-row is bit i % 64 of word (i % capacity_bits) / 64. The window may wrap around the end and need not begin at a word.
+Theory. A channel finishes messages out of order. Finished messages are ones in an endless row of bits, of which only a
+window between the oldest unfinished and the newest message matters. The window lives in a ring of 64-bit words: bit i
+of the row is bit i % 64 of word (i % capacity_bits) / 64. The window may wrap around the end and need not begin at a
+word.
 
 Invariants
-    1. capacity_bits is a power of two and at least 64; so i % 64 is the same in rings of any size, and growing is a
-       copy of whole words with masks at both ends.
-    2. A window is at most capacity_bits long. When it is exactly that long and does not begin at a word, its first and
-       its last word are the same one; each function masks each visit, so that the two parts do not disturb each other.
+1. capacity_bits is a power of two and at least 64; so i % 64 is the same in rings of any size, and growing is a copy
+   of whole words with masks at both ends.
+2. A window is at most capacity_bits long. When it is exactly that long and does not begin at a word, its first and its
+   last word are the same one; each function masks each visit, so that the two parts do not disturb each other.
 
-Outside of the window bits have no meaning: the owner clears what enters it.
+Bits outside the window have no meaning: the owner clears those that enter it.
 
-The functions are free and inline, over the owner's memory: that may be a malloc'ed block or a mapped page of the
-ledger. All but ring_copy go over the words once and touch nothing outside of [start, end).
+The functions are free and inline, over the owner's memory: a malloc'ed block or a mapped page of the ledger. All but
+ring_copy pass over the words once and touch nothing outside of [start, end).
 """
 
 cimport cython
@@ -23,7 +24,7 @@ from libc.stdlib cimport calloc, free
 
 @cython.final
 cdef class Ring:
-    """Hold capacity_bits bits; misuse raises ValueError instead of corrupting.
+    """Ring of capacity_bits bits; misuse raises ValueError instead of corrupting.
 
     capacity_bits: a power of two, 64 or more. All positions are positions in the endless row.
     """
@@ -49,11 +50,11 @@ cdef class Ring:
         return 0
 
     def set(self, uint64_t position):
-        """Make one bit 1."""
+        """Set one bit."""
         ring_set(self.words, self.capacity_bits, position)
 
     def clear(self, uint64_t position):
-        """Make one bit 0."""
+        """Clear one bit."""
         ring_clear(self.words, self.capacity_bits, position)
 
     def test(self, uint64_t position):
@@ -61,32 +62,32 @@ cdef class Ring:
         return bool(ring_test(self.words, self.capacity_bits, position))
 
     def next_one(self, uint64_t start, uint64_t end):
-        """Return the first position in [start, end) with a one, end when there is none."""
+        """Return the first position in [start, end) with a one; end if there is none."""
         self.require_range(start, end)
         return ring_next_one(self.words, self.capacity_bits, start, end)
 
     def next_zero(self, uint64_t start, uint64_t end):
-        """Return the first position in [start, end) with a zero, end when there is none."""
+        """Return the first position in [start, end) with a zero; end if there is none."""
         self.require_range(start, end)
         return ring_next_zero(self.words, self.capacity_bits, start, end)
 
     def run_of_ones(self, uint64_t start, uint64_t end):
-        """Return how many bits from start on are 1, at most end - start."""
+        """Return the number of consecutive ones from start on, at most end - start."""
         self.require_range(start, end)
         return ring_run_of_ones(self.words, self.capacity_bits, start, end)
 
     def set_range(self, uint64_t start, uint64_t end):
-        """Make the bits of [start, end) 1."""
+        """Set the bits of [start, end)."""
         self.require_range(start, end)
         ring_set_range(self.words, self.capacity_bits, start, end)
 
     def clear_range(self, uint64_t start, uint64_t end):
-        """Make the bits of [start, end) 0."""
+        """Clear the bits of [start, end)."""
         self.require_range(start, end)
         ring_clear_range(self.words, self.capacity_bits, start, end)
 
     def count(self, uint64_t start, uint64_t end):
-        """Return how many bits of [start, end) are 1."""
+        """Return the number of ones in [start, end)."""
         self.require_range(start, end)
         return ring_count(self.words, self.capacity_bits, start, end)
 
@@ -95,7 +96,7 @@ cdef class Ring:
         cdef Ring target = Ring(capacity_bits)
         self.require_range(start, end)
         target.require_range(start, end)
-        # Ones all over, so that a place which ring_copy forgets is seen.
+        # Ones everywhere, so that a word which ring_copy does not write is noticed.
         ring_set_range(target.words, capacity_bits, 0, capacity_bits)
         ring_copy(self.words, self.capacity_bits, target.words, capacity_bits, start, end)
         return target

@@ -174,8 +174,8 @@ assert crc32c_software(0, <const char*>b"123456789", 9) == 0xE3069283
 def value(data, uint32_t crc=0):
     """Return the CRC-32C of a bytes-like object, 0 to 2**32 - 1.
 
-    crc: what an earlier call returned for the bytes before these.
-    Raises: TypeError when data is not bytes-like, BufferError when it is not contiguous.
+    crc: the checksum of the bytes before these. Raises: TypeError if data is not bytes-like, BufferError if it is not
+    contiguous.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -186,7 +186,7 @@ def value(data, uint32_t crc=0):
 
 
 def value_software(data, uint32_t crc=0):
-    """Return the same as `value`, computed without the processor's instructions; for tests."""
+    """Return the same as `value` without the processor's CRC instructions; for tests."""
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
@@ -196,5 +196,5 @@ def value_software(data, uint32_t crc=0):
 
 
 def has_hardware():
-    """Tell whether `value` uses the instructions of this processor."""
+    """Return whether `value` uses the processor's CRC instructions."""
     return bool(crc_has_hardware)

@@ -39,9 +39,9 @@ assert TICK_SHIFT == 22 and NODE_ID_COUNT == 1024
 
 @cython.final
 cdef class GuidFactory:
-    """Give strictly growing ids of one node.
+    """Factory of strictly growing ids of one node.
 
-    node_id: 0 to 1023. Raises: ValueError when it is outside.
+    node_id: 0 to 1023. Raises: ValueError if it is outside.
     """
 
     def __cinit__(self, long long node_id):
@@ -58,16 +58,16 @@ cdef class GuidFactory:
         return 0
 
     def next(self, int64_t wall_ns):
-        """Return the next id, given the wall clock in nanoseconds."""
+        """Return the next id at a wall clock in nanoseconds."""
         return self.next_id(wall_ns)
 
     def resume(self, uint64_t last_id):
-        """Make every id to come greater than last_id as well; ValueError when that is 2**63 or more."""
+        """Make all future ids greater than last_id as well. Raises: ValueError if last_id is 2**63 or more."""
         self.resume_after(last_id)
 
 
 def stepped(uint64_t guid, int64_t steps):
-    """Return the id that a factory gives so many ids later (earlier: negative) while the clock stands still."""
+    """Return the id that a factory gives `steps` ids later, or earlier if negative, while the clock stands still."""
     return id_stepped(guid, steps)
 
 
@@ -79,7 +79,7 @@ def to_hex(uint64_t guid):
 
 
 def from_hex(bytes text not None):
-    """Return the id that 16 lowercase hex digits mean; ValueError for anything else."""
+    """Return the id of 16 lowercase hex digits. Raises: ValueError for any other text."""
     cdef uint64_t guid = 0
     if len(text) != HEX_SIZE or hex_to_id(PyBytes_AS_STRING(text), &guid) != 0:
         raise ValueError("an id is 16 lowercase hex digits")

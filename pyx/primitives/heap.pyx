@@ -26,12 +26,12 @@ from libc.stdint cimport int64_t, uint32_t
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
-# A debug build checks up to this many slots after every change, and more of them once in as many changes.
+# A debug build checks heaps of up to this many slots after every change, and larger ones once in as many changes.
 cdef enum:
     CHECKED_SLOT_COUNT_MAX = 64
 
 
-# Moves the entry towards the root until its parent is not later. `index` is a place to write: its content is lost.
+# Moves the entry towards the root until its parent is not later. The content of `index` is overwritten.
 cdef inline void sift_up(Entry* entries, uint32_t* index_of, uint32_t index, Entry entry) noexcept nogil:
     cdef uint32_t parent
     while index > 0:
@@ -45,15 +45,15 @@ cdef inline void sift_up(Entry* entries, uint32_t* index_of, uint32_t index, Ent
     index_of[entry.slot] = index
 
 
-# Moves the entry away from the root until no child is earlier. `index` is a place to write, as above.
+# Moves the entry away from the root until no child is earlier. The content of `index` is overwritten.
 cdef inline void sift_down(
     Entry* entries, uint32_t* index_of, uint32_t count, uint32_t index, Entry entry
 ) noexcept nogil:
     # 64 bits, so that 2 * index + 1 cannot wrap.
     cdef size_t child = 2 * <size_t>index + 1
     while child + 1 < count:
-        # An addition instead of a branch: which child is earlier cannot be predicted.
-        # Measured with 2500 entries: 24 instead of 40 ns for a removal of the root with a push.
+        # An addition instead of a branch, because the earlier child cannot be predicted. Measured with 2500 entries: 24
+        # instead of 40 ns for a removal of the root with a push.
         child += entries[child + 1].due_ns < entries[child].due_ns
         if entry.due_ns <= entries[child].due_ns:
             break
@@ -69,7 +69,7 @@ cdef inline void sift_down(
     index_of[entry.slot] = index
 
 
-# Puts the entry at `index`, where it belongs or above or below it.
+# Puts the entry at its place: at `index`, or above or below it.
 cdef inline void settle(Entry* entries, uint32_t* index_of, uint32_t count, uint32_t index, Entry entry) noexcept nogil:
     if index > 0 and entry.due_ns < entries[(index - 1) >> 1].due_ns:
         sift_up(entries, index_of, index, entry)
@@ -79,7 +79,7 @@ cdef inline void settle(Entry* entries, uint32_t* index_of, uint32_t count, uint
 
 @cython.final
 cdef class DeadlineHeap:
-    """Order slots by deadline; empty and without slots until `reserve`."""
+    """Heap of slots ordered by deadline; empty and without slots until `reserve`."""
 
     def __cinit__(self):
         self.entries = NULL
@@ -97,7 +97,7 @@ cdef class DeadlineHeap:
         if slot_count <= self.slot_count_max:
             return 0
         assert slot_count < ABSENT, "ABSENT is not a slot"
-        # A larger block is kept at once, so that a failure of the second one loses nothing.
+        # The larger block is kept at once, so that a failure of the second one loses nothing.
         if array_reserve(&self.entries_memory, <size_t> slot_count * sizeof(Entry)) != 0:
             raise MemoryError(f"no room for {slot_count} deadlines")
         self.entries = <Entry*> self.entries_memory.base
@@ -180,7 +180,7 @@ cdef class DeadlineHeap:
 
 @cython.final
 cdef class Heap:
-    """Show a DeadlineHeap to Python, for tests; misuse raises instead of corrupting."""
+    """A DeadlineHeap for tests in Python; misuse raises instead of corrupting."""
 
     cdef DeadlineHeap core
 
@@ -196,7 +196,7 @@ cdef class Heap:
 
     @property
     def slot_count_max(self):
-        """Return how many slots are reserved."""
+        """Return the number of reserved slots."""
         return self.core.slot_count_max
 
     def reserve(self, uint32_t slot_count):
@@ -204,41 +204,41 @@ cdef class Heap:
         self.core.reserve(slot_count)
 
     def push(self, uint32_t slot, int64_t due_ns):
-        """Let a slot wait; AssertionError when it does already or is not reserved."""
+        """Add a slot with its deadline. Raises: AssertionError if it waits already or is not reserved."""
         self.core.push(slot, due_ns)
 
     def update(self, uint32_t slot, int64_t due_ns):
-        """Move the deadline of a slot; AssertionError when it does not wait."""
+        """Change the deadline of a slot. Raises: AssertionError if it does not wait."""
         self.core.update(slot, due_ns)
 
     def remove(self, uint32_t slot):
-        """Let a slot no longer wait; AssertionError when it does not wait."""
+        """Remove a slot. Raises: AssertionError if it does not wait."""
         self.core.remove(slot)
 
     def due_of(self, uint32_t slot):
-        """Return the deadline of a slot; KeyError when it does not wait."""
+        """Return the deadline of a slot. Raises: KeyError if it does not wait."""
         if not self.core.contains(slot):
             raise KeyError(slot)
         return self.core.due_of(slot)
 
     def pop(self):
-        """Remove the least deadline and return its slot; IndexError when nobody waits."""
+        """Remove the slot with the least deadline, and return it. Raises: IndexError if the heap is empty."""
         if self.core.count == 0:
             raise IndexError("nobody waits")
         return self.core.pop()
 
     def peek_due(self):
-        """Return the least deadline, 2**63 - 1 when nobody waits."""
+        """Return the least deadline; 2**63 - 1 if the heap is empty."""
         return self.core.peek_due()
 
     def peek_slot(self):
-        """Return the slot of the least deadline, 2**32 - 1 when nobody waits."""
+        """Return the slot of the least deadline; 2**32 - 1 if the heap is empty."""
         return self.core.peek_slot()
 
     def clear(self):
-        """Let nobody wait any more."""
+        """Remove all slots."""
         self.core.clear()
 
     def check(self):
-        """Look at every entry; AssertionError when an invariant is broken."""
+        """Check every entry. Raises: AssertionError for a broken invariant."""
         self.core.check()

@@ -51,9 +51,11 @@ from pyqd.hot.primitives.debug cimport PYQD_DEBUG
 
 cdef enum:
     CAPACITY_MIN = 16
-    CAPACITY_KEPT = 16384              # no larger than 256 KiB: what in flight rises and falls within is not returned
-    MOVED_AT_ONCE = 16                 # cells; two would do for the copy to end before the next change of the size
-    CHECKED_CAPACITY_MAX = 64          # a debug build checks so many cells after every change, more of them less often
+    # no larger than 256 KiB: kept, so that a usual rise and fall of messages in flight does not resize
+    CAPACITY_KEPT = 16384
+    MOVED_AT_ONCE = 16                 # cells; two would be enough for the copy to end before the next resize
+    # a debug build checks tables of up to this many cells after every change, larger ones less often
+    CHECKED_CAPACITY_MAX = 64
 
 assert CAPACITY_MIN & (CAPACITY_MIN - 1) == 0 and CAPACITY_MIN < CAPACITY_KEPT
 
@@ -71,7 +73,7 @@ cdef inline uint64_t home_of(uint64_t guid, uint32_t shift) noexcept nogil:
     return guid * PYQD_ID_MULTIPLIER >> shift
 
 
-# The index of the id, or of the empty cell which ends its run.
+# The index of the id's cell, or of the empty cell that ends its run.
 cdef inline uint64_t probe(const Cell* cells, uint64_t mask, uint32_t shift, uint64_t guid) noexcept nogil:
     cdef uint64_t index = home_of(guid, shift)
     while cells[index].guid != guid and cells[index].guid != 0:
@@ -79,7 +81,7 @@ cdef inline uint64_t probe(const Cell* cells, uint64_t mask, uint32_t shift, uin
     return index
 
 
-# Empties the cell at `gap` and moves back what could not be found behind it any more.
+# Empties the cell at `gap` and moves back the ids that a probe could no longer find behind it.
 cdef inline void close_gap(Cell* cells, uint64_t mask, uint32_t shift, uint64_t gap) noexcept nogil:
     cdef uint64_t index = gap
     cdef uint64_t home
@@ -88,7 +90,7 @@ cdef inline void close_gap(Cell* cells, uint64_t mask, uint32_t shift, uint64_t 
         if cells[index].guid == 0:
             break
         home = home_of(cells[index].guid, shift)
-        # It may move to the gap unless its home lies behind the gap; distances are counted around the end.
+        # The id may move to the gap unless its home lies after the gap; distances are counted around the end.
         if ((index - home) & mask) >= ((index - gap) & mask):
             cells[gap] = cells[index]
             gap = index
@@ -97,7 +99,7 @@ cdef inline void close_gap(Cell* cells, uint64_t mask, uint32_t shift, uint64_t 
 
 @cython.final
 cdef class IdTable:
-    """Map the ids of messages to slots; starts empty, with room for a few."""
+    """Map from message ids to slots; starts empty, with a few cells."""
 
     def __cinit__(self):
         self.cells = NULL
@@ -218,7 +220,7 @@ cdef class IdTable:
         return 0
 
     cdef int move_some(self, uint64_t count) noexcept:
-        """Move what is in the next `count` cells of the old array, and in those up to an empty one."""
+        """Move the ids in the next `count` cells of the old array, and in the cells up to an empty one."""
         cdef uint64_t index = self.moved
         cdef uint64_t guid
         while index < self.old_capacity:
@@ -237,7 +239,7 @@ cdef class IdTable:
         return 0
 
     cdef int move_last(self) noexcept:
-        """Move the ids whose run goes around the end of the old array, and let go of it."""
+        """Move the ids whose run goes around the end of the old array, and free that array."""
         cdef uint64_t index = 0
         cdef uint64_t guid
         while index < self.old_capacity and self.old_cells[index].guid != 0:
@@ -291,7 +293,7 @@ cdef class IdTable:
 
 @cython.final
 cdef class Table:
-    """Show an IdTable to Python, for tests; misuse raises instead of corrupting."""
+    """An IdTable for tests in Python; misuse raises instead of corrupting."""
 
     cdef IdTable core
 
@@ -309,20 +311,20 @@ cdef class Table:
 
     @property
     def old_capacity(self):
-        """Return the number of cells that are being copied to others; 0: none."""
+        """Return the number of cells of the array that is being copied; 0 if there is none."""
         return self.core.old_capacity
 
     def put(self, uint64_t guid, uint32_t slot):
-        """Add an id; KeyError when it is there already, AssertionError for 0."""
+        """Add an id. Raises: KeyError if it is there already, AssertionError for 0."""
         if not self.core.put(guid, slot):
             raise KeyError(guid)
 
     def get(self, uint64_t guid):
-        """Return the slot of an id, -1 when it is absent."""
+        """Return the slot of an id; -1 if it is absent."""
         return self.core.get(guid)
 
     def take(self, uint64_t guid):
-        """Remove an id and return its slot, -1 when it is absent."""
+        """Remove an id and return its slot; -1 if it is absent."""
         return self.core.take(guid)
 
     def clear(self):
@@ -330,11 +332,11 @@ cdef class Table:
         self.core.clear()
 
     def check(self):
-        """Look at every cell; AssertionError when an invariant is broken."""
+        """Check every cell. Raises: AssertionError for a broken invariant."""
         self.core.check()
 
     def probe_lengths(self):
-        """Return for each id how many cells a lookup reads, in no order; for tests of the hash."""
+        """Return for each id the number of cells that a lookup reads, in no order; for tests of the hash."""
         cdef uint64_t index
         cdef uint64_t mask = self.core.capacity - 1
         assert self.core.old_cells == NULL, "for a table that is not being copied"

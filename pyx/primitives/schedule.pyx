@@ -1,23 +1,24 @@
-"""Who wants a turn: now (once per pass of the loop), or at a time.
+"""Scheduler of wakes, once per pass of the loop, and of timers.
 
-Publishing wakes channels, acknowledging frees room, an unblocked socket can take more: each asks for a turn, and all
-turns of one pass run together, so that what arrived in between leaves in one send. Times (message timeouts, deferred
-messages, heartbeats) share one heap and one timer of the loop, armed at the earliest. A timer is set to the earliest
-moment something *may* be due; whoever is called looks, and asks again. So the hot path never moves a timer later.
+Publishing wakes channels, FIN frees in-flight slots, and an unblocked socket can take more bytes. Each schedules a
+wake. All wakes of one pass run together, so that messages which arrived in between leave in one send. Times (message
+timeouts, deferred messages, heartbeats) share one heap and one timer of the loop, armed at the earliest. A timer is set
+to the earliest time at which something *may* be due; the called item checks and sets its timer again. So the hot path
+never moves a timer later.
 
-All turns of one pass of the loop share one budget of work, `work_left`, however many items want turns and whatever each
-has to do: deliveries take off the bytes they send, long work what it walks over. An item with long work does a slice of
-it, notes where it stands, and asks for another turn. Items whose turn has not come when the budget is used up are first
-in the next. The loop polls in between, so nobody waits for more than one budget and one slice.
+All wakes of one pass of the loop share one budget of work, `work_left`: deliveries deduct the bytes they send, long
+work deducts the bytes it passes over. An item with long work does a slice, notes its place, and schedules another wake.
+Items whose wake did not run when the budget is used up are first in the next pass. The loop polls in between, so no
+client waits longer than for one budget and one slice.
 
-The budget counts work, so a test does the same on each machine. How long the same work takes differs by ten times and
-more: a page that the host has taken back costs 30 us when it is touched first. So the daemon sets `time_max_ns` as
-well: the budget comes in portions, and none is begun after that time. Without a limit, portions make no difference.
+The budget counts work, so a test does the same on each machine. The time for the same work differs by ten times and
+more: the first touch of a page that the host has taken back costs 30 us. So the daemon also sets `time_max_ns`: the
+budget comes in portions, and no portion begins after that time. Without this limit, portions make no difference.
 
-The loop itself is above this layer: it comes in as two callables.
+The loop itself is above this layer and is called through two callables.
 
-Invariants: 1. an item is in `wanting` once, exactly when `wake_wanted`. 2. `armed_ns` is at most the earliest deadline.
-3. each run calls one item at least, so everything comes to its turn.
+Invariants: 1. An item is in `wanting` once, exactly if `wake_wanted`. 2. `armed_ns` is at most the earliest deadline.
+3. Each run calls at least one item, so every item is called in the end.
 """
 
 cimport cython
@@ -28,7 +29,7 @@ from pyqd.hot.primitives.heap cimport ABSENT
 
 
 cdef class Scheduled:
-    """Something that gets turns. Subclasses fill in `wake` and `on_time`."""
+    """Item of the scheduler. Subclasses override `wake` and `on_time`."""
 
     def __cinit__(self):
         self.timer = ABSENT
@@ -42,7 +43,7 @@ cdef class Scheduled:
 
 @cython.final
 cdef class Scheduler:
-    """The list of who wants a turn and the heap of who waits for a time."""
+    """List of items with a scheduled wake, and heap of items with a timer."""
 
     def __init__(self):
         self.wanting = []
@@ -53,14 +54,14 @@ cdef class Scheduler:
         self.begin_turn()
 
     cdef int begin_turn(self) noexcept:
-        """Have all the work of a turn ahead."""
+        """Reset the budget of work for a pass."""
         self.work_left = WORK_PORTION
         self.work_behind = WORK_PER_TURN - WORK_PORTION
         self.end_ns = INT64_MAX if self.time_max_ns == 0 else mono_ns() + self.time_max_ns
         return 0
 
     cdef bint next_portion(self) noexcept:
-        """Begin with another portion of this turn's work. Returns: False if work or time is used up."""
+        """Begin another portion of this pass's work. Returns: False if work or time is used up."""
         cdef int64_t portion = min(self.work_behind, WORK_PORTION - self.work_left)
         if self.work_left + self.work_behind <= 0:
             return False
@@ -72,7 +73,7 @@ cdef class Scheduler:
         return True
 
     cdef int request_wake(self, Scheduled item) except -1:
-        """Give the item a turn in this pass or the next; asking twice is asking once."""
+        """Schedule the item's wake for this pass or the next. A second request before the wake has no effect."""
         if not item.wake_wanted:
             item.wake_wanted = True
             self.wanting.append(item)
@@ -81,9 +82,9 @@ cdef class Scheduler:
         return 0
 
     def run_wakes(self):
-        """Give a turn to everyone who asked until now, as far as the work goes. Returns: how many had one.
+        """Wake the scheduled items as far as the budget goes. Returns: how many were woken.
 
-        What one turn raises goes to `on_error` and does not cost the others theirs.
+        An error of one item goes to `on_error` and does not stop the others.
         """
         cdef Scheduled item
         cdef Py_ssize_t count = 0
@@ -104,7 +105,7 @@ cdef class Scheduler:
         return count
 
     cdef int put_off(self, list items) except -1:
-        """Let items that had no turn come first in the next."""
+        """Put items that were not woken first in the next pass."""
         cdef bint is_first = len(self.wanting) == 0
         self.wanting = items + self.wanting
         if is_first and self.on_wake_wanted is not None:
@@ -112,13 +113,15 @@ cdef class Scheduler:
         return 0
 
     def report(self, error):
-        """Tell `on_error`, or raise where nobody listens."""
+        """Pass an error to `on_error`; raise it if that is None."""
         if self.on_error is None:
             raise error
         self.on_error(error)
 
     cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1:
-        """Call the item's `on_time` at `due_ns` (monotonic) at the latest; an earlier time it has already stands."""
+        """Call the item's `on_time` at `due_ns` (monotonic) at the latest. An earlier time that is already set
+        stays.
+        """
         if item.timer == <uint32_t> ABSENT:
             item.timer = self.take_slot(item)
             self.deadlines.push(item.timer, due_ns)
@@ -143,7 +146,7 @@ cdef class Scheduler:
         return slot
 
     cdef int drop_timer(self, Scheduled item) except -1:
-        """Forget the item's time."""
+        """Remove the item's timer."""
         cdef uint32_t slot = item.timer
         if slot != <uint32_t> ABSENT:
             self.deadlines.remove(slot)
@@ -156,9 +159,9 @@ cdef class Scheduler:
         item.timer = ABSENT
 
     def run_timers(self, int64_t now_ns):
-        """Call everyone whose time has come, as far as the work goes.
+        """Call the items whose time has come, as far as the budget goes.
 
-        Returns: the next time (monotonic ns) to call this, which may have passed, or None.
+        Returns: the next time (monotonic ns) to call this method, which may have passed, or None.
         """
         cdef Scheduled item
         cdef uint32_t slot

@@ -1,7 +1,7 @@
-"""Messages in the body of POST /mpub, as an MPUB has them: for each an int32 of its size and its bytes, big-endian.
+"""Messages in the body of POST /mpub, framed as in an MPUB: an int32 size and the bytes of each, big-endian.
 
-Both forms of the body are walked once, in C, and only good ones are taken. A body of millions of lines takes tens of
-milliseconds, so a framer walks it in pieces, and its caller lets the loop run in between.
+Both forms of the body are walked once, in C, and only valid ones are accepted. A body of millions of lines takes tens
+of milliseconds, so a framer walks it in slices, and its caller lets the loop run in between.
 
 Source: docs/nsq/http-api.md, "POST /mpub".
 """
@@ -21,7 +21,7 @@ cdef enum:
 
 
 cdef class Frames:
-    """Messages framed. data: holds them from `start` on. count: of messages. words: 8-byte words of the bodies."""
+    """Framed messages. data: holds them from `start` on. count: of messages. words: 8-byte words of the bodies."""
 
     def __init__(self, bytes data not None, uint64_t start, uint32_t count, uint64_t words):
         self.data = data
@@ -32,15 +32,15 @@ cdef class Frames:
 
 cdef struct Lines:
     const char* at                       # of the next line
-    const char* end                      # of the body
-    char* out                            # behind the last message framed
+    const char* end                      # end of the body
+    char* out                            # end of the last framed message
     uint64_t line_bytes_max
     uint64_t words
     uint32_t count
 
 
 cdef bint frame_lines(Lines* lines, const char* until) noexcept:
-    """Frame the lines that begin before `until`. Returns: False at a line that is too long."""
+    """Frame the lines that begin before `until`. Returns: False if a line is too long."""
     cdef const char* stop
     cdef uint64_t size_bytes
     cdef uint32_t size
@@ -61,8 +61,8 @@ cdef bint frame_lines(Lines* lines, const char* until) noexcept:
 
 
 cdef bytes begin_lines(Lines* lines, const char* at, uint64_t body_bytes, uint64_t line_bytes_max):
-    """Return the memory for the messages of a body, and set `lines` to its start."""
-    # A line of one byte takes two in the body and five framed.
+    """Allocate memory for the framed messages of a body, and set `lines` to its start. Returns: the memory."""
+    # A line of one byte takes two bytes in the body and five framed.
     cdef bytes framed = PyBytes_FromStringAndSize(NULL, 3 * <Py_ssize_t> body_bytes + SIZE_BYTES + 1)
     memset(lines, 0, sizeof(Lines))
     lines.at = at
@@ -82,20 +82,20 @@ cdef Frames lines_framed(const char* at, uint64_t body_bytes, uint64_t line_byte
 
 @cython.final
 cdef class LineFramer:
-    """The lines of a body, framed in pieces; empty ones are left out."""
+    """Framer of the lines of a body, in slices. Empty lines are skipped."""
 
     cdef bytes body
     cdef bytes framed
     cdef Lines lines
     cdef readonly bint failed            # a line is too long
-    cdef readonly bint cut               # it is the last one, and has no end
+    cdef readonly bint cut               # the long line is the last one, and has no end
 
     def __init__(self, bytes body not None, uint64_t line_bytes_max):
         self.body = body
         self.framed = begin_lines(&self.lines, PyBytes_AS_STRING(body), <uint64_t> len(body), line_bytes_max)
 
     def step(self, uint64_t bytes_max):
-        """Frame the lines that begin in the next bytes. Returns: whether there is nothing left to do."""
+        """Frame the lines that begin in the next bytes. Returns: whether all lines are framed."""
         cdef uint64_t left_bytes = 0
         if self.lines.at < self.lines.end:
             left_bytes = <uint64_t> (self.lines.end - self.lines.at)
@@ -106,14 +106,14 @@ cdef class LineFramer:
 
     @property
     def frames(self):
-        """The messages framed."""
+        """Return the framed messages."""
         assert not self.failed and self.lines.at >= self.lines.end
         return Frames(self.framed, 0, self.lines.count, self.lines.words)
 
 
 @cython.final
 cdef class BinaryFramer:
-    """A body of a count and that many messages, checked in pieces; what follows them is ignored."""
+    """Checker of a binary body, a count and that many messages, in slices. Bytes after the messages are ignored."""
 
     cdef bytes body
     cdef Batch batch
@@ -130,7 +130,7 @@ cdef class BinaryFramer:
         memset(&self.batch, 0, sizeof(Batch))
 
     def step(self, uint64_t bytes_max):
-        """Check the messages that end in the next bytes. Returns: whether there is nothing left to do."""
+        """Check the messages that end in the next bytes. Returns: whether all messages are checked."""
         cdef uint64_t size_bytes = <uint64_t> len(self.body)
         self.seen_bytes = min(self.seen_bytes + bytes_max, size_bytes)
         self.scan = scan_batch(
@@ -140,16 +140,16 @@ cdef class BinaryFramer:
 
     @property
     def failed(self):
-        """True if something is wrong with the body."""
+        """Return whether the body is invalid."""
         return self.scan != SCAN_READY
 
     @property
     def counts(self):
-        """True if the body begins with a number of messages that it may have."""
+        """Return whether the body begins with a valid number of messages."""
         return self.scan != SCAN_BAD_COUNT and self.batch.count != 0
 
     @property
     def frames(self):
-        """The messages."""
+        """Return the messages."""
         assert self.scan == SCAN_READY
         return Frames(self.body, SIZE_BYTES, self.batch.count, self.batch.body_words)

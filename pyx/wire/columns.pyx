@@ -1,13 +1,12 @@
-"""Records as GET /topic/log gives them, turned into columns: one buffer for each, in the layout of Apache Arrow.
+"""Decoder of GET /topic/log into columns: one buffer per column, in the layout of Apache Arrow.
 
-A row costs no Python object. The data are walked twice. The first walk reads sizes and flags, so it knows how many rows
-there are and how large their bodies; the second one checks and fills. What is wrong is found before anything of it is
-handed out: an error leaves no columns.
+A row creates no Python object. The data are walked twice. The first walk reads sizes and flags, and so counts the rows
+and the bytes of their bodies; the second one checks and fills. An error is found before any column is returned.
 
-Along the way it is seen whether the records are all there. Ordinals are dense, also from one epoch to the next, so the
-record that is expected is the one with the next ordinal. A greater one means that the records between were lost to
-damage. One that is not greater is right in a later epoch only: a power failure took away the end of the log, and what
-was written since has these ordinals anew.
+The walks also count missing records. Ordinals are dense, also from one epoch to the next, so the expected record is the
+one with the next ordinal. A greater ordinal means that the records between were lost to damage. An ordinal that is not
+greater is valid in a later epoch only: a power failure cut the end of the log, and later records got these ordinals
+again.
 
 Source: docs/storage.md, "Record"; the Arrow columnar format, "Variable-size binary layout".
 """
@@ -35,7 +34,7 @@ cdef enum:
     DATA_BYTES_MAX = 0x7FFFFFFF
 
 cdef struct Walk:
-    uint64_t at                          # offset of the record that is looked at
+    uint64_t at                          # offset of the current record
     uint64_t expected                    # position of the next record, in the epoch of the last one
     uint64_t rows
     uint64_t lost
@@ -45,14 +44,14 @@ cdef struct Walk:
 cdef enum Fault:
     SOUND = 0
     WRONG_CHECKSUM
-    # Behind these it is not known where the next record begins.
+    # After one of these faults the start of the next record is unknown.
     CUT_HEADER
     CUT_BODY
     LATER_FLAGS
     EARLIER_POSITION
 
 cdef struct Buffers:
-    int32_t* body_offsets                # NULL: no bodies
+    int32_t* body_offsets                # NULL if bodies are not wanted
     char* bodies
     int32_t* id_offsets
     char* ids
@@ -65,7 +64,7 @@ cdef struct Buffers:
 
 
 cdef class Columns:
-    """The columns of one answer, and what was noticed along the way."""
+    """Columns of one answer, and counts of missing records."""
 
     def __init__(self):
         raise TypeError("columns are made by decode()")
@@ -74,9 +73,9 @@ cdef class Columns:
 def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint skip_damaged=False):
     """Decode the body of an answer.
 
-    expected: the position asked for. with_bodies: fill `bodies`. skip_damaged: count records that are not sound as
-    lost, and go no further than where it is not known any more where one begins.
-    Raises: ValueError where the data end within a record, a checksum is wrong, or positions do not grow.
+    expected: the requested position. with_bodies: fill `bodies`. skip_damaged: count damaged records as lost, and stop
+    if the start of the next record is unknown. Raises: ValueError if the data end within a record, a checksum is wrong,
+    or positions do not grow.
     """
     cdef Walk walk = Walk(at=0, expected=expected, rows=0, lost=0, damaged=0, body_bytes=0)
     cdef Columns columns = Columns.__new__(Columns)
@@ -97,7 +96,7 @@ def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint s
 
 
 cdef Fault measure(const char* data, uint64_t end, bint skip_damaged, Walk* walk) noexcept nogil:
-    """Check every record, count rows and the bytes of their bodies. Returns: what ended the walk."""
+    """Check every record; count rows and the bytes of their bodies. Returns: the fault that ended the walk."""
     cdef const Record* record
     cdef Fault fault
     while walk.at < end:
@@ -108,7 +107,7 @@ cdef Fault measure(const char* data, uint64_t end, bint skip_damaged, Walk* walk
         if fault == SOUND:
             follow(walk, record)
         else:
-            # Nothing in it can be trusted, its position neither: it counts as the one that is expected.
+            # No field of the record can be trusted, not even its position: it counts as the expected record.
             walk.lost += 1
             walk.damaged += 1
             walk.expected += 1
@@ -129,7 +128,7 @@ cdef inline Fault fault_of(const Record* record, uint64_t room_bytes, uint64_t e
 
 
 cdef inline void follow(Walk* walk, const Record* record) noexcept nogil:
-    """Go on to a record, counting what is missing before it."""
+    """Advance to a record, counting the missing records before it."""
     cdef uint64_t mask = (<uint64_t> 1 << ORDINAL_BITS) - 1
     if record_ordinal(record) > (walk.expected & mask):
         walk.lost += record_ordinal(record) - (walk.expected & mask)
@@ -175,7 +174,7 @@ cdef int allocate(Columns columns, uint64_t rows, uint64_t body_bytes, bint with
 
 
 cdef int fill(bytes data, uint64_t end, Columns columns) except -1:
-    """Fill the buffers from what was walked over."""
+    """Fill the buffers from the walked records."""
     cdef const char* start = PyBytes_AS_STRING(data)
     cdef bint some_damaged = columns.damaged != 0
     cdef Buffers to = Buffers(
@@ -199,7 +198,7 @@ cdef int fill(bytes data, uint64_t end, Columns columns) except -1:
 
 
 cdef uint64_t fill_rows(const char* data, uint64_t end, bint some_damaged, const Buffers* to) noexcept nogil:
-    """Returns: how many of the rows have a due time."""
+    """Fill the rows. Returns: the number of rows with a due time."""
     cdef uint64_t at = 0, row = 0, body_at = 0, due_count = 0
     cdef const Record* record
     while at < end:

@@ -19,7 +19,7 @@ from pyqd.hot.wire.frames cimport put_be32, put_be64
 
 
 cdef class _View:
-    """A buffer of another object, held while this lives."""
+    """Buffer of another object, held while this object lives."""
 
     cdef Py_buffer buffer
     cdef bint held
@@ -48,7 +48,7 @@ cdef int64_t size_of(const Rows* rows, int64_t row) except -1:
 
 
 cdef int digits_of(uint64_t number, char* out) noexcept nogil:
-    """Write a number in decimal. Returns: how many digits."""
+    """Write a number in decimal. Returns: the number of digits."""
     cdef char reverse[DIGITS_MAX]
     cdef int count = 0, index
     while True:
@@ -65,7 +65,7 @@ cdef int digits_of(uint64_t number, char* out) noexcept nogil:
 cdef char* put_row(
     char* out, const Rows* rows, int64_t row, const char* label, int64_t label_bytes, int64_t size,
 ) noexcept nogil:
-    """Write one message. Returns: the place behind it."""
+    """Write one message. Returns: its end."""
     cdef int64_t start = rows.offsets[row] if rows.offsets != NULL else rows.offsets_large[row]
     if rows.times != NULL:
         put_be64(out, <uint64_t> rows.times[row])
@@ -78,7 +78,7 @@ cdef char* put_row(
 
 
 cdef class _Labels:
-    """What stands before each body: prefix, the row's number in decimal and a line feed; nothing without a prefix."""
+    """Labels of the bodies: a prefix, the row's number in decimal and a line feed; nothing without a prefix."""
 
     cdef bytes text
     cdef int64_t prefix_bytes
@@ -90,7 +90,7 @@ cdef class _Labels:
         self.number = number
 
     cdef int64_t label(self, int64_t row) noexcept:
-        """Write the label of a row into text. Returns: its bytes."""
+        """Write the label of a row into `text`. Returns: its bytes."""
         cdef char* at
         cdef int count
         if self.prefix_bytes == 0:
@@ -102,7 +102,7 @@ cdef class _Labels:
 
 
 cdef tuple fitting(const Rows* rows, _Labels labels, int64_t first, int64_t end, int64_t body_bytes_max):
-    """Return how many bytes the rows from `first` take that fit into a body, and the row behind them."""
+    """Return the bytes of the rows from `first` on that fit into a body, and the row after them."""
     cdef int64_t overhead_bytes = SIZE_BYTES + (TIME_BYTES if rows.times != NULL else 0)
     cdef int64_t total = SIZE_BYTES, message_bytes
     cdef int64_t row = first
@@ -130,13 +130,13 @@ def command(
     bytes prefix not None=b"",
     uint64_t number=0,
 ):
-    """Return a whole command of as many rows as fit into a body, one at least, and the row behind them.
+    """Return a whole command with as many rows as fit into a body, at least one, and the row after them.
 
-    head: the command's line. offsets: integers of offset_bytes, 4 or 8, in the machine's order, from row 0 on.
-    data: what they point into. first, end: the rows wanted, at least one. body_bytes_max: the broker's --max-body-size.
-    times: an int64 for each row from row 0 on, for DMPUB. prefix: with one, each body starts with it, the decimal of
-    number + row and a line feed.
-    Raises: ValueError for an empty row and for offsets out of the data.
+    head: the command's line. offsets: integers of offset_bytes, 4 or 8, in the machine's byte order, from row 0 on.
+    data: the bytes that they point into. first, end: the wanted rows, at least one. body_bytes_max: the broker's
+    --max-body-size. times: an int64 for each row from row 0 on, for DMPUB. prefix: if given, each body starts with the
+    prefix, the decimal of number + row and a line feed. Raises: ValueError for an empty row and for offsets out of the
+    data.
     """
     cdef _View offsets_view = _View(offsets), data_view = _View(data)
     cdef _View times_view = None if times is None else _View(times)

@@ -17,7 +17,7 @@ assert RECORD_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
 
 
 cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil:
-    """Say whether the record with that sequence number stands at `at`, within `room_bytes`."""
+    """Check whether the record with that sequence number is at `at`, within `room_bytes`. Returns: the verdict."""
     cdef const Record* record = <const Record*> at
     if room_bytes < RECORD_HEADER_BYTES or load_word(at) == 0 or record.seq != seq:
         return RECORD_ABSENT

@@ -1,13 +1,13 @@
-"""From bytes to commands.
+"""Scanner that turns bytes into commands.
 
     NAME[ SP PARAM]* [CR] LF [ int32 size, body ]
 
 A command line is split on every single space, so two spaces make an empty parameter. The body, if the command has one,
-is the caller's: some commands are refused before their body is looked at. An MPUB's body is walked by its inner sizes,
-as nsqd does; its outer size is only checked for range. The walk can be interrupted by the end of the buffer and goes on
-where it stopped, so that a large batch that trickles in is walked once and not once per packet.
+belongs to the caller: some commands are refused before their body is read. An MPUB's body is walked by its inner sizes,
+as nsqd does; its outer size is only checked for range. If the buffer ends during the walk, the walk resumes at the same
+place. So a large batch that arrives in small packets is walked once and not once per packet.
 
-Nothing here keeps state, touches a socket or knows a topic. Source: docs/nsq/tcp-protocol.md, "Client to server
+The module keeps no state, touches no socket and knows no topic. Source: docs/nsq/tcp-protocol.md, "Client to server
 framing", "MPUB".
 """
 
@@ -98,11 +98,10 @@ cdef Scan scan_line(const char* at, uint64_t size_bytes, CommandLine* line) noex
 cdef Scan scan_batch(
     const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes, Batch* batch,
 ) noexcept nogil:
-    """Check what is there of a batch's body behind its outer size: `int32 count, {lead, int32 size, body}*`.
+    """Check the received part of a batch's body after its outer size: `int32 count, {lead, int32 size, body}*`.
 
-    lead_bytes: of what stands before each size, which is not looked at; 0 for MPUB.
-    batch: zeros at first; kept by the caller until the command is complete.
-    Returns: ready, need more, or what is wrong.
+    lead_bytes: of the unchecked field before each size; 0 for MPUB. batch: zeros at first; kept by the caller until the
+    command is complete. Returns: ready, need more, or the fault.
     """
     cdef int32_t size
     if batch.count == 0:
@@ -130,7 +129,7 @@ cdef Scan scan_batch(
 
 
 cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil:
-    """Say whether the bytes are a valid name of a topic or channel."""
+    """Return whether the bytes are a valid name of a topic or channel."""
     cdef uint32_t index
     if size_bytes < 1 or size_bytes > NAME_BYTES_MAX:
         return False
@@ -143,7 +142,7 @@ cdef bint is_name(const char* at, uint32_t size_bytes) noexcept nogil:
 
 
 cdef bint parse_digits(const char* at, uint32_t size_bytes, int64_t* value) noexcept nogil:
-    """Read a decimal number; no digit at all reads as 0."""
+    """Parse a decimal number; no digits at all read as 0."""
     cdef uint64_t total = 0
     cdef uint32_t index
     for index in range(size_bytes):
@@ -165,7 +164,7 @@ COMMAND_NAMES = {
 def split_line(bytes data not None):
     """Scan one command line, for tests. Returns: None for more, False for too long, else (command, params, bytes used).
 
-    The command is its name, or None when there is no such command; of the parameters the first two are kept.
+    command: the command's name, or None for an unknown one. params: the first two parameters.
     """
     cdef CommandLine line
     cdef Scan scan = scan_line(data, <uint64_t> len(data), &line)
@@ -189,11 +188,11 @@ def check_batch(chunks, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_
 
 
 def name_is_valid(bytes name not None):
-    """Say whether a topic or channel may have this name."""
+    """Return whether a topic or channel may have this name."""
     return is_name(name, <uint32_t> len(name))
 
 
 def digits_value(bytes text not None):
-    """Return the number that a parameter stands for, or None when it is none."""
+    """Return the number in a parameter; None if it is not a number."""
     cdef int64_t value = 0
     return value if parse_digits(text, <uint32_t> len(text), &value) else None

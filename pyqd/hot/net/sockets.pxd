@@ -1,4 +1,4 @@
-# send(2), sendmsg(2) and recv(2) on a socket that does not block. All of it is inline, so there is no .pyx.
+# send(2), sendmsg(2) and recv(2) on a non-blocking socket. All of it is inline, so there is no .pyx.
 from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
@@ -20,10 +20,10 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_NOSIGNAL
 
 cdef enum:
-    RECEIVE_NONE = -1                    # nothing is there yet
+    RECEIVE_NONE = -1                    # no bytes yet
     RECEIVE_BROKEN = -2                  # the connection is gone
 
-# Send some bytes. Returns: how many; 0 when the socket is full; -1 when the peer is gone.
+# Send some bytes. Returns: how many; 0 if the socket is full; -1 if the peer is gone.
 cdef inline ssize_t send_some(int fd, const char* data, uint64_t size_bytes) noexcept nogil:
     cdef ssize_t sent
     while True:
@@ -38,12 +38,11 @@ cdef extern from *:
     """
     static inline void pyqd_touch(const char *at) { (void) *(const volatile char *) at; }
     """
-    # Reads a byte, which maps the file that it belongs to.
+    # Reads a byte, which maps the file of its page.
     void touch "pyqd_touch" (const char* at) noexcept nogil
 
-# Send some bytes of two pieces that belong behind one another. Returns: as send_some. The second piece may lie in a
-# mapped file: one that is not mapped now is an error of the call, and mapped when it is touched (see
-# pyx/diskqueue/arena.pyx).
+# Send some bytes of two consecutive pieces. Returns: as send_some. The second piece may lie in a file whose mapping is
+# currently released: the call then fails, and touching a byte maps the file again (see pyx/diskqueue/arena.pyx).
 cdef inline ssize_t send_two(
     int fd, const char* first, uint64_t first_bytes, const char* second, uint64_t second_bytes,
 ) noexcept nogil:

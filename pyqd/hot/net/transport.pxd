@@ -1,17 +1,16 @@
-# What lies between a connection's buffers and its socket when it is encrypted or compressed.
-# Notes: pyx/net/transport.pyx.
+# Layer between a connection's buffers and its socket that encrypts or compresses. Notes: pyx/net/transport.pyx.
 from libc.stdint cimport uint64_t
 
 cdef class Transport:
     cdef int fd
     cdef Transport below                 # None: the socket
-    cdef bytes early                     # what was received before this transport was put in place
-    cdef bytes encoded                   # encoded[encoded_at:] waits for what lies below
+    cdef bytes early                     # bytes received before this transport was installed
+    cdef bytes encoded                   # encoded[encoded_at:] waits for the layer below
     cdef uint64_t encoded_at
-    cdef char* scratch                   # what is received from below, until decoded or copied
-    cdef bint more                       # decode stopped for want of room
+    cdef char* scratch                   # bytes received from below, until they are decoded or copied
+    cdef bint more                       # decode stopped because the caller's buffer was full
     cdef bint ended                      # the peer has ended its stream
-    cdef uint64_t codec_bytes            # memory of the codec, by the subclass
+    cdef uint64_t codec_bytes            # memory of the codec, set by the subclass
     cdef uint64_t counted_bytes          # part of `buffers`
 
     cdef ssize_t receive(self, char* into, uint64_t capacity) except -3

@@ -1,8 +1,8 @@
-# Arrays that may have millions of entries: growing one moves no entries.
+# Arrays of up to millions of entries: growing one moves no entries.
 #
 # realloc(3) copies a block of less than its mmap threshold, which the daemon raises (pyx/net/buffers.pyx), and touches
-# as much new memory: some 10 us a page where the host has taken it back, so 16 MiB held the loop for 20 ms and more.
-# From PYQD_ARRAY_MAPPED_MIN on an array has pages of its own, and mremap(2) moves these by their page table.
+# as much new memory. A page that the host has taken back costs some 10 us, so 16 MiB held the loop for 20 ms and more.
+# From PYQD_ARRAY_MAPPED_MIN on an array has pages of its own, which mremap(2) moves in the page table.
 
 cdef extern from *:
     """
@@ -55,7 +55,7 @@ cdef extern from *:
         void* base
         size_t bytes
 
-    # Make room for so many bytes; what is there stays, what is new is undefined. Returns: -1 for no memory: no change.
+    # Reserve this many bytes; old bytes stay, new ones are undefined. Returns: -1 if there is no memory: no change.
     int array_reserve "pyqd_array_reserve"(Array* array, size_t bytes) noexcept nogil
     # Free the memory; the array is empty.
     void array_release "pyqd_array_release"(Array* array) noexcept nogil

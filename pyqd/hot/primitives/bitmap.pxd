@@ -58,7 +58,7 @@ cdef inline bint ring_test(const uint64_t* words, uint64_t capacity_bits, uint64
     return words[ring_word(capacity_bits, position)] >> (position & 63) & 1
 
 
-# The first position of [start, end) whose bit is 1; end when there is none.
+# The first position of [start, end) whose bit is 1; end if there is none.
 cdef inline uint64_t ring_next_one(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
@@ -73,7 +73,7 @@ cdef inline uint64_t ring_next_one(
     return end
 
 
-# The first position of [start, end) whose bit is 0; end when there is none.
+# The first position of [start, end) whose bit is 0; end if there is none.
 cdef inline uint64_t ring_next_zero(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
@@ -88,7 +88,7 @@ cdef inline uint64_t ring_next_zero(
     return end
 
 
-# How many bits from start on are 1, at most end - start.
+# The number of consecutive ones from start on, at most end - start.
 cdef inline uint64_t ring_run_of_ones(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
@@ -109,7 +109,7 @@ cdef inline void ring_clear_range(uint64_t* words, uint64_t capacity_bits, uint6
         start = ring_after_word(start)
 
 
-# How many bits of [start, end) are 1.
+# The number of ones in [start, end).
 cdef inline uint64_t ring_count(
     const uint64_t* words, uint64_t capacity_bits, uint64_t start, uint64_t end
 ) noexcept nogil:
@@ -121,7 +121,7 @@ cdef inline uint64_t ring_count(
     return count
 
 
-# Makes `target` hold [start, end) of `source`, and zeros in all other places. The two do not overlap in memory.
+# Copies [start, end) of `source` to `target`, and clears all other bits. The two do not overlap in memory.
 cdef inline void ring_copy(
     const uint64_t* source, uint64_t source_capacity_bits,
     uint64_t* target, uint64_t target_capacity_bits,

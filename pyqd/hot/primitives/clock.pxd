@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 
-# Times that a test has set in place of the system's; 0: the system's count.
+# Times that a test has set; 0: the system's clock counts.
 cdef struct HeldClock:
     int64_t wall_ns
     int64_t mono_ns
@@ -21,7 +21,7 @@ cdef inline int64_t wall_ns() noexcept nogil:
     return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
 
 
-# Nanoseconds since an arbitrary moment of this boot. Never goes backwards; for deadlines and durations.
+# Nanoseconds since an arbitrary time of this boot. Never goes backwards; for deadlines and durations.
 cdef inline int64_t mono_ns() noexcept nogil:
     cdef timespec now
     if held_clock.mono_ns != 0:

@@ -25,6 +25,6 @@ cdef extern from *:
     """
     const int PYQD_DEBUG
 
-    # For leaves that cannot raise (`noexcept nogil`): in a debug build a false condition prints C file, line and
-    # function and aborts. In a release the condition is not even computed.
+    # For functions that cannot raise (`noexcept nogil`): in a debug build a false condition prints C file, line and
+    # function and aborts. A release does not even compute the condition.
     void debug_require "pyqd_debug_require" (bint condition) noexcept nogil

@@ -17,7 +17,7 @@ cdef extern from *:
     # nsqd's epoch, in ticks of 2**20 ns since 1970, and the ticks since it that keep an id below 2**63.
     const uint64_t EPOCH_TICKS "PYQD_GUID_EPOCH_TICKS"
     const uint64_t TICKS_MAX "PYQD_GUID_TICKS_MAX"
-    # A word which has `value`, 0 to 255, in each of its 8 bytes.
+    # A word with `value`, 0 to 255, in each of its 8 bytes.
     uint64_t every_byte "PYQD_EVERY_BYTE" (uint64_t value) noexcept nogil
 
 cdef enum:
@@ -29,7 +29,7 @@ cdef enum:
     HEX_SIZE = 16                      # bytes of an id in hex
 
 
-# The ASCII digits of a 32-bit value, most significant first when the result is stored big-endian.
+# The ASCII digits of a 32-bit value, most significant first if the result is stored big-endian.
 cdef inline uint64_t hex_digits_of(uint64_t half) noexcept nogil:
     cdef uint64_t nibbles = (half | half << 16) & <uint64_t>0x0000FFFF0000FFFF
     nibbles = (nibbles | nibbles << 8) & <uint64_t>0x00FF00FF00FF00FF
@@ -52,7 +52,7 @@ cdef inline uint64_t bytes_at_least(uint64_t text, uint64_t least) noexcept nogi
     return text + every_byte(0x80 - least)
 
 
-# Reads 8 hex digits, given as a big-endian word. Sets top bits in `bad` for bytes that are no lowercase hex digit.
+# Parses 8 hex digits, given as a big-endian word. Sets top bits in `bad` for bytes that are not lowercase hex digits.
 cdef inline uint64_t half_of_hex(uint64_t text, uint64_t* bad) noexcept nogil:
     cdef uint64_t low_bits = text & every_byte(0x7F)
     cdef uint64_t is_digit = bytes_at_least(low_bits, 0x30) & ~bytes_at_least(low_bits, 0x3A)
@@ -64,7 +64,7 @@ cdef inline uint64_t half_of_hex(uint64_t text, uint64_t* bad) noexcept nogil:
     return (nibbles | nibbles >> 16) & <uint64_t>0xFFFFFFFF
 
 
-# Reads HEX_SIZE bytes into out[0] and returns 0; returns -1, and leaves out[0], when one is no lowercase hex digit.
+# Parses HEX_SIZE bytes into out[0] and returns 0; returns -1 and keeps out[0] if one is not a lowercase hex digit.
 cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
     cdef uint64_t high = 0
     cdef uint64_t low = 0
@@ -79,7 +79,7 @@ cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
     return 0
 
 
-# The id that a factory gives `steps` ids after this one at an unmoved clock; before it, for a negative number of steps.
+# The id that a factory gives `steps` ids after this one while the clock stands still; before it if steps is negative.
 cdef inline uint64_t id_stepped(uint64_t guid, int64_t steps) noexcept nogil:
     cdef uint64_t node = guid & <uint64_t> (NODE_ID_COUNT - 1) << SEQUENCE_BITS
     cdef uint64_t sequence = guid & <uint64_t> ((1 << SEQUENCE_BITS) - 1)
@@ -89,7 +89,7 @@ cdef inline uint64_t id_stepped(uint64_t guid, int64_t steps) noexcept nogil:
 
 @cython.final
 cdef class GuidFactory:
-    cdef readonly uint64_t last_id     # every id to come is greater; 0 before the first
+    cdef readonly uint64_t last_id     # all future ids are greater; 0 before the first
     cdef readonly uint32_t node_id     # 0 to NODE_ID_COUNT - 1
 
     # Returns the next id, never 0. O(1), never blocks.
@@ -107,5 +107,5 @@ cdef class GuidFactory:
         self.last_id = candidate
         return candidate
 
-    # Makes every id to come greater than last_id too. Raises ValueError when last_id is 2**63 or more.
+    # Makes all future ids greater than last_id too. Raises ValueError if last_id is 2**63 or more.
     cdef int resume_after(self, uint64_t last_id) except -1

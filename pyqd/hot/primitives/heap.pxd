@@ -1,4 +1,4 @@
-# pyqd/hot/primitives/heap.pxd: deadlines of what is in flight or parked. Design notes: pyx/primitives/heap.pyx.
+# pyqd/hot/primitives/heap.pxd: deadlines of in-flight and parked messages. Design notes: pyx/primitives/heap.pyx.
 
 cimport cython
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t
@@ -11,22 +11,22 @@ cdef enum:
 
 cdef struct Entry:
     int64_t due_ns                     # the owner's clock
-    uint32_t slot                      # who waits: an index into the owner's slot table
+    uint32_t slot                      # index into the owner's slot table
 
 
 @cython.final
 cdef class DeadlineHeap:
-    cdef Entry* entries                # entries[:count], a heap by due_ns; room for slot_count_max
-    cdef uint32_t* index_of            # by slot: its place in entries; ABSENT when the slot does not wait
+    cdef Entry* entries                # entries[:count], a heap by due_ns; capacity slot_count_max
+    cdef uint32_t* index_of            # by slot: its place in entries; ABSENT if the slot does not wait
     cdef Array entries_memory
     cdef Array index_memory
     cdef readonly uint32_t count
     cdef readonly uint32_t slot_count_max
     cdef uint32_t unchecked_count      # changes since the last check; counted in debug builds only
 
-    # Makes slots 0 to slot_count - 1 usable; keeps what waits; never shrinks. O(slot_count). Raises MemoryError.
+    # Makes slots 0 to slot_count - 1 usable; keeps the entries; never shrinks. O(slot_count). Raises MemoryError.
     cdef int reserve(self, uint32_t slot_count) except -1
-    # The slot must not wait yet. O(log count), O(1) when no deadline is later.
+    # The slot must not wait yet. O(log count), O(1) if no deadline is later.
     cdef int push(self, uint32_t slot, int64_t due_ns) except -1
     # The slot must wait. O(log count).
     cdef int update(self, uint32_t slot, int64_t due_ns) except -1
@@ -34,11 +34,11 @@ cdef class DeadlineHeap:
     cdef int remove(self, uint32_t slot) except -1
     # Removes the least deadline and returns its slot. The heap must not be empty (else ABSENT; a debug build aborts).
     cdef uint32_t pop(self) noexcept
-    # Nobody waits any more; the memory stays. O(count).
+    # Removes all slots; the memory stays. O(count).
     cdef void clear(self) noexcept
-    # Looks at every entry; AssertionError when an invariant is broken. O(slot_count_max).
+    # Checks every entry; AssertionError for a broken invariant. O(slot_count_max).
     cdef int check(self) except -1
-    # Checks so often that a debug build stays linear.
+    # Checks at intervals that keep a debug build linear.
     cdef int check_often(self) except -1
 
     cdef inline bint contains(self, uint32_t slot) noexcept:
@@ -48,10 +48,10 @@ cdef class DeadlineHeap:
     cdef inline int64_t due_of(self, uint32_t slot) noexcept:
         return self.entries[self.index_of[slot]].due_ns
 
-    # The least deadline; INT64_MAX when nobody waits.
+    # The least deadline; INT64_MAX if the heap is empty.
     cdef inline int64_t peek_due(self) noexcept:
         return self.entries[0].due_ns if self.count else INT64_MAX
 
-    # The slot of the least deadline; ABSENT when nobody waits.
+    # The slot of the least deadline; ABSENT if the heap is empty.
     cdef inline uint32_t peek_slot(self) noexcept:
         return self.entries[0].slot if self.count else <uint32_t>ABSENT

@@ -21,8 +21,8 @@ cdef class IdTable:
     cdef readonly uint64_t capacity    # a power of two
     cdef uint32_t shift                # 64 - log2(capacity): the home of an id is the top bits of its hash
     cdef readonly uint32_t count
-    cdef Cell* old_cells               # array that is being copied to `cells`; owned; NULL: none is
-    cdef uint64_t old_capacity         # 0: none is
+    cdef Cell* old_cells               # the array that is being copied to `cells`; owned; NULL if none is
+    cdef uint64_t old_capacity         # 0 if none is
     cdef uint32_t old_shift
     cdef uint64_t moved                # ids whose home in the old array lies below are in `cells`
     cdef uint64_t copied_at_once_max   # capacity up to which an array is copied at once
@@ -32,20 +32,19 @@ cdef class IdTable:
     cdef inline bint is_old(self, uint64_t guid) noexcept:
         return self.old_cells != NULL and guid * PYQD_ID_MULTIPLIER >> self.old_shift >= self.moved
 
-    # guid is not 0. Returns 1; 0 when the id is in the table: nothing changed. Raises MemoryError: nothing changed.
-    # Amortised O(1).
+    # guid is not 0. Returns 1; 0 if the id is in the table: no change. Raises MemoryError: no change. Amortised O(1).
     cdef int put(self, uint64_t guid, uint32_t slot) except -1
-    # Returns the slot, -1 when the id is absent.
+    # Returns the slot; -1 if the id is absent.
     cdef int64_t get(self, uint64_t guid) noexcept
-    # Removes the id and returns its slot, -1 when it is absent. Amortised O(1).
+    # Removes the id and returns its slot; -1 if it is absent. Amortised O(1).
     cdef int64_t take(self, uint64_t guid) except -2
     # Removes everything and returns the memory of a large table. Returns 0.
     cdef int clear(self) except -1
-    # Looks at every cell; AssertionError when an invariant is broken. O(capacity).
+    # Checks every cell; AssertionError for a broken invariant. O(capacity).
     cdef int check(self) except -1
-    # Checks so often that a debug build stays linear.
+    # Checks at intervals that keep a debug build linear.
     cdef int check_often(self) except -1
-    # Begins to move everything to a new array of that many cells. Raises MemoryError: nothing changed.
+    # Begins to move all ids to a new array of that many cells. Raises MemoryError: no change.
     cdef int resize(self, uint64_t capacity) except -1
     cdef int move_some(self, uint64_t count) noexcept
     cdef int move_last(self) noexcept

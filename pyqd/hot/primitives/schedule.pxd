@@ -1,46 +1,46 @@
-# Who wants a turn, now or at a time. Design notes: pyx/primitives/schedule.pyx.
+# Scheduler of wakes and timers. Design notes: pyx/primitives/schedule.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.heap cimport DeadlineHeap
 
 cdef enum:
-    # What one turn of the loop may do, in units of some nanoseconds: about a byte copied, or looked at and passed over.
-    # Full, a turn takes a few milliseconds; a lone item may overdraw it by its own bounded piece of work.
+    # Budget of one pass of the loop, in units of some nanoseconds: about a byte copied, or a byte passed over. A full
+    # budget takes a few milliseconds; a lone item may overdraw it by its own bounded slice of work.
     WORK_PER_TURN = 1 << 20
     # The time is read before each portion: some tenths of a millisecond.
     WORK_PORTION = 1 << 16
 
 cdef class Scheduled:
     cdef bint wake_wanted                # in the scheduler's list, and not yet called
-    cdef uint32_t timer                  # slot in the scheduler's heap; ABSENT when it has none
-    cdef int wake(self) except -1                     # a turn, once per pass of the loop; never switches greenlets
-    cdef int on_time(self, int64_t now_ns) except -1  # the time asked for has come; may be early, never late
+    cdef uint32_t timer                  # slot in the scheduler's heap; ABSENT if it has none
+    cdef int wake(self) except -1                     # run once per pass of the loop; never switches greenlets
+    cdef int on_time(self, int64_t now_ns) except -1  # the set time has come; may be early, never late
 
 cdef class Scheduler:
-    cdef public object on_wake_wanted    # called without arguments when the list gets its first entry; may be None
-    cdef public object on_timer_wanted   # called with a monotonic time in ns when the earliest moved up; may be None
-    cdef public object on_error          # called with what a turn raised; None: it is raised
+    cdef public object on_wake_wanted    # called without arguments on the first entry in the list; may be None
+    cdef public object on_timer_wanted   # called with a monotonic time in ns if the earliest moved up; may be None
+    cdef public object on_error          # called with the error of an item; None: the error is raised
     cdef list wanting
     cdef DeadlineHeap deadlines          # monotonic ns
     cdef list timed                      # by slot: Scheduled or None
     cdef list free_slots
-    cdef int64_t armed_ns                # what on_timer_wanted was told last; INT64_MAX when nothing
-    cdef public int64_t time_max_ns      # that a turn may take, beside the portion that exceeds it; 0: without a limit
-    cdef int64_t work_left               # of the present portion of this turn's work; nothing or less: it is used up
-    cdef int64_t work_behind             # of this turn's work, in portions to come
-    cdef int64_t end_ns                  # monotonic: no portion is begun from here on; INT64_MAX without a limit
+    cdef int64_t armed_ns                # last argument of on_timer_wanted; INT64_MAX if there is none
+    cdef public int64_t time_max_ns      # longest time of a pass, beside the portion that exceeds it; 0: no limit
+    cdef int64_t work_left               # of the current portion of this pass's work; 0 or less: used up
+    cdef int64_t work_behind             # of this pass's work, in later portions
+    cdef int64_t end_ns                  # monotonic: no portion begins after it; INT64_MAX without a limit
 
     cdef inline bint has_work(self) noexcept:
-        # Say whether this turn may do more; if not, what can wait waits for the next.
+        # Return whether this pass may do more work; if not, work that can wait is left for the next pass.
         return self.work_left > 0 or self.next_portion()
 
     cdef inline bint spend(self, int64_t work) noexcept:
-        # Take work off what this turn may do. Returns: as has_work.
+        # Deduct work from the budget of this pass. Returns: as has_work.
         self.work_left -= work
         return self.work_left > 0 or self.next_portion()
 
     cdef inline bint affords(self, uint64_t work) noexcept:
-        # Say whether this turn may still do so much at once.
+        # Return whether this pass may still do this much work at once.
         return self.has_work() and work <= <uint64_t> (self.work_left + self.work_behind)
 
     cdef int begin_turn(self) noexcept

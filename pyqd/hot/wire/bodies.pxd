@@ -1,4 +1,4 @@
-# The messages in the body of POST /mpub, framed as an MPUB has them. Design notes: pyx/wire/bodies.pyx.
+# Messages in the body of POST /mpub, framed as in an MPUB. Design notes: pyx/wire/bodies.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef class Frames:
@@ -7,5 +7,5 @@ cdef class Frames:
     cdef readonly uint32_t count
     cdef readonly uint64_t words
 
-# Frames each line that is not empty. Returns Frames, or None where a line is too long.
+# Frames each non-empty line. Returns Frames, or None if a line is too long.
 cdef Frames lines_framed(const char* at, uint64_t body_bytes, uint64_t line_bytes_max)

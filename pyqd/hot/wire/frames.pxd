@@ -1,5 +1,5 @@
-# From messages and answers to bytes. Pure functions of bytes.
-# Source: docs/nsq/tcp-protocol.md, "Server to client framing".
+# Encoders of messages and answers into frames. Pure functions. Source: docs/nsq/tcp-protocol.md, "Server to client
+# framing".
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 

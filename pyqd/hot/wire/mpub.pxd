@@ -6,7 +6,7 @@ cdef enum:
     TIME_BYTES = 8
     DIGITS_MAX = 20
 
-# Where the rows of one column of binary or string lie. All is borrowed.
+# Rows of one column of binary or string. All pointers are borrowed.
 cdef struct Rows:
     const int32_t* offsets               # or NULL
     const int64_t* offsets_large         # or NULL

@@ -8,19 +8,19 @@ cdef enum:
     RECORD_HEADER_BYTES = 48
     RECORD_ALIGN_BYTES = 8
     ORDINAL_BITS = 48                    # the rest of a sequence number is the epoch
-    RECORD_LOST = 1                      # flag: stands where a damaged record was; never delivered
+    RECORD_LOST = 1                      # flag: replaces a damaged record; never delivered
     RECORD_SPAN_MIN = 56                 # no record takes fewer bytes
 
 cdef struct Record:
-    uint32_t size_bytes                  # of the body; this word and the next are stored last, as one
-    uint32_t checksum                    # crc32c over all that follows, continued from the size
+    uint32_t size_bytes                  # of the body; stored last, as one word with the checksum
+    uint32_t checksum                    # crc32c over the bytes after it, continued from the size
     uint64_t seq                         # epoch << 48 | ordinal
     uint64_t guid                        # the message's id
     int64_t timestamp_ns                 # of publishing, Unix
     int64_t due_ns                       # Unix; 0: due at once
     uint16_t attempts                    # deliveries before this record was written
     uint16_t flags                       # RECORD_LOST or 0
-    uint16_t handed_out                  # attempts that its last delivery told, 0: none; see record_checksum
+    uint16_t handed_out                  # attempts that its last delivery sent, 0: none; see record_checksum
     uint16_t reserved                    # zero
 
 cdef extern from *:
@@ -41,7 +41,7 @@ cdef inline const char* record_body(const Record* record) noexcept nogil:
 cdef inline uint64_t record_ordinal(const Record* record) noexcept nogil:
     return record.seq & ((<uint64_t> 1 << ORDINAL_BITS) - 1)
 
-# `handed_out` changes in place, so it counts as the 0 that it was when the record was written.
+# `handed_out` changes in place, so it counts as 0, its value when the record was written.
 cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
     cdef Record header = record[0]
     header.handed_out = 0
@@ -49,7 +49,7 @@ cdef inline uint32_t record_checksum(const Record* record) noexcept nogil:
         crc32c(record.size_bytes, <const char*> &header + 8, RECORD_HEADER_BYTES - 8),
         record_body(record), record.size_bytes)
 
-# How often the message has been delivered, as far as the record tells.
+# Number of deliveries of the message, as far as the record knows.
 cdef inline uint16_t record_attempts(const Record* record) noexcept nogil:
     return max(record.attempts, record.handed_out)
 
@@ -76,7 +76,7 @@ cdef inline uint64_t record_fill(
 
 cdef enum Verdict:
     RECORD_VALID = 0
-    RECORD_ABSENT = 1                    # zeros, or what an earlier life of the segment left: the end of the log
+    RECORD_ABSENT = 1                    # zeros, or bytes of a former use of the segment: the end of the log
     RECORD_DAMAGED = 2                   # the sequence number is the next one and the checksum disagrees
 
 cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil

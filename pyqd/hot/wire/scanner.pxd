@@ -1,10 +1,10 @@
-# From bytes to commands. Pure functions of bytes; "more is needed" is a value. Design notes: pyx/wire/scanner.pyx.
+# Scanner of commands. Pure functions of bytes; "more is needed" is a value. Design notes: pyx/wire/scanner.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef enum:
     LINE_BYTES_MAX = 16384               # a command line with its LF
     NAME_BYTES_MAX = 64
-    PARAMS_KEPT = 2                      # no command looks at more
+    PARAMS_KEPT = 2                      # no command uses more
 
 cdef enum Scan:
     SCAN_NEED_MORE = 0
