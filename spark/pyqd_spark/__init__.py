@@ -1,6 +1,6 @@
 """pyqd and Apache Spark: topics read, written and drained as data sources of PySpark. The manual is docs/spark.md.
 
-Executors import this package too, so it imports neither PySpark nor Arrow before something needs them.
+Executors import this package too, so it imports PySpark and Arrow only on use.
 """
 
 from pyqd_spark.java import JavaMissingError

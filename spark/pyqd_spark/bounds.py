@@ -1,4 +1,4 @@
-"""Bounds in positions: what `earliest`, offsets or a time mean for the nodes that were found."""
+"""Bounds of a read resolved to positions: `earliest`, `latest`, offsets or a time at each node."""
 
 from collections.abc import Mapping
 
@@ -6,14 +6,14 @@ from pyqd_spark.discovery import Discovery, Found, lose
 from pyqd_spark.offsets import EARLIEST, EARLIEST_NUMBER, LATEST_NUMBER, SOURCE, Bound, Settings
 from pyqd_spark.options import OptionError
 
-# By topic and node id, positions.
+# Positions by topic and node id.
 Places = dict[tuple[str, str], int]
 
 
 def resolve(bound: Bound, found: Found, discovery: Discovery, option: str) -> Places:
-    """Return where a bound lies in what was found.
+    """Return the positions that a bound stands for.
 
-    A time behind the newest message is the end. Raises: OptionError where offsets do not name just what was found;
+    A time after the newest message is the end. Raises: OptionError if offsets do not name exactly the found nodes;
     BrokerError, DataLossError.
     """
     if bound.time_ns is not None:
@@ -34,7 +34,7 @@ def at_time(time_ns: int, found: Found, discovery: Discovery) -> Places:
 
 
 def named(offsets: Mapping[str, Mapping[str, int]], found: Found, option: str) -> Places:
-    """Return positions from offsets by topic and node, which have to be just those that were found."""
+    """Return positions from offsets by topic and node, which must name exactly the found nodes."""
     given = {(topic, node): offset for topic, by_node in offsets.items() for node, offset in by_node.items()}
     for what, keys in (("is missing", set(found) - set(given)), ("was not found", set(given) - set(found))):
         if keys:
@@ -45,7 +45,7 @@ def named(offsets: Mapping[str, Mapping[str, int]], found: Found, option: str) -
 
 
 def within(settings: Settings, places: Places, found: Found, what: str) -> Places:
-    """Return the places, those that lie outside of what is kept moved to its edge. Raises: DataLossError."""
+    """Return the positions, moved to the nearest kept record if they lie outside. Raises: DataLossError."""
     kept: Places = {}
     for (topic, node), place in places.items():
         one = found[topic, node]

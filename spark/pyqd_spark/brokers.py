@@ -1,7 +1,7 @@
-"""Brokers over HTTP: where they are, what can be read of their topics, pages of it. Needs the standard library alone.
+"""HTTP clients of brokers and lookup daemons: topics, positions, pages of records. Needs only the standard library.
 
-A request that fails on the way is tried again, on a new connection, until `retry_timeout_s` is over: so a reader sits
-out a broker's restart. What a broker refuses is an error at once. A client belongs to one thread.
+A request that fails on the way is retried on a new connection for `retry_timeout_s`, so a reader outlasts a broker's
+restart. A refusal by the broker raises an error at once. A client belongs to one thread.
 
 Source: docs/http.md, "Reading a topic by position"; docs/nsq/lookupd.md, "HTTP API".
 """
@@ -22,28 +22,28 @@ from pyqd_spark.tls import TlsOptionError, context_of, wrong_for_good
 
 FORMAT: Final = 1
 ORDINAL_BITS: Final = 48
-# What the broker copies in one turn of its loop; more costs it more for each record.
+# The broker copies this much in one slice of its loop; larger pages cost it more for each record.
 PAGE_BYTES: Final = 1 << 20
 RETRY_FIRST_S: Final = 0.05
 RETRY_LONGEST_S: Final = 2.0
-# A connection that was idle for longer is not trusted: the other side may just be closing it.
+# A connection that was idle for longer is not reused: the other side may be closing it.
 IDLE_LONGEST_S: Final = 5.0
-# What may be over by the next try. The others are answers.
+# Status codes that a retry may cure. All others are answers.
 PASSING_STATUS: Final = (429, 500, 502, 503, 504)
 
 logger = logging.getLogger(__name__)
 
 
 class BrokerError(Exception):
-    """What a broker or lookup daemon answered, or did not. The text names its address."""
+    """Error answer of a broker or lookup daemon, or no answer. The text names its address."""
 
 
 class UnreachableError(BrokerError):
-    """No answer, or one that told of a passing trouble, until the time for trying again was over."""
+    """No answer, or only answers about passing trouble, until the time for retries was over."""
 
 
 class TlsError(BrokerError):
-    """TLS with an address cannot be had, and trying again does not help: certificates, files, a port without it."""
+    """TLS with an address is impossible, and a retry does not help: certificates, files, a port without TLS."""
 
 
 class TopicNotFoundError(BrokerError):
@@ -51,7 +51,7 @@ class TopicNotFoundError(BrokerError):
 
 
 class PositionGoneError(BrokerError):
-    """The record is not kept any more. earliest: the position of the first that is."""
+    """The record is no longer kept. earliest: the position of the first kept one."""
 
     def __init__(self, text: str, earliest: int) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class PositionGoneError(BrokerError):
 
 
 class PositionBeyondEndError(BrokerError):
-    """No record has that position yet. next: the one that the next record gets."""
+    """No record has that position yet. next: the position of the next record."""
 
     def __init__(self, text: str, next_position: int) -> None:
         super().__init__(text)
@@ -67,11 +67,11 @@ class PositionBeyondEndError(BrokerError):
 
 
 class OtherNodeError(BrokerError):
-    """The address is served by another node, another data directory, than the one asked for."""
+    """The address now belongs to another node, with another data directory."""
 
 
 class Segment(NamedTuple):
-    """A stretch of a topic's log: the position of its first record, how many there are, and their bytes."""
+    """A stretch of a topic's log: the position of its first record, its number of records, and their bytes."""
 
     first: int
     records: int
@@ -79,10 +79,10 @@ class Segment(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What can be read of a topic at a broker. node: names the data directory for good. next: one behind the newest.
+    """Readable part of a topic at a broker. node: permanent id of the data directory. next: position after the newest.
 
-    created: when the topic was made, in ns, or 0; another one is another topic, whose positions begin anew. at: the
-    position at the time asked for. floors: by channel, the first message it has not finished.
+    created: creation time of the topic in ns, or 0; a topic created at another time has positions of its own. at: the
+    position at the requested time. floors: by channel, the first unfinished message.
     """
 
     topic: str
@@ -97,9 +97,10 @@ class Positions(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Records as they lie in the log.
+    """Records in the format of the log.
 
-    created: as in Positions. next: where to go on. end: one behind the newest. records: how many.
+    created: as in Positions. next: position after the page. end: position after the newest record. records: their
+    number.
     """
 
     node: str
@@ -120,7 +121,7 @@ class Reply(NamedTuple):
 
 
 class HttpClient:
-    """One connection to one address, kept open between requests and made again where it broke.
+    """One connection to one address, kept open between requests and reconnected when it breaks.
 
     address: `host:port`, or a URL of http or https. Raises: UnreachableError, TlsError, BrokerError.
     """
@@ -156,8 +157,8 @@ class HttpClient:
     ) -> Reply:
         """Send a request and return the answer, whatever its status.
 
-        retry: try again what failed on the way; not for what must not be done twice.
-        Raises: UnreachableError, TlsError.
+        retry: retry after a failure on the way; only for requests that may be repeated. Raises: UnreachableError,
+        TlsError.
         """
         target = f"{path}?{urlencode(query)}" if query else path
         deadline_s = time.monotonic() + (self.connection.retry_timeout_s if retry else 0)
@@ -208,21 +209,21 @@ class HttpClient:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def json(self, path: str, **query: object) -> Any:
-        """Return the JSON that a GET answers. Raises: TopicNotFoundError, BrokerError, UnreachableError."""
+        """Send a GET and return the answer's JSON. Raises: TopicNotFoundError, BrokerError, UnreachableError."""
         reply = self.request("GET", path, query)
         if reply.status != 200:
             raise self.refusal(path, query, reply)
         return self.parsed(path, reply)
 
     def parsed(self, path: str, reply: Reply) -> Any:
-        """Return the JSON of an answer. Raises: BrokerError where it is none."""
+        """Return the JSON of an answer. Raises: BrokerError if it is not JSON."""
         try:
             return json.loads(reply.body)
         except ValueError as error:
             raise BrokerError(f"{self.address}: GET {path}: the answer is no JSON: {error}") from None
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> BrokerError:
-        """Return the error that an answer with a status other than 200 stands for."""
+        """Return the error for an answer with a status other than 200."""
         code = message_of(reply)
         asked = f"{self.address}: {path}?{urlencode(query)}: {reply.status} {code}"
         if reply.status == 404 and code == "TOPIC_NOT_FOUND":
@@ -244,7 +245,7 @@ class HttpClient:
 
 
 def message_of(reply: Reply) -> str:
-    """Return what an answer says of an error: the code in its JSON, or else how its body begins."""
+    """Return the error in an answer: the code in its JSON, or the beginning of its body."""
     try:
         return str(json.loads(reply.body)["message"])
     except (ValueError, KeyError, TypeError):
@@ -252,7 +253,7 @@ def message_of(reply: Reply) -> str:
 
 
 class BrokerClient(HttpClient):
-    """A broker: its topics, what can be read of them, pages of records, publishing."""
+    """Client of a broker: its topics, their positions, pages of records, publishing."""
 
     def __enter__(self) -> "BrokerClient":
         return self
@@ -263,16 +264,16 @@ class BrokerClient(HttpClient):
         return sorted(str(topic["topic_name"]) for topic in stats.get("topics") or [])
 
     def info(self) -> dict[str, Any]:
-        """Return what GET /info tells: version, broadcast_address, hostname, tcp_port, http_port."""
+        """Return the fields of GET /info: version, broadcast_address, hostname, tcp_port, http_port."""
         return dict(self.json("/info"))
 
     def tcp_address(self) -> tuple[str, int]:
-        """Return host and port of the TCP protocol, as the broker gives them to others."""
+        """Return host and port of the TCP protocol, as the broker announces them."""
         info = self.info()
         return str(info["broadcast_address"]), int(info["tcp_port"])
 
     def positions(self, topic: str, time_ns: int | None = None) -> Positions:
-        """Return what can be read of a topic, and the position at a time.
+        """Return the readable part of a topic, and the position at a time.
 
         time_ns: since 1970. Raises: TopicNotFoundError, BrokerError, UnreachableError.
         """
@@ -292,7 +293,7 @@ class BrokerClient(HttpClient):
         )
 
     def page(self, topic: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Page:
-        """Return records from the position `first` on, to before `stop`: one at least where there is one.
+        """Return records from position `first` to before `stop`: at least one if there is one.
 
         Raises: TopicNotFoundError, PositionGoneError, PositionBeyondEndError, BrokerError, UnreachableError.
         """
@@ -313,8 +314,8 @@ class BrokerClient(HttpClient):
         )
 
     def pages(self, topic: str, node: str, first: int, stop: int, bytes_max: int = PAGE_BYTES) -> Iterator[Page]:
-        """Yield the pages of a range, one request each; an empty one is the last. Each request goes on where the
-        page before ended, also after a restart of the broker in between.
+        """Yield the pages of a range, one request each; an empty page is the last. Each request begins at the end of
+        the page before, even after a restart of the broker in between.
 
         Raises: as `page`; OtherNodeError.
         """
@@ -328,10 +329,10 @@ class BrokerClient(HttpClient):
             first = page.next
 
     def publish(self, topic: str, body: bytes, *, retry: bool = False) -> Reply:
-        """Publish messages in the binary form of POST /mpub; the answer tells their ids.
+        """Publish messages in the binary form of POST /mpub; the answer names their ids.
 
-        retry: try again where there was no answer; the messages may then be there twice.
-        Raises: BrokerError where they were refused, UnreachableError.
+        retry: retry if there was no answer; the messages may then be published twice. Raises: BrokerError if the broker
+        refuses them, UnreachableError.
         """
         query = {"topic": topic, "binary": "true"}
         reply = self.request("POST", "/mpub", query, body, retry=retry)
@@ -341,7 +342,7 @@ class BrokerClient(HttpClient):
 
 
 def check_format(address: str, found: object) -> None:
-    """Refuse records of a form that is not known. Raises: BrokerError."""
+    """Check the format of records. Raises: BrokerError for an unknown format."""
     if str(found) != str(FORMAT):
         raise BrokerError(f"{address}: records of format {found}; this connector reads {FORMAT}: is it older?")
 
@@ -349,8 +350,8 @@ def check_format(address: str, found: object) -> None:
 def refuse_own(connection: socket.socket) -> None:
     """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
 
-    While nobody listens on a port among those that the system gives to clients, connecting to it may be given that very
-    port: then what is sent comes back, and the broker that is waited for cannot have its port.
+    If no process listens on a port from the range for clients, the system may give that very port to the connecting
+    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
     """
     if connection.getsockname() != connection.getpeername():
         return
@@ -360,16 +361,18 @@ def refuse_own(connection: socket.socket) -> None:
 
 
 class Lookup(NamedTuple):
-    """What lookup daemons know. addresses: HTTP addresses of brokers. failures: of those that gave no answer."""
+    """Result of a look-up. addresses: HTTP addresses of brokers. failures: errors of the daemons that did
+    not answer.
+    """
 
     addresses: list[str]
     failures: list[BrokerError]
 
 
 def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
-    """Return the brokers that are given, or those that the lookup daemons know: all, or the ones that have a topic.
+    """Return the given brokers, or those that the lookup daemons know: all, or the ones with a topic.
 
-    Raises: UnreachableError where no lookup daemon answers. Where only some do, `failures` has the others.
+    Raises: UnreachableError if no lookup daemon answers. If only some answer, `failures` has the others.
     """
     if connection.nsqd:
         return Lookup(list(connection.nsqd), [])
@@ -387,7 +390,7 @@ def find_brokers(connection: Connection, topic: str | None = None) -> Lookup:
 
 
 def producers(client: HttpClient, topic: str | None) -> list[str]:
-    """Return the HTTP addresses of the brokers that one lookup daemon knows; none for a topic it does not know."""
+    """Return the HTTP addresses of the brokers that one lookup daemon knows; none for an unknown topic."""
     try:
         shown = client.json("/nodes") if topic is None else client.json("/lookup", topic=topic)
         https_port = client.connection.https_port if client.connection.tls else None
@@ -399,9 +402,10 @@ def producers(client: HttpClient, topic: str | None) -> list[str]:
 
 
 def topics_known(connection: Connection) -> tuple[set[str], list[BrokerError]]:
-    """Return the names of all topics that the lookup daemons, or the brokers given, have; and who gave no answer.
+    """Return the names of all topics of the lookup daemons or given brokers, and the errors of those that did not
+    answer.
 
-    Raises: UnreachableError where nobody answers.
+    Raises: UnreachableError if none answers.
     """
     names: set[str] = set()
     failures: list[BrokerError] = []
@@ -422,10 +426,10 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def epoch_of(position: int) -> int:
-    """Return the epoch of a position: it grows when a power failure may have taken records away."""
+    """Return the epoch of a position. The epoch grows when a power failure may have removed records."""
     return position >> ORDINAL_BITS
 
 
 def ordinal_of(position: int) -> int:
-    """Return the ordinal of a position: records of a log are numbered densely, over epochs too."""
+    """Return the ordinal of a position. Records of a log are numbered densely, across epochs too."""
     return position & ((1 << ORDINAL_BITS) - 1)

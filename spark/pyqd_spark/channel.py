@@ -1,11 +1,12 @@
-"""Channels to Parquet files, for good: `format("pyqd-channel")`. Reading it consumes.
+"""Drain of channels into Parquet files: `format("pyqd-channel")`. Reading it consumes the messages.
 
-Each task is a client of the channel. It takes a batch of messages, lands them as one file, which is on stable storage
-under its name before the first FIN is sent, and takes the next batch meanwhile. Rows of the table are the manifest: one
-for each file. So whatever is killed, no message is lost; what was landed and not finished comes again, with its id.
+Each task is a client of the channel. A task receives a batch of messages and lands it as one file, which is on stable
+storage under its name before the first FIN is sent. The next batch is received meanwhile. The rows of the table are the
+manifest: one for each file. So a kill loses no message; messages that were landed and not finished come again, with
+their ids.
 
     taken ---> filling ---> landing (a thread) ---> FIN ---> a row of the manifest
-                 RDY: both together, at most
+    RDY: both together, at most
 
 For brokers without replay, such as nsqd. Source: docs/nsq/tcp-protocol.md, "RDY", "FIN", "TOUCH", "CLS".
 """
@@ -45,9 +46,9 @@ SOURCE: Final = "pyqd-channel"
 BATCH_MESSAGES: Final = 10_000
 BATCH_BYTES: Final = 64 << 20
 IDLE_TIMEOUT_MS: Final = 10_000
-# What a message is taken to have while none has come; nsqd's --max-msg-size.
+# Assumed size of a message before the first one has come; nsqd's --max-msg-size.
 MESSAGE_BYTES_GUESS: Final = 1 << 20
-# A batch that does not become full is landed after this, or a quarter of the lease.
+# A batch that does not fill is landed after this time, or after a quarter of the lease.
 FILL_LONGEST_S: Final = 5.0
 RETRY_WAIT_S: Final = 0.5
 NOT_FINISHED_CODES: Final = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
@@ -81,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 def parse_compression(text: str) -> str:
-    """Return how files are compressed. Raises: ValueError."""
+    """Return the compression of the files. Raises: ValueError."""
     if text not in COMPRESSIONS:
         raise ValueError(f"expected one of {', '.join(COMPRESSIONS)}")
     return text
@@ -106,7 +107,7 @@ OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class ChannelSettings:
-    """What the options of a drain say; goes to the executors as it is. Times in seconds, None for what has no bound."""
+    """Options of a drain, as sent to the executors. Times in seconds, None for no bound."""
 
     tcp: TcpConnection
     topic: str
@@ -149,7 +150,7 @@ class ChannelSettings:
 
 @dataclass(frozen=True)
 class ChannelPartition(InputPartition):
-    """One connection to one broker. share: how many messages it may take; None for all there are."""
+    """One connection to one broker. share: number of messages it may take; None for all."""
 
     target: Target
     share: int | None
@@ -157,7 +158,7 @@ class ChannelPartition(InputPartition):
 
 @dataclass(frozen=True)
 class Row:
-    """One file of the manifest. unfinished: of its messages, how many the broker is known not to have seen finished."""
+    """One file of the manifest. unfinished: number of its messages whose FIN is known to have failed."""
 
     file: str
     node: str
@@ -171,7 +172,7 @@ class Row:
 
 @dataclass
 class Batch:
-    """Messages taken and not finished. frames: their data. touched_s: since when the first one's lease runs."""
+    """Messages taken and not finished. frames: their data. touched_s: start of the first message's lease."""
 
     started_s: float
     touched_s: float
@@ -187,7 +188,7 @@ class Batch:
 
 
 def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
-    """Write a batch as one file of the directory, with a name that no other has. Raises: StorageError."""
+    """Write a batch as one file of the directory under a unique name. Raises: StorageError."""
     heads = [_MESSAGE.unpack_from(frame) for frame in batch.frames]
     count = len(heads)
     times = pa.array([head[0] for head in heads], pa.int64())
@@ -202,7 +203,7 @@ def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
         pa.array([head[1] for head in heads], pa.int32()),
     ]
     first, last = heads[0][2].decode(), heads[-1][2].decode()
-    # Random: a batch taken again after a kill may begin and end alike and hold other messages.
+    # Random: a batch taken again after a kill may have the same ends and other messages.
     name = f"messages-{escape(settings.topic)}-{escape(settings.channel)}-{first}-{secrets.token_hex(8)}.parquet"
     with Landing(settings.path, name, FILE_SCHEMA, compression=settings.compression) as landing:
         landing.write(pa.RecordBatch.from_arrays(columns, schema=FILE_SCHEMA))
@@ -213,7 +214,7 @@ def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
 class Drain:
     """One task: takes messages from one broker until there are none, or the share is reached.
 
-    The rows of the manifest are in `rows`; `finished` counts messages, those landed twice too.
+    `rows` has the rows of the manifest; `finished` counts messages, including those landed twice.
     """
 
     def __init__(self, settings: ChannelSettings, partition: ChannelPartition) -> None:
@@ -230,18 +231,18 @@ class Drain:
         self._filling: Batch | None = None
         self._landing: Batch | None = None
         self._future: Future[Row] | None = None
-        # The files whose FINs may still turn out to have failed: by id, the index of the row. The last few batches.
+        # Files of the last few batches, whose FINs may still fail: by message id, the index of the row.
         self._sent: list[tuple[int, frozenset[bytes]]] = []
         now_s = time.monotonic()
         self._message_s = now_s
         self._stop_s = None if settings.max_duration_s is None else now_s + settings.max_duration_s
-        # Since a connection broke and nothing was finished: when that has lasted too long.
+        # Deadline of reconnecting since a connection broke and nothing was finished.
         self._give_up_s: float | None = None
 
     def run(self) -> list[Row]:
-        """Drain, through breaks of the connection. Raises: RefusedError, UnreachableError, StorageError."""
+        """Drain, reconnecting when the connection breaks. Raises: RefusedError, UnreachableError, StorageError."""
         with contextlib.ExitStack() as stack:
-            # Closed after the thread has ended, which writes to one of them.
+            # Closed after the end of the thread, which writes to one of them.
             self._wake, self._wake_writer = os.pipe()
             stack.callback(os.close, self._wake)
             stack.callback(os.close, self._wake_writer)
@@ -268,9 +269,9 @@ class Drain:
                     client.close()
 
     def _note_break(self, error: BrokenError, lived_s: float) -> None:
-        """Allow another connection, unless one after the other has broken for too long and nothing was finished.
+        """Allow another connection, unless connections have broken for too long without a finished message.
 
-        lived_s: how long the connection was of use. Raises: UnreachableError.
+        lived_s: useful life of the connection. Raises: UnreachableError.
         """
         patience_s = self.settings.tcp.connection.retry_timeout_s
         now_s = time.monotonic()
@@ -319,11 +320,11 @@ class Drain:
         return client
 
     def _node_of(self, client: NsqClient) -> str:
-        """Return what names the broker: pyqd's node, else its TCP address."""
+        """Return the id of the broker: pyqd's node, else its TCP address."""
         target = self.partition.target
         if target.is_tcp or not client.tells_ids:
             return client.address
-        # Not tried again here: who calls does.
+        # The caller retries, so this client must not.
         with BrokerClient(target.address, replace(self.settings.tcp.connection, retry_timeout_s=0.0)) as http:
             try:
                 return http.positions(self.settings.topic).node
@@ -331,17 +332,17 @@ class Drain:
                 return client.address
 
     def _target_count(self) -> int:
-        """Return how many messages a batch is to have: as many as the options say and the broker hands out."""
+        """Return the wanted number of messages in a batch, bounded by the options and the broker's RDY limit."""
         mean_bytes = self._taken_bytes // self._taken_count if self._taken_count else MESSAGE_BYTES_GUESS
         by_bytes = self.settings.batch_bytes // max(1, mean_bytes)
         return max(1, min(self.settings.batch_messages, self._rdy_max // 2, by_bytes))
 
     def _left(self) -> int | None:
-        """Return how many messages may be unfinished or still to come."""
+        """Return how many more messages may be unfinished or received."""
         return None if self.partition.share is None else self.partition.share - self.finished
 
     def _rdy_command(self, finishing: int = 0) -> bytes:
-        """Return the RDY to send, before FINs of so many messages; empty where it stays, or nearly."""
+        """Return the RDY to send before this many FINs; empty if it hardly changes."""
         wanted = min(2 * self._target_count(), self._rdy_max)
         left = self._left()
         if self._is_time_up():
@@ -354,7 +355,9 @@ class Drain:
         return b"RDY %d\n" % wanted
 
     def _consume(self, client: NsqClient) -> None:
-        """Take, land and finish until the end has come and nothing is in hand. Raises: BrokenError among others."""
+        """Take, land and finish messages until the end has come and all are finished. Raises: BrokenError
+        among others.
+        """
         while True:
             self._settle(client)
             self._start_landing()
@@ -386,21 +389,21 @@ class Drain:
         return in_hand == self._left() or self._is_time_up() or time.monotonic() - batch.started_s >= fill_s
 
     def _start_landing(self) -> None:
-        """Land what fills, if it is time and nothing else is landing."""
+        """Land the filling batch if it is due and no other is landing."""
         if self._future is None and self._filling is not None and self._is_full():
             self._landing, self._filling = self._filling, None
             self._future = self._pool.submit(land, self.settings, self._node, self._landing)
             self._future.add_done_callback(lambda _: os.write(self._wake_writer, b"."))
 
     def _settle(self, client: NsqClient) -> None:
-        """Finish what has landed."""
+        """Send the FINs of the landed batch."""
         if self._future is None or self._landing is None or not self._future.done():
             return
         row = self._future.result()
         batch, self._landing, self._future = self._landing, None, None
         count = len(batch.frames)
         rdy = self._rdy_command(finishing=count)
-        # Noted before it is sent: where the connection breaks, the file is there and its messages may come again.
+        # Recorded before the FINs are sent: if the connection breaks, the file exists and its messages may come again.
         self.rows.append(row)
         self._sent = [*self._sent[-7:], (len(self.rows) - 1, frozenset(batch.ids()))]
         client.send(rdy + batch.commands(b"FIN"))
@@ -408,7 +411,7 @@ class Drain:
         self._give_up_s = None
 
     def _touch(self, client: NsqClient) -> None:
-        """Renew the leases of what takes long."""
+        """Send TOUCH for messages whose lease would end."""
         now_s = time.monotonic()
         for batch in (self._landing, self._filling):
             if batch is not None and now_s - batch.touched_s > self._lease_s / 3:
@@ -416,7 +419,7 @@ class Drain:
                 client.send(batch.commands(b"TOUCH"))
 
     def _receive(self, client: NsqClient) -> None:
-        # Not so long that a lease ends, or the time to land what does not become full.
+        # Short enough to notice the end of a lease, and the landing time of a batch that does not fill.
         wait_s = min(0.5, self._lease_s / 6, self.settings.idle_timeout_s / 4)
         try:
             frames = client.receive(wait_s, self._wake)
@@ -440,7 +443,7 @@ class Drain:
             self._note_error(frame.data)
 
     def _note_error(self, text: bytes) -> None:
-        """Count a message that could not be finished: it comes again, to somebody. Raises: RefusedError."""
+        """Count a message that could not be finished; it will be delivered again. Raises: RefusedError."""
         said = text.decode(errors="replace")
         if said.split(" ", 1)[0] not in NOT_FINISHED_CODES:
             raise RefusedError(self.partition.target.address, said)
@@ -452,9 +455,9 @@ class Drain:
         logger.info("%s: %s", self.partition.target.address, said)
 
     def _leave(self, client: NsqClient) -> None:
-        """Give back what is in hand, and wait for the answer to CLS: then the broker has seen every FIN before it."""
+        """Requeue the messages in hand and wait for the answer to CLS: the broker has then seen every FIN before it."""
         if self._future is not None:
-            # What lands in spite of all comes again.
+            # If it lands all the same, its messages come again.
             self._future.cancel()
         client.send(b"RDY 0\n" + self._requeued() + b"CLS\n")
         while True:
@@ -466,17 +469,19 @@ class Drain:
                 self._take(frame)
             if any(frame.data == CLOSE_WAIT for frame in frames if frame.type not in (ERROR, MESSAGE)):
                 break
-        # What was on its way.
+        # Messages that were on their way.
         client.send(self._requeued())
 
     def _requeued(self) -> bytes:
-        """Return the commands that give back what is in hand: others need not wait for its leases to end."""
+        """Return the commands that requeue the messages in hand, so that other clients need not wait for the leases to
+        end.
+        """
         batches = [batch for batch in (self._landing, self._filling) if batch is not None]
         self._landing = self._filling = self._future = None
         return b"".join([batch.commands(b"REQ", b" 0\n") for batch in batches])
 
     def _forget(self) -> None:
-        """Give up what was in hand when the connection broke: it comes again. What was landing gets its row.
+        """Drop the messages in hand after a break: they come again. A landing file gets its row.
 
         Raises: StorageError.
         """
@@ -488,7 +493,7 @@ class Drain:
 
 
 class PyqdChannelReader(DataSourceReader):
-    """Drains a channel when it is read; the rows are the manifest."""
+    """Reader that drains a channel; its rows are the manifest."""
 
     def __init__(self, settings: ChannelSettings) -> None:
         self.settings = settings
@@ -507,11 +512,11 @@ class PyqdChannelReader(DataSourceReader):
         return [ChannelPartition(target, each) for target, each in zip(targets, shares, strict=True) if each]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Drain, and return the manifest: all is landed and finished before the first row is there."""
+        """Drain, and return the manifest. All messages are landed and finished before the first row is returned."""
         if not isinstance(partition, ChannelPartition):
             return iter(())
         if not os.path.isdir(self.settings.path):
-            # Before anything is taken: what lands on a disk of the executor's own nobody finds again.
+            # Before any message is taken: files on an executor's own disk would be lost.
             raise BrokerError(f"{SOURCE}: {not_shared(self.settings.path)}")
         rows = Drain(self.settings, partition).run()
         columns = {name: [getattr(row, name) for row in rows] for name in MANIFEST_SCHEMA.names}

@@ -1,7 +1,7 @@
 """pyq_spark: jobs around topics and tables, as a command of their own or by spark-submit.
 
-Exit codes: 0 done; 1 failed, the text on standard error says why; 2 the command line is wrong; 3 done, but messages are
-missing or were left for the next run, which the report tells; 130 interrupted.
+Exit codes: 0 done; 1 failed, with the reason on standard error; 2 wrong command line; 3 done, but messages are missing
+or left for the next run, as the report says; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NS_PER_MS: Final = 1_000_000
 
 
 class Parser(CommandParser):
-    """The parser of the whole command line, whose help is that of all commands."""
+    """Parser of the whole command line; its help shows the help of all commands."""
 
     commands: Sequence[argparse.ArgumentParser] = ()
 
@@ -47,7 +47,7 @@ class Parser(CommandParser):
 
 
 class UsageError(Exception):
-    """The command line is wrong in a way that argparse does not see."""
+    """A mistake in the command line that argparse does not notice."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def failed(text: str, code: int = FAILED) -> int:
-    """Say why on standard error. Returns: the exit code."""
+    """Print the reason on standard error. Returns: the exit code."""
     print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
     return code
 
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
-    """Add a command with what all have."""
+    """Add a command with the flags that all commands share."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
     command.set_defaults(run=run)
     general = command.add_argument_group("general")
@@ -111,7 +111,7 @@ def add_command(commands: Any, name: str, help: str, run: Any) -> argparse.Argum
 
 
 def add_connection(command: argparse.ArgumentParser) -> None:
-    """Add how brokers are found and spoken to."""
+    """Add the flags of the connection to brokers."""
     group = command.add_argument_group("brokers")
     group.add_argument("--nsqd", action="append", metavar="HOST:PORT", help="HTTP address of a broker; may be repeated")
     group.add_argument("--lookupd", action="append", metavar="HOST:PORT", help="of a lookup daemon; may be repeated")
@@ -197,21 +197,21 @@ def add_profile(commands: Any) -> None:
 
 
 def add_compression(command: argparse.ArgumentParser) -> None:
-    """Add how files are compressed."""
+    """Add the flag of the files' compression."""
     command.add_argument(
         "--compression", choices=("zstd", "snappy", "gzip", "lz4", "none"), default="zstd", help="default: %(default)s"
     )
 
 
 def count(text: str) -> int:
-    """Return a number from 1 on."""
+    """Return a number of at least 1."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
 
 
 def flag(text: str) -> bool:
-    """Return what true or false says."""
+    """Return the boolean of true or false."""
     try:
         return parse_flag(text)
     except ValueError as error:
@@ -219,7 +219,7 @@ def flag(text: str) -> bool:
 
 
 def connection_of(parsed: argparse.Namespace) -> Connection:
-    """Return how brokers are found and spoken to. Raises: OptionError, UsageError."""
+    """Return the connection that the flags describe. Raises: OptionError, UsageError."""
     given: dict[str, str | None] = {
         "nsqd": ",".join(parsed.nsqd) if parsed.nsqd else None,
         "lookupd": ",".join(parsed.lookupd) if parsed.lookupd else None,
@@ -237,7 +237,7 @@ def connection_of(parsed: argparse.Namespace) -> Connection:
 
 
 def token_of(path: str | None) -> str | None:
-    """Return the token in a file. Raises: UsageError."""
+    """Return the token in a file; None without a path. Raises: UsageError."""
     if path is None:
         return None
     try:
@@ -248,7 +248,7 @@ def token_of(path: str | None) -> str | None:
 
 
 def milliseconds(name: str, text: str) -> str:
-    """Return a time such as 30s or 1m30s in milliseconds. Raises: UsageError."""
+    """Return a duration such as 30s or 1m30s in milliseconds. Raises: UsageError."""
     try:
         return str(max(0, parse_duration(text)) // NS_PER_MS)
     except ValueError:
@@ -256,14 +256,14 @@ def milliseconds(name: str, text: str) -> str:
 
 
 def progress_of(parsed: argparse.Namespace) -> Progress:
-    """Return where progress is shown."""
+    """Return the progress display."""
     from pyqd_spark.jobs.progress import Progress
 
     return Progress(quiet=parsed.quiet)
 
 
 def spark_of(parsed: argparse.Namespace) -> SparkSession:
-    """Return the session that the command line asks for. Raises: UsageError, JavaMissingError."""
+    """Return the session for the command line. Raises: UsageError, JavaMissingError."""
     config: dict[str, object] = {}
     for setting in parsed.conf:
         name, found, value = setting.partition("=")
@@ -273,7 +273,7 @@ def spark_of(parsed: argparse.Namespace) -> SparkSession:
     from pyqd_spark.session import session
 
     master = parsed.master
-    # A task whose worker dies is run again, which plain local[*] does not do.
+    # Spark then runs a task again if its worker dies, which plain local[*] does not do.
     if master is None and "spark.master" not in config and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*,4]"
     config.setdefault("spark.ui.showConsoleProgress", "false")

@@ -1,4 +1,6 @@
-"""Ranges of topic logs as Arrow record batches: fetched ahead, decoded in compiled code, and checked to be whole."""
+"""Ranges of topic logs as Arrow record batches: fetched ahead, decoded in compiled code, and checked
+for completeness.
+"""
 
 import logging
 import queue
@@ -29,12 +31,12 @@ Decoder = Callable[[bytes, int, bool, bool], Decoded]
 
 try:
     from pyqd.hot.wire.columns import decode as compiled_decode
-except ImportError:  # Where Python alone was sent to.
+except ImportError:  # For a copy of the Python modules without the compiled ones.
     decode: Decoder = record_columns.decode
 else:
     decode = compiled_decode
 
-# Pages that wait to be decoded.
+# Fetched pages that wait to be decoded.
 PAGES_AHEAD: Final = 2
 
 SCHEMA: Final = pa.schema(
@@ -57,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range, in order, all of them: read again it is the same.
+    """Yield all messages of a range, in order. Reading it again yields the same.
 
-    Raises: DataLossError where some are missing and failOnDataLoss is true; BrokerError.
+    Raises: DataLossError if some are missing and failOnDataLoss is true; BrokerError.
     """
     expected = one.first
     for page in ahead(pages_of(settings, one)):
@@ -75,7 +77,7 @@ def read_range(settings: Settings, one: LogRange) -> Iterator[pa.RecordBatch]:
 
 
 def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Decoded:
-    """Return the columns of a page. Raises: DataLossError where it is damaged and failOnDataLoss is true."""
+    """Return the columns of a page. Raises: DataLossError if it is damaged and failOnDataLoss is true."""
     try:
         return decode(page.data, expected, settings.include_body, False)
     except ValueError as error:
@@ -84,20 +86,20 @@ def decoded(settings: Settings, one: LogRange, page: Page, expected: int) -> Dec
 
 
 def place_of(one: LogRange) -> str:
-    """Return how a range is called in errors."""
+    """Return the name of a range for errors."""
     return f"topic {one.topic} at node {one.node} ({one.address})"
 
 
 def missing(settings: Settings, one: LogRange, count: int, where: str, damaged: int = 0) -> None:
-    """Fail for missing records, or go on. Raises: DataLossError."""
+    """Raise an error for missing records, or log them and go on. Raises: DataLossError."""
     how = f", {damaged} of them with a wrong checksum" if damaged else ""
     lose(settings, f"{place_of(one)}: {count} messages {where} cannot be read{how}")
 
 
 def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
-    """Yield the pages of a range; where something of it is gone, those of what is left, or none.
+    """Yield the pages of a range; if a part is gone, the pages of the rest.
 
-    What is left out is found out by the reader, as its positions are missing. Raises: DataLossError, BrokerError.
+    The reader notices the missing positions. Raises: DataLossError, BrokerError.
     """
     first = one.first
     with BrokerClient(one.address, settings.connection) as client:
@@ -109,7 +111,7 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
                 return
             except PositionGoneError as error:
                 lose(settings, f"{place_of(one)}: {error}; the oldest message kept has {error.earliest}")
-                # It may also have gone while pages were read; those before it were yielded.
+                # The records may also have gone while pages were read; earlier pages were yielded.
                 first = max(first + 1, error.earliest)
             except (PositionBeyondEndError, TopicNotFoundError, OtherNodeError) as error:
                 lose(settings, f"{place_of(one)}: {error}")
@@ -117,13 +119,13 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
 
 
 def check_created(one: LogRange, page: Page) -> None:
-    """Refuse pages of a topic that was deleted and made again. Raises: OtherNodeError."""
+    """Check that a topic was not deleted and created again. Raises: OtherNodeError."""
     if one.created and page.created and page.created != one.created:
         raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and made again")
 
 
 def ahead(pages: Iterator[Page]) -> Iterator[Page]:
-    """Yield pages while a thread fetches those that follow."""
+    """Yield pages while a thread fetches the next ones."""
     waiting: queue.Queue[Page | BaseException | None] = queue.Queue(PAGES_AHEAD)
     over = threading.Event()
 
@@ -158,7 +160,7 @@ def ahead(pages: Iterator[Page]) -> Iterator[Page]:
 
 
 def batch_of(columns: Decoded, one: LogRange) -> pa.RecordBatch:
-    """Return a record batch over the buffers of the columns; none is copied."""
+    """Return a record batch over the buffers of the columns, without a copy."""
     rows = columns.rows
     arrays = [
         constant(one.topic, rows),
@@ -181,7 +183,7 @@ def batch_of(columns: Decoded, one: LogRange) -> pa.RecordBatch:
 def values(
     kind: pa.DataType, rows: int, data: bytes, valid_bits: bytes | None = None, valid_count: int = 0
 ) -> pa.Array:
-    """Return an array over a buffer of numbers; valid_bits: of those that are not null."""
+    """Return an array over a buffer of numbers; valid_bits marks those that are not null."""
     bits = None if valid_bits is None else pa.py_buffer(valid_bits)
     nulls = 0 if valid_bits is None else rows - valid_count
     return pa.Array.from_buffers(kind, rows, [bits, pa.py_buffer(data)], nulls)
@@ -193,12 +195,12 @@ def texts(kind: pa.DataType, rows: int, offsets: bytes, data: bytes) -> pa.Array
 
 
 def constant(value: str | int, rows: int) -> pa.Array:
-    """Return an array that has one value in each row."""
+    """Return an array with the same value in each row."""
     size = 1 << max(rows - 1, 0).bit_length()
     return repeated(value, size).slice(0, rows)
 
 
 @lru_cache(maxsize=64)
 def repeated(value: str | int, size: int) -> pa.Array:
-    """Return an array of that size, kept for the next page."""
+    """Return an array of that size, cached for the next page."""
     return pa.repeat(pa.scalar(value, pa.int32() if isinstance(value, int) else pa.string()), size)

@@ -1,4 +1,4 @@
-"""Which topics are asked for, which nodes have them, and what can be read there now."""
+"""Discovery of the requested topics, their nodes, and their readable positions."""
 
 import logging
 import re
@@ -17,10 +17,10 @@ from pyqd_spark.brokers import (
 )
 from pyqd_spark.offsets import Settings
 
-# By topic and node id.
+# Positions by topic and node id.
 Found = dict[tuple[str, str], Positions]
 
-# A stream meets the same loss at each look.
+# A stream meets the same loss at each look-up; it is logged again after this time.
 TOLD_AGAIN_S: Final = 60.0
 _told_s: dict[str, float] = {}
 
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class DataLossError(Exception):
-    """Messages that were asked for cannot be read any more, or it cannot be told. The text says which, and why."""
+    """Requested messages cannot be read any more, or may be lost. The text names them and the reason."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}. To go on without them set failOnDataLoss=false")
 
 
 def lose(settings: Settings, text: str) -> None:
-    """Fail, or note it and go on, as failOnDataLoss says. Raises: DataLossError."""
+    """Raise the error, or log it and go on, as failOnDataLoss says. Raises: DataLossError."""
     if settings.fail_on_data_loss:
         raise DataLossError(text)
     now_s = time.monotonic()
@@ -45,7 +45,7 @@ def lose(settings: Settings, text: str) -> None:
 
 
 def topics_asked(settings: Settings) -> list[str]:
-    """Return the names of the topics asked for, whether they exist or not. Raises: BrokerError, DataLossError."""
+    """Return the names of the requested topics, whether they exist or not. Raises: BrokerError, DataLossError."""
     if settings.pattern is None:
         return list(settings.topics or settings.nodes_of)
     names, failures = topics_known(settings.connection)
@@ -64,7 +64,7 @@ def addresses_of(settings: Settings, topic: str) -> list[str]:
 
 
 class Discovery:
-    """Asks brokers, over connections that are kept. One thread uses it."""
+    """Look-ups at brokers over cached connections. Belongs to one thread."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -86,14 +86,13 @@ class Discovery:
         self._client_of.clear()
 
     def places(self) -> dict[str, list[str]]:
-        """Return by topic where it may be. Raises: BrokerError, DataLossError."""
+        """Return the addresses that may have each topic. Raises: BrokerError, DataLossError."""
         return {topic: addresses_of(self.settings, topic) for topic in topics_asked(self.settings)}
 
     def find(self, places: Mapping[str, Iterable[str]] | None = None, time_ns: int | None = None) -> Found:
-        """Return what can be read, by topic and node.
+        """Return the readable positions by topic and node.
 
-        places: of `places`; asked for anew where it is missing. time_ns: for `at` of the answers.
-        Raises: BrokerError, DataLossError.
+        places: of `places`; looked up if missing. time_ns: for `at` of the answers. Raises: BrokerError, DataLossError.
         """
         found: Found = {}
         for topic, addresses in (self.places() if places is None else places).items():
@@ -124,7 +123,7 @@ class Discovery:
 
 
 def check_topics(settings: Settings, found: Found) -> None:
-    """Refuse topics that are named and that no node has. Raises: DataLossError, BrokerError."""
+    """Check that every named topic exists at some node. Raises: DataLossError, BrokerError."""
     missing = sorted(set(settings.topics) - {topic for topic, _ in found})
     if missing:
         where = ", ".join(settings.connection.nsqd or settings.connection.lookupd)

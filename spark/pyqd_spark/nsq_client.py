@@ -1,6 +1,6 @@
-"""A connection of NSQ's TCP protocol, with blocking sockets: what publishing and consuming from a task need.
+"""Connection of NSQ's TCP protocol on blocking sockets, for publishing and consuming in a task.
 
-Every wait has a bound. Heartbeats are answered where frames are read. Needs the standard library alone.
+Every wait has a bound. Heartbeats are answered while frames are read. Needs only the standard library.
 
 Source: docs/nsq/tcp-protocol.md, "Commands"; docs/protocol-extensions.md, "Ids of published messages".
 """
@@ -27,7 +27,7 @@ OK: Final = b"OK"
 CLOSE_WAIT: Final = b"CLOSE_WAIT"
 RECEIVE_BYTES: Final = 1 << 18
 FRAME_BYTES_MAX: Final = 1 << 30
-# For what a broker that has closed said before; it has come already, or never will.
+# For the last frames of a broker that has closed: they have arrived already, or never will.
 LAST_WORDS_WAIT_S: Final = 0.2
 
 _HEARTBEAT = b"_heartbeat_"
@@ -36,7 +36,7 @@ _INT32 = struct.Struct(">i")
 
 
 class RefusedError(BrokerError):
-    """What a broker answered instead of OK. code: such as E_BAD_TOPIC."""
+    """A broker's error instead of OK. code: such as E_BAD_TOPIC."""
 
     def __init__(self, address: str, text: str, doing: str = "") -> None:
         super().__init__(f"{address}: {doing + ': ' if doing else ''}{text}")
@@ -46,7 +46,7 @@ class RefusedError(BrokerError):
 
 
 class BrokenError(BrokerError):
-    """The connection broke, or nothing came over it in time: what was not answered may or may not have been done."""
+    """The connection broke or timed out: unanswered commands may or may not have been executed."""
 
 
 class Frame(NamedTuple):
@@ -64,12 +64,12 @@ def parse_tcp_addresses(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-# How brokers are spoken to over TCP; part of the tables of the formats that do.
+# Options of TCP connections, part of the tables of the formats that use TCP.
 TCP_CONNECTION: Final = (Option("nsqdTcp", parse_tcp_addresses), Option("authSecret", parse_text))
 
 
 class Target(NamedTuple):
-    """A broker to connect to. address: `host:port`, of TCP, or of HTTP where the TCP port is still to be asked for."""
+    """A broker to connect to. address: `host:port`, of TCP, or of HTTP if the TCP port is still unknown."""
 
     address: str
     is_tcp: bool
@@ -77,9 +77,9 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class TcpConnection:
-    """How brokers are found and spoken to over TCP; goes to the executors as it is.
+    """Settings of TCP connections to brokers, as sent to the executors.
 
-    connection: over HTTP, for addresses, time limits and TLS. tcp: addresses, where they are given as such.
+    connection: over HTTP, for addresses, time limits and TLS. tcp: TCP addresses, if they are given.
     """
 
     connection: Connection
@@ -88,16 +88,16 @@ class TcpConnection:
 
     @classmethod
     def of(cls, source: str, values: Mapping[str, Any]) -> "TcpConnection":
-        """Return what the options of the tables CONNECTION and TCP_CONNECTION say. Raises: OptionError."""
+        """Return the settings in the options of the tables CONNECTION and TCP_CONNECTION. Raises: OptionError."""
         exactly_one(source, values, ("nsqd", "lookupd", "nsqdTcp"))
         tcp = values["nsqdTcp"] or ()
         connection = Connection.of(source, {**values, "nsqd": tcp} if tcp else values)
         return cls(connection, tcp, values["authSecret"])
 
     def targets(self, topic: str | None = None) -> list[Target]:
-        """Return the brokers there are, in one order for all tasks.
+        """Return the brokers, in the same order for all tasks.
 
-        topic: only those that have it, by the lookup daemons. Raises: UnreachableError, BrokerError for lookup daemons.
+        topic: only brokers with it, by the lookup daemons. Raises: UnreachableError, BrokerError for lookup daemons.
         """
         if self.tcp:
             return [Target(address, True) for address in self.tcp]
@@ -105,7 +105,7 @@ class TcpConnection:
         return [Target(address, False) for address in (addresses if self.connection.nsqd else sorted(addresses))]
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return how the TLS of a connection is made; None for one without. Raises: TlsError for the files."""
+        """Return the TLS context of a connection; None without TLS. Raises: TlsError for the files."""
         if not self.connection.tls:
             return None
         try:
@@ -114,7 +114,8 @@ class TcpConnection:
             raise TlsError(str(error)) from error
 
     def tcp_address(self, target: Target) -> str:
-        """Return where a broker takes TCP: the host that is known to be reachable, the port that it tells.
+        """Return a broker's TCP address: the host that is known to be reachable, and the port that the broker
+        announces.
 
         Raises: BrokerError, UnreachableError among them.
         """
@@ -145,12 +146,12 @@ class TcpConnection:
 
 
 def sized(data: bytes) -> bytes:
-    """Return bytes behind their size, as commands with a body have them."""
+    """Return bytes preceded by their size, as in commands with a body."""
     return _INT32.pack(len(data)) + data
 
 
 class NsqClient:
-    """One connection. timeout_s: of each wait, without progress. Belongs to one thread."""
+    """One connection. timeout_s: of each wait without progress. Belongs to one thread."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
@@ -179,11 +180,11 @@ class NsqClient:
 
     @property
     def tells_ids(self) -> bool:
-        """Whether the broker is one that understands DMPUB and tells the ids of what was published."""
+        """Return whether the broker understands DMPUB and returns the ids of published messages."""
         return self.identity.get("message_ids") is True
 
     def negotiate(self, tls: ssl.SSLContext | None, secret: str | None, identity: Mapping[str, object]) -> None:
-        """Identify, and do what that grants. Raises: BrokenError, RefusedError."""
+        """Identify, and apply the granted features. Raises: BrokenError, RefusedError."""
         fields = {
             "feature_negotiation": True,
             "message_ids": True,
@@ -213,7 +214,7 @@ class NsqClient:
         self.expect(OK, "TLS")
 
     def send(self, data: bytes) -> None:
-        """Send all of the data. Raises: RefusedError where the broker said why it closed, BrokenError."""
+        """Send all of the data. Raises: RefusedError if the broker gave a reason before it closed, BrokenError."""
         try:
             self._socket.settimeout(self.timeout_s)
             self._socket.sendall(data)
@@ -222,7 +223,7 @@ class NsqClient:
         self.used_s = time.monotonic()
 
     def _reason(self, error: OSError) -> BrokerError:
-        """Return why a connection broke: the broker's last words, if they have come. Other frames stay to be read."""
+        """Return why a connection broke: the broker's last error, if it has arrived. Other frames stay unread."""
         frames: list[Frame] = []
         try:
             while not any(frame.type == ERROR for frame in frames):
@@ -236,7 +237,7 @@ class NsqClient:
         return BrokenError(f"{self.address}: {str(error) or type(error).__name__}")
 
     def answered(self) -> int:
-        """Return how many times OK is left to be read of a connection that broke."""
+        """Return the number of unread OKs of a broken connection."""
         return sum(frame.type == RESPONSE and frame.data.split(b" ", 1)[0] == OK for frame in self._frames)
 
     def response(self, doing: str) -> bytes:
@@ -252,16 +253,16 @@ class NsqClient:
         return frame.data
 
     def expect(self, data: bytes, doing: str) -> None:
-        """Read one response, which must be this one. Raises: RefusedError, BrokenError."""
+        """Read one response, which must have this content. Raises: RefusedError, BrokenError."""
         got = self.response(doing)
         if got != data:
             raise RefusedError(self.address, f"{got[:100]!r} instead of {data!r}", doing)
 
     def receive(self, wait_s: float, wake: int | None = None) -> list[Frame]:
-        """Return the frames that have come, at least one; heartbeats are answered and left out.
+        """Return the received frames, at least one; heartbeats are answered and left out.
 
-        wake: a descriptor that ends the wait when something can be read from it.
-        Raises: TimeoutError when none came for wait_s; BrokenError at the end of the connection.
+        wake: a descriptor that ends the wait when it becomes readable. Raises: TimeoutError if none came within wait_s;
+        BrokenError at the end of the connection.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -285,7 +286,7 @@ class NsqClient:
             self.used_s = time.monotonic()
 
     def _is_readable(self, wait_s: float, wake: int | None) -> bool:
-        """Wait for bytes. Returns: whether they came in time, and nothing else before."""
+        """Wait for bytes. Returns: whether they came in time, before any other event."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         poll = select.poll()
@@ -296,7 +297,7 @@ class NsqClient:
         return any(descriptor != wake for descriptor, _ in ready)
 
     def _split(self) -> None:
-        """Take the whole frames from what was received."""
+        """Split the whole frames off the received bytes."""
         received = self._received
         at, end = 0, len(received)
         with memoryview(received) as view:

@@ -1,6 +1,6 @@
-"""Which part of which topic is asked for: the options of the source, with names and meanings of Spark's Kafka source.
+"""Options of the source: topics and bounds, with names and meanings of Spark's Kafka source.
 
-A node is here what a partition is there. It is named by the id that its data directory keeps, never by its address.
+A node corresponds to a partition of Kafka. Its name is the id in its data directory, never its address.
 """
 
 import json
@@ -26,7 +26,7 @@ from pyqd_spark.options import (
 SOURCE: Final = 'format("pyqd")'
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-# Within JSON, as the Kafka source has them.
+# Numbers within JSON, as in the Kafka source.
 EARLIEST_NUMBER: Final = -2
 LATEST_NUMBER: Final = -1
 NS_PER_MS: Final = 1_000_000
@@ -37,7 +37,7 @@ Offsets = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin or end: at one of the fields that are set. time_ns wins, then `offsets`, then `at`."""
+    """Beginning or end of a read, given by one of the set fields. time_ns wins, then `offsets`, then `at`."""
 
     at: str = EARLIEST
     offsets: Offsets | None = None
@@ -46,10 +46,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options of a read say; goes to the executors as it is.
+    """Options of a read, as sent to the executors.
 
-    Of topics, nodes_of and pattern exactly one is set. nodes_of: node ids by topic. start: None where the default
-    counts, which is earliest for a batch and latest for a stream.
+    Of topics, nodes_of and pattern exactly one is set. nodes_of: node ids by topic. start: None for the default, which
+    is earliest for a batch and latest for a stream.
     """
 
     connection: Connection
@@ -97,7 +97,7 @@ def parse_assignment(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def parse_bound(text: str) -> Bound:
-    """Return the place that `earliest`, `latest` or `{"orders": {"1f0c...": 1234}}` stands for. Raises: ValueError."""
+    """Return the bound that `earliest`, `latest` or `{"orders": {"1f0c...": 1234}}` stands for. Raises: ValueError."""
     if text.lower() in (EARLIEST, LATEST):
         return Bound(at=text.lower())
     try:
@@ -141,7 +141,7 @@ OPTIONS: Final = (
 
 
 def parse_settings(given: Mapping[str, str | None], *, streaming: bool) -> Settings:
-    """Return what the options of a batch or a stream say. Raises: OptionError."""
+    """Return the settings in the options of a batch or a stream. Raises: OptionError."""
     values = parse_options(SOURCE, given, OPTIONS)
     connection = Connection.of(SOURCE, values)
     exactly_one(SOURCE, values, ("subscribe", "subscribePattern", "assign"))
@@ -167,7 +167,7 @@ def parse_settings(given: Mapping[str, str | None], *, streaming: bool) -> Setti
 
 
 def check_bounds(values: Mapping[str, Any], streaming: bool) -> None:
-    """Refuse bounds that make no sense for a batch or a stream. Raises: OptionError."""
+    """Check that the bounds suit a batch or a stream. Raises: OptionError."""
     start, end = values["startingOffsets"], values["endingOffsets"]
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
@@ -183,5 +183,5 @@ def check_bounds(values: Mapping[str, Any], streaming: bool) -> None:
 
 
 def has_number(bound: Bound, number: int) -> bool:
-    """Whether one of the offsets is that number."""
+    """Return whether one of the offsets is that number."""
     return any(number in offset_of.values() for offset_of in (bound.offsets or {}).values())

@@ -1,7 +1,7 @@
-"""Options of the Spark formats: a table of what there is, parsed and checked at once.
+"""Options of the Spark formats: a table of known options, which are parsed and checked at once.
 
-Spark gives options as text, under names whose case does not count. Each format has a table; what is not in it is
-refused, with the nearest name, as a misspelt limit that is ignored is found out too late.
+Spark passes options as text, under case-insensitive names. Each format has a table. An unknown option is refused, and
+the error names the nearest one: a misspelt limit that is ignored would be noticed too late.
 """
 
 import difflib
@@ -19,12 +19,12 @@ RETRY_TIMEOUT_MS: Final = 60_000
 
 
 class OptionError(ValueError):
-    """An option is unknown, missing, contradicts another one, or its value makes no sense. The text says which."""
+    """An option is unknown, missing, contradicts another one, or has an invalid value. The text names it."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option. parse: turns its text into a value; raises ValueError, whose text says what is expected."""
+    """One option. parse: turns its text into a value; raises ValueError, whose text describes valid values."""
 
     name: str
     parse: Callable[[str], Any]
@@ -34,8 +34,7 @@ class Option:
 def parse_options(source: str, given: Mapping[str, str | None], known: Iterable[Option]) -> dict[str, Any]:
     """Return the value of each known option by its name, defaults included.
 
-    source: how the format is called, for errors. given: as Spark has them; None as a value is as good as not given.
-    Raises: OptionError.
+    source: name of the format, for errors. given: from Spark; None counts as not given. Raises: OptionError.
     """
     option_of = {option.name.lower(): option for option in known}
     values = {option.name: option.default for option in option_of.values()}
@@ -53,7 +52,7 @@ def parse_options(source: str, given: Mapping[str, str | None], known: Iterable[
 
 
 def nearest(name: str, known: Iterable[Option]) -> str:
-    """Return how to go on after a name that is not known: with the nearest one, else with all there are."""
+    """Return the end of an error about an unknown name: the nearest known one, else all known ones."""
     names = {option.name.lower(): option.name for option in known}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     if close:
@@ -62,7 +61,7 @@ def nearest(name: str, known: Iterable[Option]) -> str:
 
 
 def exactly_one(source: str, values: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Return the one option of these that is given. Raises: OptionError."""
+    """Return the one given option of these. Raises: OptionError if not exactly one is given."""
     names = list(names)
     found = [name for name in names if values[name] is not None]
     if len(found) != 1:
@@ -72,14 +71,14 @@ def exactly_one(source: str, values: Mapping[str, Any], names: Iterable[str]) ->
 
 
 def parse_flag(text: str) -> bool:
-    """Return what `true` or `false` says. Raises: ValueError."""
+    """Return the boolean of `true` or `false`. Raises: ValueError."""
     if text.lower() not in ("true", "false"):
         raise ValueError("expected true or false")
     return text.lower() == "true"
 
 
 def parse_text(text: str) -> str:
-    """Return the text. Raises: ValueError where there is none."""
+    """Return the text. Raises: ValueError if it is empty."""
     if not text:
         raise ValueError("expected some text")
     return text
@@ -98,7 +97,7 @@ def count_from(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas, each once, in order. Raises: ValueError where there is none."""
+    """Return the names in a comma-separated list, each once, in order. Raises: ValueError if there is none."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise ValueError("expected a list of names, separated by commas")
@@ -115,7 +114,7 @@ def addresses_with(default_port: int) -> Callable[[str], tuple[str, ...]]:
 
 
 def parse_address(text: str, default_port: int) -> str:
-    """Return an address as `host:port`, or with `https://` or `http://` before it where that was given.
+    """Return an address as `host:port`, with `https://` or `http://` before it if given.
 
     Raises: ValueError.
     """
@@ -133,7 +132,7 @@ def parse_address(text: str, default_port: int) -> str:
     return f"{scheme}://{shown}:{port or default_port}" if scheme else f"{shown}:{port or default_port}"
 
 
-# How brokers are found and spoken to; part of the table of every format.
+# Options of the connection to brokers; part of the table of every format.
 CONNECTION: Final = (
     Option("nsqd", addresses_with(HTTP_PORT)),
     Option("lookupd", addresses_with(LOOKUPD_HTTP_PORT)),
@@ -151,12 +150,11 @@ CONNECTION: Final = (
 
 @dataclass(frozen=True)
 class Connection:
-    """How brokers are found and spoken to; goes to the executors as it is.
+    """Settings of the connection to brokers, as sent to the executors.
 
     nsqd, lookupd: HTTP addresses; one of the two is empty. token: sent as `Authorization: Bearer`. tls: addresses
-    without a scheme are spoken to over HTTPS; brokers that lookup daemons tell at https_port, as these know the port of
-    HTTP only. request_timeout_s: of one request, without progress. retry_timeout_s: how long a request that fails is
-    tried again.
+    without a scheme use HTTPS; brokers from lookup daemons use https_port, because the daemons know the HTTP port only.
+    request_timeout_s: of one request, without progress. retry_timeout_s: time for retries of a failing request.
     """
 
     nsqd: tuple[str, ...] = ()
@@ -173,7 +171,7 @@ class Connection:
 
     @classmethod
     def of(cls, source: str, values: Mapping[str, Any]) -> "Connection":
-        """Return what the options of the table CONNECTION say. Raises: OptionError."""
+        """Return the settings in the options of the table CONNECTION. Raises: OptionError."""
         exactly_one(source, values, ("nsqd", "lookupd"))
         if values["tlsKey"] is not None and values["tlsCert"] is None:
             raise OptionError(f"{source}: option tlsKey needs tlsCert")
@@ -194,7 +192,7 @@ class Connection:
 
 
 def check_tls_is_used(source: str, values: Mapping[str, Any]) -> None:
-    """Refuse options of TLS where all is spoken without. Raises: OptionError."""
+    """Check that TLS options are given only if some connection uses TLS. Raises: OptionError."""
     addresses = (*(values["nsqd"] or ()), *(values["lookupd"] or ()))
     if values["tls"] or any(address.startswith("https://") for address in addresses):
         return

@@ -1,8 +1,8 @@
-"""Ranges of topic logs: which there are, where they begin and end, how they are cut into partitions and shared out.
+"""Ranges of topic logs: their bounds, how they are cut into partitions, and how a limit is shared among them.
 
-Positions are sequence numbers, `epoch << 48 | ordinal`. Ordinals are dense over epochs, and an epoch changes only
-between segments; so counts and cuts are made in ordinals, with the segments telling the epoch of each. A position that
-a power failure took away has the ordinal of the first record behind it.
+Positions are sequence numbers, `epoch << 48 | ordinal`. Ordinals are dense across epochs, and an epoch changes only
+between segments. So counts and cuts use ordinals, and the segments give the epoch of each. A position that a power
+failure removed has the ordinal of the first record after it.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class LogRange:
 
 
 def ordinal_at(position: int, segments: Sequence[Segment], end: int) -> int:
-    """Return the ordinal of a position, or of the first record behind it; at most that of `end`."""
+    """Return the ordinal of a position, or of the first record after it; at most that of `end`."""
     index = bisect_right(segments, position, key=lambda segment: segment.first)
     behind = ordinal_of(segments[index].first if index < len(segments) else end)
     if index > 0 and epoch_of(position) != epoch_of(segments[index - 1].first):
@@ -46,13 +46,13 @@ def position_at(ordinal: int, segments: Sequence[Segment], end: int) -> int:
 
 
 def count_between(first: int, stop: int, found: Positions) -> int:
-    """Return how many records lie from one position to before another."""
+    """Return the number of records from one position to before another."""
     last = ordinal_at(stop, found.segments, found.next)
     return max(0, last - ordinal_at(first, found.segments, found.next)) if first < stop else 0
 
 
 def position_after(first: int, count: int, stop: int, found: Positions) -> int:
-    """Return the position `count` records behind `first`, or `stop` where that comes before."""
+    """Return the position `count` records after `first`, or `stop` if that comes before."""
     if count >= count_between(first, stop, found):
         return stop
     at = ordinal_at(first, found.segments, found.next) + count
@@ -60,8 +60,9 @@ def position_after(first: int, count: int, stop: int, found: Positions) -> int:
 
 
 def shares(counts: Sequence[int], limit: int) -> list[int]:
-    """Share a limit out in proportion to what there is. Who has anything gets one at least, so none is starved; so the
-    sum may be above the limit by as many as there are."""
+    """Share a limit out in proportion to the counts. Every source with records gets at least one, so none is starved.
+    So the sum may exceed the limit by the number of sources.
+    """
     total = sum(counts)
     if total <= limit:
         return list(counts)
@@ -69,7 +70,7 @@ def shares(counts: Sequence[int], limit: int) -> list[int]:
 
 
 def pieces_of(count: int, total: int, partitions_min: int | None, records_max: int | None) -> int:
-    """Return into how many pieces a range with `count` of `total` records is cut."""
+    """Return the number of pieces for a range with `count` of `total` records."""
     pieces = 1
     if partitions_min is not None and total > 0:
         pieces = max(pieces, -(-count * partitions_min // total))
@@ -79,7 +80,7 @@ def pieces_of(count: int, total: int, partitions_min: int | None, records_max: i
 
 
 def split(whole: LogRange, pieces: int, found: Positions) -> list[LogRange]:
-    """Cut a range into pieces with as many records each, one more or less."""
+    """Cut a range into pieces of nearly equal size, at most one record apart."""
     count = count_between(whole.first, whole.stop, found)
     cuts = [position_after(whole.first, count * piece // pieces, whole.stop, found) for piece in range(1, pieces)]
     edges = sorted({whole.first, *cuts, whole.stop})
@@ -92,7 +93,7 @@ def partitions_of(
     partitions_min: int | None = None,
     records_max: int | None = None,
 ) -> list[LogRange]:
-    """Return the ranges to be read by a task each: those that are not empty, cut where more partitions are asked for.
+    """Return one range per task: the non-empty ranges, cut if more partitions are wanted.
 
     found: by topic and node. partitions_min: a hint, as in the Kafka source. records_max: of a partition.
     """

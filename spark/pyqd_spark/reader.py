@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """Range of one task."""
 
     def __init__(self, value: LogRange) -> None:
         super().__init__(value)
 
 
 class PyqdReader(DataSourceReader):
-    """Reads ranges that are fixed when the batch is planned."""
+    """Reader of ranges that are fixed when the batch is planned."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return what the tasks read. Raises: OptionError, BrokerError, DataLossError."""
+        """Return the partitions of the batch. Raises: OptionError, BrokerError, DataLossError."""
         return [RangePartition(one) for one in batch_ranges(self.settings)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -38,18 +38,18 @@ class PyqdReader(DataSourceReader):
 
 
 def read_partition(settings: Settings, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-    """Yield the messages of a range. Where there are no ranges, Spark has one task without."""
+    """Yield the messages of a range. If there are no ranges, Spark runs one task without a partition."""
     one: Any = getattr(partition, "value", None)
     if one is None:
         return iter(())
-    # Here, so that the driver's planning does without Arrow.
+    # Imported here, so that planning in the driver works without Arrow.
     from pyqd_spark.decode import read_range
 
     return read_range(settings, one)
 
 
 def batch_ranges(settings: Settings) -> list[LogRange]:
-    """Return the ranges of a batch: what there is now, within its bounds."""
+    """Return the ranges of a batch: the present records within its bounds."""
     discovery = Discovery(settings)
     try:
         found = discovery.find()
@@ -70,7 +70,7 @@ def batch_ranges(settings: Settings) -> list[LogRange]:
 
 
 def node_indexes(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Return by topic and node the index of the node among those of its topic, by name."""
+    """Return by topic and node the index of the node among the topic's nodes, sorted by name."""
     found: dict[tuple[str, str], int] = {}
     count_of: dict[str, int] = {}
     for topic, node in sorted(keys):

@@ -1,4 +1,4 @@
-"""Which formats there are, and how a session comes to know them."""
+"""Registration of pyqd's formats in a Spark session."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def formats() -> list[type[DataSource]]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make every format of pyqd known to a session. Doing it again changes nothing.
+    """Register every format of pyqd in a session. Calling it again changes nothing.
 
-    Where pyqd is installed Spark finds the format "pyqd" by itself; the others, and a checkout, need this.
+    If pyqd is installed, Spark finds the format "pyqd" by itself; the other formats, and a checkout, need this call.
     """
     _be_quiet_about_replacing(spark)
     for source in formats():
@@ -35,8 +35,8 @@ def register(spark: SparkSession) -> None:
 
 
 def _be_quiet_about_replacing(spark: SparkSession) -> None:
-    # Registering what Spark has found by itself deserves no warning, and is not the same: what Spark found runs in the
-    # driver's interpreter on every machine, what is registered in that of PYSPARK_PYTHON.
+    # Spark warns about registering a format that it has found by itself. The two are different: a format that Spark
+    # found runs in the driver's interpreter on every machine, a registered one in that of PYSPARK_PYTHON.
     with contextlib.suppress(AttributeError):  # A session of Spark Connect has no JVM to talk to.
         log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
         log4j.core.config.Configurator.setLevel(_LOGGER, log4j.Level.ERROR)

@@ -1,4 +1,4 @@
-"""A Spark session in which pyqd's formats work at once: Java found, one Python everywhere, the formats registered."""
+"""Spark session in which pyqd's formats work at once: Java found, one Python everywhere, the formats registered."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ LOOPBACK = "127.0.0.1"
 def session(
     app_name: str = "pyqd", *, master: str | None = None, config: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """Return a Spark session with pyqd's formats, or the one that runs already, with the formats registered in it.
+    """Return a Spark session with pyqd's formats, or the running one with the formats registered in it.
 
-    master: as Spark has it, such as "local[4]" or "spark://host:7077". Left out it is what spark-submit or `config`
-    says, else "local[*]". Beyond a local master, pyqd's Python code is sent to the executors.
-    config: settings of Spark by name; they win over those made here. What only counts at the start of a JVM, such as
-    spark.driver.memory, is without effect on a session that runs already.
-    Raises: JavaMissingError.
+    master: as in Spark, such as "local[4]" or "spark://host:7077". By default it is the one of spark-submit or
+    `config`, else "local[*]". For a master that is not local, pyqd's Python code is sent to the executors. config:
+    settings of Spark by name; they win over those made here. Settings that count only at the start of a JVM, such as
+    spark.driver.memory, have no effect on a running session. Raises: JavaMissingError.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     given = {name: _text(value) for name, value in (config or {}).items()}
-    # Within spark-submit the JVM is there already, and SparkConf knows what was said on the command line.
+    # Within spark-submit the JVM runs already, and SparkConf has the settings of the command line.
     submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
     chosen = master or given.get("spark.master") or submitted.get("spark.master") or "local[*]"
     if SparkContext._gateway is None:  # A JVM once started serves every later session of the process.
@@ -54,12 +53,12 @@ def session(
 
 
 def is_local(master: str) -> bool:
-    """Whether a master runs its tasks in the driver's own process and on its disk."""
+    """Return whether a master runs its tasks in the driver's own process and on its disk."""
     return master == "local" or master.startswith("local[")
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Return the settings that a session has unless others are given."""
+    """Return the default settings of a session."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": _text(sys.stderr.isatty()),
@@ -71,15 +70,15 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def prepare_environment(master: str = "local[*]") -> None:
-    """Set what the JVM and the Python processes that it starts take from the environment. Raises: JavaMissingError.
+    """Set the environment of the JVM and of the Python processes that it starts. Raises: JavaMissingError.
 
-    Without PYSPARK_PYTHON Spark would start whatever `python3` the PATH has.
+    Without PYSPARK_PYTHON Spark would start the first `python3` on the PATH.
     """
     found = java.find()
     if found.home is not None:
         os.environ["JAVA_HOME"] = str(found.home)
     if is_local(master):
-        # The name of this machine need not lead to an address that it listens on.
+        # This machine's name may not resolve to an address that it listens on.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
@@ -90,9 +89,9 @@ def prepare_environment(master: str = "local[*]") -> None:
 
 
 def uninstalled_directories() -> list[str]:
-    """Return the directories that hold our packages without being site-packages, as in a checkout.
+    """Return the directories that hold our packages outside of site-packages, as in a checkout.
 
-    Spark looks for sources in the modules that a listing of sys.path shows, where those of an editable install are not.
+    Spark looks for sources in the modules that a listing of sys.path shows, which omits those of an editable install.
     """
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     found: list[str] = []

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# The layers of pyqd that its Spark package may import from; tests/meta/layers.py holds it to that.
+# Layers of pyqd that its Spark package may import; tests/meta/layers.py enforces it.
 LAYERS = ("primitives", "wire")
 PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
-# Modules cannot be compiled in a zip. Those of a pyqd installed beside it are taken where it is the same version; where
-# there is none, importing one raises ImportError, and what needs it falls back to Python.
+# A zip cannot hold compiled modules. The modules of a pyqd installed beside it are used if its version is the same.
+# Otherwise importing one raises ImportError, and the importer falls back to Python.
 _HOT = '''\
 """The compiled modules, of an installed pyqd of the version of this zip."""
 
@@ -42,8 +42,8 @@ for _entry in sys.path:
 def build_zip(path: str | os.PathLike[str]) -> Path:
     """Write the zip that spark-submit takes with --py-files, and return its path. An older file there is replaced.
 
-    It holds the packages for Spark with their templates, and the pure-Python modules of pyqd behind them: nothing
-    compiled, so that it serves every platform and Python that pyqd supports.
+    It holds the packages for Spark with their templates, and the pure-Python modules of pyqd that they need. It has no
+    compiled code, so that it serves every platform and Python that pyqd supports.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def build_zip(path: str | os.PathLike[str]) -> Path:
     try:
         with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in contents():
-                # Fixed times: the same code makes the same bytes.
+                # Fixed times, so that the same code gives the same bytes.
                 archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
         os.chmod(beside, 0o644)
         os.replace(beside, target)
@@ -63,7 +63,7 @@ def build_zip(path: str | os.PathLike[str]) -> Path:
 
 
 def contents() -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the files of the zip. They may come from such a zip, as in YARN."""
+    """Yield names and contents of the files of the zip. They may come from such a zip, as on YARN."""
     ours = importlib.resources.files("pyqd")
     yield "pyqd/__init__.py", (ours / "__init__.py").read_bytes()
     yield "pyqd/hot/__init__.py", _HOT.replace("{version}", pyqd.__version__).encode()
@@ -82,7 +82,7 @@ def _modules(directory: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the zip to the executors of a session. Doing it again changes nothing."""
+    """Send the zip to the executors of a session. Calling it again changes nothing."""
     context = spark.sparkContext
     name = f"pyqd-{pyqd.__version__}-spark.zip"
     if name in (os.path.basename(entry) for entry in context._python_includes or ()):

@@ -38,7 +38,7 @@ SCHEMA = StructType(
 
 
 class PyqdDataSource(DataSource):
-    """Reads topics by position from all brokers that have them, and publishes."""
+    """Data source that reads topics by position from all brokers that have them, and publishes."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +83,7 @@ def schema_with(include_body: bool) -> StructType:
 
 
 def check_schema(given: StructType, settings: Settings) -> None:
-    """Refuse a schema of the user's own. Raises: OptionError."""
+    """Refuse a schema given by the user. Raises: OptionError."""
     wanted = schema_with(settings.include_body)
     if [(column.name, column.dataType) for column in given] != [(one.name, one.dataType) for one in wanted]:
         raise OptionError(f"{SOURCE}: the columns are {wanted.simpleString()}; leave schema() out")

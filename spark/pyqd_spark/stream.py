@@ -1,16 +1,16 @@
-"""Streams of format("pyqd"): offsets, limits, and ranges that are the same whenever a batch is planned again.
+"""Streams of format("pyqd"): offsets, limits, and ranges that stay the same if a batch is planned again.
 
-Offsets are positions by topic and node, of the message to come:
+Offsets are positions by topic and node, of the next message:
 
     {"orders": {"1f0c...": 1234}, "$created": {"orders": {"1f0c...": 1795177301998000000}}, "$start": {...}}
 
-`$created` tells topics apart that were deleted and made again under the same name. `$start` has where the batch begins
-at nodes that the offset before does not have.
+`$created` distinguishes a topic from one that was deleted and created again under the same name. `$start` has the
+beginning of the batch at nodes that the previous offset does not have.
 
-Spark does not keep a first offset: after a kill in the first batch it asks again. Were "latest" another place by then,
-messages would be left out in silence. So the first offset is empty, whatever the options say; they are resolved when
-the first batch is made, and kept with its end, as `$start`, in the checkpoint. It is the same with a node that comes
-later: its beginning is kept with the end of the first batch that has it.
+Spark does not store a first offset: after a kill in the first batch it asks again. If "latest" were another position by
+then, messages would be skipped silently. So the first offset is empty, whatever the options say. The options are
+resolved when the first batch is made, and stored with its end, as `$start`, in the checkpoint. The same holds for a
+node that appears later: its beginning is stored with the end of the first batch that has it.
 """
 
 import logging
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 CREATED: Final = "$created"
 START: Final = "$start"
 
-# Where a node may be left out it is not waited for: the next batch is soon.
+# If a node may be left out, the stream does not wait for it: the next batch is soon.
 RETRY_LONGEST_S: Final = 5.0
-# Idle, Spark asks for the newest offset every 12 ms.
+# An idle Spark asks for the newest offset every 12 ms.
 POSITIONS_KEPT_S: Final = 0.1
-# Which brokers have which topics changes seldom.
+# The brokers of a topic change seldom.
 PLACES_KEPT_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes, from all nodes that have the topics. Lives in the driver as long as the query runs."""
+    """Reader of new messages from all nodes with the topics. Lives in the driver as long as the query runs."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -64,20 +64,20 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told_missing: set[str] = set()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset before any; what the options say is resolved with the first batch."""
+        """Return the empty first offset; the options are resolved with the first batch."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much a batch takes."""
+        """Return the limit of a batch."""
         most = self.settings.offsets_per_trigger_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note what there is now: the query ends there."""
+        """Record the present end, at which the query stops."""
         self.target = self.find(fresh=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch, or `start` itself where nothing is new.
+        """Return the end of the next batch, or `start` itself if nothing is new.
 
         Raises: BrokerError, DataLossError.
         """
@@ -90,13 +90,13 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.offset(start, begins, ends, fresh, found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest offset that was seen, for the progress of the query."""
+        """Return the newest known offset, for the progress of the query."""
         if not self._found:
             return None
         return by_topic({key: one.next for key, one in self._found.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what the tasks of a batch read: the same ranges for the same offsets, whenever it is asked."""
+        """Return the partitions of a batch: the same ranges for the same offsets on every call."""
         begins = places_in(start) | places_in(end.get(START, {}))
         ends = places_in(end)
         wanted = {key: (begins[key], stop) for key, stop in ends.items() if begins[key] < stop}
@@ -122,14 +122,14 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self.settings, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: reading takes nothing away."""
+        """Do nothing: reading removes no message."""
 
     def stop(self) -> None:
         """Close the connections."""
         self.discovery.close()
 
     def find(self, fresh: bool = False) -> Found:
-        """Return what can be read; of a moment ago, unless it has to be fresh. Raises: BrokerError, DataLossError."""
+        """Return the readable positions; cached ones unless fresh is set. Raises: BrokerError, DataLossError."""
         now_s = time.monotonic()
         if fresh or now_s - self._places_s >= PLACES_KEPT_S:
             self._places = self.discovery.places()
@@ -148,9 +148,9 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told_missing = missing
 
     def begins(self, start: Mapping[str, Any], found: Found) -> tuple[Places, set[tuple[str, str]]]:
-        """Return where the next batch begins, and at which nodes that is not what `start` says.
+        """Return the beginning of the next batch, and the nodes at which it differs from `start`.
 
-        Raises: DataLossError where something behind `start` is gone and failOnDataLoss is true.
+        Raises: DataLossError if messages after `start` are gone and failOnDataLoss is true.
         """
         if not start:
             bound = self.settings.start or Bound(LATEST)
@@ -159,7 +159,7 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = places_in(start)
         created = places_in(start.get(CREATED, {}))
         for key in sorted(set(known) - set(found)):
-            # It stays in the offsets: when it is back, reading goes on where it stopped.
+            # It stays in the offsets: when it is back, reading resumes at the same position.
             lose(self.settings, f"{named(key)} is not there any more, read so far: to {known[key]}")
         places = dict(known)
         for key, one in found.items():
@@ -176,19 +176,19 @@ class PyqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the offset at the end of a batch."""
         created = places_in(start.get(CREATED, {})) | {key: one.created for key, one in found.items()}
-        # Without nodes it is not empty either: so it differs from the first one, and what comes is read from its start.
+        # Not empty even without nodes: so it differs from the first one, and later nodes are read from their start.
         offset = {**by_topic(ends), CREATED: by_topic(created)}
         return {**offset, START: by_topic({key: begins[key] for key in fresh})} if fresh else offset
 
 
 def impatient(settings: Settings) -> Settings:
-    """Return settings with which a node that does not answer is soon given up."""
+    """Return settings with a short retry time for nodes that do not answer."""
     retry_s = min(settings.connection.retry_timeout_s, RETRY_LONGEST_S)
     return replace(settings, connection=replace(settings.connection, retry_timeout_s=retry_s))
 
 
 def limited(begins: Places, found: Found, most: int | None) -> Places:
-    """Return where a batch ends that begins there and has about `most` messages, shared in proportion."""
+    """Return the end of a batch with about `most` messages, shared in proportion."""
     keys = sorted(set(begins) & set(found))
     counts = [count_between(begins[key], found[key].next, found[key]) for key in keys]
     allowed = counts if most is None else shares(counts, most)
@@ -200,7 +200,7 @@ def limited(begins: Places, found: Found, most: int | None) -> Places:
 
 
 def why_lost(one: Positions, known: int, created: int) -> str | None:
-    """Return why reading cannot go on at an offset; None where it can."""
+    """Return why reading cannot resume at an offset; None if it can."""
     if 0 not in (created, one.created) and created != one.created:
         return f"the topic was deleted and made again, offset {known} was of the one before"
     if known < one.earliest:
@@ -211,7 +211,7 @@ def why_lost(one: Positions, known: int, created: int) -> str | None:
 
 
 def places_in(offset: Mapping[str, Any]) -> Places:
-    """Return the positions in an offset, by topic and node. No topic is called like what else is in it."""
+    """Return the positions in an offset, by topic and node. The other keys are not valid topic names."""
     return {
         (topic, node): position
         for topic, by_node in offset.items()
@@ -221,7 +221,7 @@ def places_in(offset: Mapping[str, Any]) -> Places:
 
 
 def by_topic(places: Places) -> dict[str, dict[str, int]]:
-    """Return numbers by topic and node as JSON has them; in order, as Spark compares offsets as text."""
+    """Return numbers by topic and node for JSON, sorted because Spark compares offsets as text."""
     found: dict[str, dict[str, int]] = {}
     for (topic, node), position in sorted(places.items()):
         found.setdefault(topic, {})[node] = position
@@ -229,5 +229,5 @@ def by_topic(places: Places) -> dict[str, dict[str, int]]:
 
 
 def named(key: tuple[str, str]) -> str:
-    """Return how a topic at a node is called in errors."""
+    """Return the name of a topic at a node for errors."""
     return f"topic {key[0]} at node {key[1]}"

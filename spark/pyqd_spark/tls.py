@@ -1,7 +1,7 @@
-"""TLS towards brokers and lookup daemons: made as the options say, and what is wrong where it cannot be had.
+"""TLS towards brokers and lookup daemons: the context for the options, and the diagnosis of failures.
 
-Some failures pass when tried again, such as a connection that breaks in a handshake. Those that `wrong_for_good` knows
-do not, and are told at once with what to do. Needs the standard library alone.
+Some failures pass with a retry, such as a connection that breaks in a handshake. Those that `wrong_for_good` recognises
+do not; they are reported at once with a remedy. Needs only the standard library.
 """
 
 import socket
@@ -10,19 +10,19 @@ from typing import Final
 
 from pyqd_spark.options import Connection
 
-# The codes of OpenSSL for a certificate that is valid for other names and other IP addresses only.
+# OpenSSL's codes for a certificate that is valid only for other names or other IP addresses.
 OTHER_NAME: Final = (62, 64)
-# Alerts that may be over by the next try.
+# Alerts that a retry may cure.
 PASSING_ALERTS: Final = ("INTERNAL_ERROR", "CLOSE_NOTIFY", "USER_CANCELLED")
 NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 
 
 class TlsOptionError(ValueError):
-    """A file that an option names cannot be used. The text names both, and the machine."""
+    """A file named by an option cannot be used. The text names both, and the machine."""
 
 
 def context_of(given: Connection) -> ssl.SSLContext:
-    """Return how TLS is spoken. Raises: TlsOptionError."""
+    """Return the TLS context for a connection. Raises: TlsOptionError."""
     named = {"tlsRootCaFile": given.tls_root_ca_file, "tlsCert": given.tls_cert, "tlsKey": given.tls_key}
     for name, path in named.items():
         try:
@@ -48,12 +48,12 @@ def context_of(given: Connection) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    # OpenSSL would ask for one on the terminal.
+    # Without this, OpenSSL would ask for the password on the terminal.
     raise ValueError("the key is encrypted; one without a password is needed")
 
 
 def wrong_for_good(error: BaseException | None, given: Connection) -> str | None:
-    """Return what is wrong with TLS, and what to do; None for what may pass, or has to do with something else."""
+    """Return the cause and the remedy of a TLS failure; None if it may pass or is of another kind."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: certificate verify failed: {error.verify_message}; {_trust(error.verify_code)}"
     if not isinstance(error, ssl.SSLError):

@@ -1,10 +1,10 @@
-"""Tables to topics: what `df.write.format("pyqd")` and `writeStream` do in each task.
+"""Tables to topics: the task side of `df.write.format("pyqd")` and `writeStream`.
 
-At least once: a row is published when its broker has said OK, and what a broker that went away had not said OK to is
-published again, to the next one. So a row may be there twice; with `withId=true` each body starts with an id that the
-same row of the same task has in every attempt: query, batch, partition and index.
+At least once: a row is published when its broker has said OK. Rows that a lost broker has not confirmed are published
+again to the next one. So a row may be published twice. With `withId=true` each body starts with an id that the same row
+of the same task has in every attempt: query, batch, partition and index.
 
-A task sends commands ahead of their answers, up to a window, and keeps the rows of those that are not answered.
+A task sends commands ahead of their answers, up to a window, and keeps the unanswered rows.
 """
 
 import logging
@@ -27,15 +27,15 @@ from pyqd_spark.frames import OFFSET_BYTES, Column
 from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, NsqClient, RefusedError, Target, TcpConnection
 from pyqd_spark.options import CONNECTION, Option, OptionError, count_from, parse_flag, parse_options, parse_text
 
-# nsqd's --max-body-size unless it is told another.
+# nsqd's default of --max-body-size.
 BODY_BYTES_MAX: Final = 5_242_880
 WINDOW_COMMANDS: Final = 32
 WINDOW_BYTES: Final = 16 << 20
-# A broker may close a connection that says nothing for two of its heartbeats, 60 s.
+# A broker may close a connection that is silent for two of its heartbeats, 60 s.
 IDLE_LONGEST_S: Final = 20.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LONGEST_S: Final = 2.0
-# Answers to these wait in buffers while we send: so few that both sides' take them.
+# Unread answers wait in buffers during sending: this number fits both sides' buffers.
 DPUB_COMMANDS: Final = 250
 
 SOURCE: Final = "pyqd"
@@ -47,17 +47,17 @@ OPTIONS: Final = (
     Option("withId", parse_flag, False),
     Option("writeId", parse_text),
 )
-# Spark's own, which it passes on.
+# Spark passes on options of its own.
 STREAM_OPTIONS: Final = (*OPTIONS, Option("checkpointLocation", str), Option("queryName", str))
 
 DEFERRED_UNTIL: Final = "deferred_until"
 DEFER_MS: Final = "defer_ms"
-# What the reader of this format gives and a writer has no use for: so a table that was read can be written as it is.
+# Columns of this format's reader that a writer ignores, so that a table that was read can be written as it is.
 READ_COLUMNS: Final = frozenset(
     {"partition", "node", "offset", "timestamp", "timestamp_ns", "id", "attempts", "channel"}
 )
 
-# Would break the line of a command, or make two of it; of other names the broker says what is wrong with them.
+# Characters that would break a command's line; other invalid names are refused by the broker.
 _LINE_BREAKING = re.compile(r"[^!-~]")
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WriteSettings:
-    """What the options and the schema of a write say; goes to the executors as it is."""
+    """Options and schema of a write, as sent to the executors."""
 
     tcp: TcpConnection
     topic: str | None
@@ -89,9 +89,9 @@ class WriteSettings:
 
 
 def check_columns(schema: StructType, topic: str | None) -> str | None:
-    """Check the columns of a table to be written. Returns: which one says when messages are due, or None.
+    """Check the columns of a table to be written. Returns: the column with due times, or None.
 
-    Raises: ValueError, OptionError where nothing names a topic.
+    Raises: ValueError, OptionError if no topic is named.
     """
     allowed: dict[str, tuple[type, ...]] = {
         "value": (BinaryType, StringType),
@@ -120,7 +120,7 @@ def check_columns(schema: StructType, topic: str | None) -> str | None:
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What a task has published. rows: answered with OK. repeated: of these, sent again as an answer was missing."""
+    """Result of a task. rows: answered with OK. repeated: of these, sent again because an answer was missing."""
 
     partition: int
     rows: int
@@ -129,7 +129,7 @@ class Published(WriterCommitMessage):
 
 
 class Run(NamedTuple):
-    """Rows of one topic, in order. number: how many rows of the topic came before in this task."""
+    """Rows of one topic, in order. number: of earlier rows of the topic in this task."""
 
     topic: str
     column: Column
@@ -137,7 +137,7 @@ class Run(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows sent in one go whose answers are due. answers: how many."""
+    """Rows sent in one go whose answers are due. answers: their number."""
 
     run: Run
     first: int
@@ -147,9 +147,9 @@ class Piece(NamedTuple):
 
 
 class Publisher:
-    """One task's side of publishing: its connection, what is not answered yet, and where it goes when a broker fails.
+    """Publisher of one task: its connection, its unanswered rows, and the order of brokers after failures.
 
-    start: which broker comes first. label: the beginning of the ids, or empty for none.
+    start: index of the first broker. label: the beginning of the ids, or empty for none.
     """
 
     def __init__(self, settings: WriteSettings, start: int, label: str = "") -> None:
@@ -162,10 +162,10 @@ class Publisher:
         self._client: NsqClient | None = None
         self._waiting: deque[Piece] = deque()
         self._waiting_bytes = 0
-        self._answered = 0  # of the oldest that waits
+        self._answered = 0  # of the oldest waiting piece
 
     def publish(self, run: Run) -> None:
-        """Send the rows of a run; some of the answers may still be due. Raises: BrokerError."""
+        """Send the rows of a run; some answers may still be due. Raises: BrokerError."""
         self._send_all([(run, 0, run.column.rows)])
 
     def flush(self) -> None:
@@ -182,13 +182,13 @@ class Publisher:
             self._client = None
 
     def _send_all(self, todo: list[tuple[Run, int, int]]) -> None:
-        """Send rows of runs; where the connection breaks, what it has not answered comes before them, again."""
+        """Send rows of runs. If the connection breaks, its unanswered rows are sent again before them."""
         while todo:
             client = self._connected()
             run, first, end = todo[0]
             piece, data = self._built(client, run, first, end)
             todo[:1] = [(run, piece.end, end)] if piece.end < end else []
-            # From here on the piece is the window's: a connection that breaks may have taken it nevertheless.
+            # From here on the piece belongs to the window: a connection that breaks may have delivered it.
             self._waiting.append(piece)
             self._waiting_bytes += piece.bytes
             try:
@@ -199,7 +199,7 @@ class Publisher:
                 todo[:0] = self._give_up(error)
 
     def _is_full(self) -> bool:
-        """Whether answers have to be read before more is sent."""
+        """Return whether answers must be read before more is sent."""
         if not self._waiting:
             return False
         too_many = len(self._waiting) >= WINDOW_COMMANDS or self._waiting_bytes > WINDOW_BYTES
@@ -212,7 +212,7 @@ class Publisher:
             raise refusal(error) from error
 
     def _built(self, client: NsqClient, run: Run, first: int, end: int) -> tuple[Piece, bytes]:
-        """Return as many rows as fit into a command, or into some for a broker without DMPUB."""
+        """Return as many rows as fit into a command, or into several for a broker without DMPUB."""
         if run.column.times is not None and not client.tells_ids:
             data, behind = self._dpubs(run, first, end)
             return Piece(run, first, behind, behind - first, len(data)), data
@@ -228,7 +228,7 @@ class Publisher:
         return run.column.command(head.encode(), first, end, bytes_max, self._label, run.number)
 
     def _dpubs(self, run: Run, first: int, end: int) -> tuple[bytes, int]:
-        """Return a DPUB for each row, for nsqd, which knows delays only."""
+        """Return a DPUB for each row, for nsqd, which only knows delays."""
         now_ms = time.time_ns() // 1_000_000 if self.settings.due_column == DEFERRED_UNTIL else 0
         plain = run.column._replace(times=None)
         times = memoryview(run.column.times).cast("B").cast("q")
@@ -236,7 +236,7 @@ class Publisher:
         size = 0
         row = first
         while row < min(end, first + DPUB_COMMANDS) and size < self.settings.body_bytes_max:
-            # A batch of one is its size twice and a count before the body: DPUB has the inner size alone.
+            # A batch of one has two sizes and a count before the body: DPUB has only the inner size.
             batch, _ = plain.command(b"", row, row + 1, 0, self._label, run.number)
             delay_ms = times[row] - now_ms
             if now_ms:
@@ -266,7 +266,7 @@ class Publisher:
         self.brokers[client.address] = None
 
     def _give_up(self, error: BrokerError) -> list[tuple[Run, int, int]]:
-        """Leave a broker for the next one. Returns: the rows that it has not answered."""
+        """Leave a broker for the next one. Returns: the unanswered rows."""
         logger.warning("%s; going on with the next broker", error)
         assert self._client is not None
         left = self._client.answered()
@@ -283,9 +283,9 @@ class Publisher:
         return again
 
     def _connected(self) -> NsqClient:
-        """Return the connection; where there is none, one to the first broker in turn that can be had.
+        """Return the connection, or a new one to the first reachable broker in turn.
 
-        Raises: UnreachableError naming all brokers when none could for retryTimeoutMs; RefusedError.
+        Raises: UnreachableError naming all brokers if none was reachable for retryTimeoutMs; RefusedError.
         """
         if self._client is not None and not self._waiting and time.monotonic() - self._client.used_s > IDLE_LONGEST_S:
             self.close()
@@ -305,7 +305,9 @@ class Publisher:
             wait_s = min(2 * wait_s, RETRY_LONGEST_S)
 
     def _try_each(self) -> tuple[NsqClient | None, list[str]]:
-        """Connect to one of the brokers, in turn. Returns: the connection, and why it was none of those before it."""
+        """Connect to one of the brokers, in turn. Returns: the connection, and the errors of the brokers tried
+        before.
+        """
         failures: list[str] = []
         try:
             targets: Sequence[Target] = self.settings.tcp.targets()
@@ -325,7 +327,7 @@ class Publisher:
 
 
 def refusal(error: RefusedError) -> BrokerError:
-    """Return what an error of a broker stands for: one that is stopping is as good as gone."""
+    """Return the error for a broker's answer: a broker that is stopping counts as unreachable."""
     if error.text.endswith("exiting"):
         return BrokenError(str(error))
     if error.code == "E_BAD_BODY":
@@ -334,7 +336,7 @@ def refusal(error: RefusedError) -> BrokerError:
 
 
 class Rows:
-    """Turns a task's batches into runs of one topic. Counts the rows, for errors and for ids."""
+    """Converter of a task's batches into runs of one topic. Counts the rows, for errors and ids."""
 
     def __init__(self, settings: WriteSettings) -> None:
         self.settings = settings
@@ -342,7 +344,7 @@ class Rows:
         self._numbers: dict[str, int] = {}
 
     def runs(self, batch: pa.RecordBatch) -> Iterator[Run]:
-        """Yield the rows of a batch, in order within each topic. Raises: ValueError for a row that is no message."""
+        """Yield the rows of a batch, in order within each topic. Raises: ValueError for a row that is not a message."""
         values = batch.column("value")
         if values.type not in OFFSET_BYTES:
             values = values.cast(pa.binary())
@@ -366,12 +368,12 @@ class Rows:
         raise ValueError(f"row {row} of the partition: {what}")
 
     def _times(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Return when the rows are due, in ms: since 1970, or from now on; 0 where there is nothing."""
+        """Return the due times of the rows in ms: since 1970, or from now on; 0 for null."""
         if self.settings.due_column is None:
             return None
         times = batch.column(self.settings.due_column)
         if self.settings.due_column == DEFERRED_UNTIL:
-            # Rounded up: a message does not come before its time.
+            # Rounded up, so that no message is delivered before its time.
             micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
             times = pc.divide(pc.add(pc.max_element_wise(micros, 0), 999), 1000)
         else:
@@ -409,7 +411,7 @@ class Rows:
 def publish_batches(
     settings: WriteSettings, batches: Iterable[pa.RecordBatch], partition: int, label: str
 ) -> Published:
-    """Publish all rows and return when the brokers have said OK to each. label: what ids begin with."""
+    """Publish all rows and return when the brokers have said OK to each. label: the beginning of the ids."""
     rows = Rows(settings)
     publisher = Publisher(settings, partition, label if settings.with_id else "")
     try:
@@ -424,14 +426,14 @@ def publish_batches(
 
 
 def log_published(what: str, messages: Iterable[Any]) -> None:
-    """Say what the tasks of a write have published."""
+    """Log the totals of the tasks of a write."""
     done = [message for message in messages if message is not None]
     rows, repeated = sum(each.rows for each in done), sum(each.repeated for each in done)
     logger.info("%s: %d rows published, %d sent more than once", what, rows, repeated)
 
 
 class PyqdArrowWriter(DataSourceArrowWriter):
-    """Publishes a table. Raises: OptionError, ValueError, before any task starts."""
+    """Publisher of a table. Raises: OptionError, ValueError, before any task starts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
         if overwrite:
@@ -448,10 +450,10 @@ class PyqdArrowWriter(DataSourceArrowWriter):
 
 
 class PyqdStreamArrowWriter(DataSourceStreamArrowWriter):
-    """Publishes the batches of a stream. Raises: OptionError, ValueError, before any task starts."""
+    """Publisher of a stream's batches. Raises: OptionError, ValueError, before any task starts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:  # noqa: ARG002
-        # Spark sets overwrite in output mode "complete": each batch publishes the whole result again, as asked.
+        # Spark sets overwrite in output mode "complete": each batch publishes the whole result again, as intended.
         self.settings = WriteSettings.of(options, schema, STREAM_OPTIONS)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:

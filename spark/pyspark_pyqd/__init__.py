@@ -1,7 +1,7 @@
-"""Spark imports every top-level module named pyspark_* and registers its DefaultSource: so format("pyqd") is there.
+"""Entry point for Spark, which imports every top-level module named pyspark_* and registers its DefaultSource.
 
-A module of such a name that raises on import takes away the automatic sources of every other package as well, so this
-one does not raise, whatever is missing.
+A module of such a name that raises on import also removes the automatic sources of every other package, so this one
+never raises, whatever is missing.
 """
 
 import logging

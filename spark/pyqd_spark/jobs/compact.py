@@ -1,10 +1,10 @@
-"""Compaction: the small files of each day become few large ones, and no reader ever sees a row twice or misses one.
+"""Compaction: merges the small files of each day into few large ones; no reader sees a row twice or misses one.
 
-A day's directory is built anew beside the table: small files merged, large ones as hard links. Then the two directories
-change places in one step (renameat2 with RENAME_EXCHANGE), and the old one is removed. So at every moment, and after
-a kill at any moment, a directory of the table has all old files of a day or all new ones. Spark lists names first and
-looks at each file then, so a reader that is listing that very day would miss files: Table.reading makes the exchange
-wait. One that has listed the old files and comes too late fails with "file not found", and is to be started again.
+A day's directory is rebuilt beside the table: small files merged, large ones as hard links. Then the two directories
+are exchanged in one step (renameat2 with RENAME_EXCHANGE), and the old one is removed. So at any time, and after a kill
+at any time, a directory of the table has all old files of a day or all new ones. Spark first lists names and then opens
+each file, so a reader that is listing that very day would miss files: Table.reading makes the exchange wait. A reader
+that has listed the old files and opens them too late fails with "file not found"; start it again.
 
 A drain that was cut short is finished first: its files may be replaced, so none of them may have been merged.
 """
@@ -52,7 +52,9 @@ class CompactOptions:
 
 @dataclass(frozen=True)
 class MergeTask:
-    """One day of one topic. directory: its own; staged: where it is built anew, missing still. small: to be merged."""
+    """One day of one topic. directory: of the day; staged: of the rebuilt day, created by the task. small: files to
+    merge.
+    """
 
     directory: str
     staged: str
@@ -64,7 +66,7 @@ class MergeTask:
 
 @dataclass
 class CompactReport:
-    """What a compaction has done. days: directories that were built anew."""
+    """Result of a compaction. days: number of rebuilt directories."""
 
     days: int = 0
     files_before: int = 0
@@ -76,7 +78,7 @@ class CompactReport:
 
 
 def compact(options: CompactOptions, runner: Runner, shown: Progress) -> CompactReport:
-    """Compact a table. Raises: TableError, StorageError; OSError naming what a Parquet file has that cannot be read."""
+    """Compact a table. Raises: TableError, StorageError; OSError with the name of an unreadable Parquet file."""
     table = Table(options.path)
     table.must_exist()
     report = CompactReport()
@@ -109,7 +111,7 @@ def compact(options: CompactOptions, runner: Runner, shown: Progress) -> Compact
 
 
 def planned(options: CompactOptions, table: Table, day: str, hidden: str, number: int) -> MergeTask | None:
-    """Return what there is to do for a day; None where that would change nothing."""
+    """Return the task of a day; None if it would change nothing."""
     directory = os.path.join(table.path, day)
     small, kept = [], []
     for name in sorted(os.listdir(directory)):
@@ -133,7 +135,7 @@ def planned(options: CompactOptions, table: Table, day: str, hidden: str, number
 
 
 def rows_in(path: str) -> int:
-    """Return how many rows a Parquet file has. Raises: TableError."""
+    """Return the number of rows of a Parquet file. Raises: TableError."""
     try:
         rows: int = pq.read_metadata(path).num_rows
     except (pa.ArrowException, OSError) as error:
@@ -142,13 +144,13 @@ def rows_in(path: str) -> int:
 
 
 def order(name: str) -> tuple[str, int, str]:
-    """Return what files are sorted by: as named before their positions, then by position."""
+    """Return the sort key of a file name: the part before its positions, then the positions."""
     match = _POSITIONS.search(name)
     return (name[: match.start()], int(match[1]), name) if match else (name, 0, name)
 
 
 def merge(task: MergeTask) -> dict[str, Any]:
-    """Build a day anew in its staged directory. Returns: counts; or `error` where that cannot be."""
+    """Rebuild a day in its staged directory. Returns: counts; or `error` if that fails."""
     if not os.path.isdir(task.directory):
         return {"error": not_shared(task.directory)}
     shutil.rmtree(task.staged, ignore_errors=True)
@@ -165,7 +167,7 @@ def merge(task: MergeTask) -> dict[str, Any]:
 
 
 def merged(task: MergeTask) -> tuple[int, int, int]:
-    """Write the small files' rows into new ones. Returns: how many files, rows and bytes these are."""
+    """Merge the rows of the small files into new ones. Returns: the number of new files, their rows and bytes."""
     sources = [pq.ParquetFile(os.path.join(task.directory, name)) for name in task.small]
     schema = pa.unify_schemas([source.schema_arrow for source in sources])
     expected = sum(source.metadata.num_rows for source in sources)
@@ -198,7 +200,7 @@ def merged(task: MergeTask) -> tuple[int, int, int]:
 
 
 def tables(sources: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the row groups of files in order, all with the same columns; a missing column is null."""
+    """Yield the row groups of files in order, all with the same columns; a missing column becomes null."""
     for source in sources:
         for number in range(source.num_row_groups):
             table = source.read_row_group(number)
@@ -209,13 +211,13 @@ def tables(sources: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.
 
 
 def pieces(table: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """Yield a table in parts of at most so many rows."""
+    """Yield a table in parts of at most rows_max rows."""
     for start in range(0, table.num_rows, rows_max):
         yield table.slice(start, rows_max)
 
 
 def exchange(one: str, other: str) -> None:
-    """Let two directories change places, in one step. Raises: StorageError."""
+    """Exchange two directories in one step. Raises: StorageError."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise storage_error("exchange", other, OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
@@ -225,7 +227,7 @@ def exchange(one: str, other: str) -> None:
 
 
 def must_exchange(directory: str) -> None:
-    """Try whether the file system can exchange directories. Raises: TableError, StorageError."""
+    """Check that the file system can exchange directories. Raises: TableError, StorageError."""
     one, other = os.path.join(directory, "try-1"), os.path.join(directory, "try-2")
     make_directories(one)
     make_directories(other)

@@ -1,11 +1,11 @@
 """Drain: topics of any number of brokers into a table of Parquet files, each message once, run after run.
 
 A run is planned, written down, carried out and committed, in this order (jobs.plan, jobs.table, jobs.ranges). A run
-that was cut short is carried out first, as it was planned, whatever the options are now; then what came since is
+that was cut short is carried out first, as it was planned, whatever the options are now; then newer messages are
 planned.
 
-Nothing is acknowledged and no channel moves: the log is read by position. So retention may remove what was not read
-yet, unless a channel holds it: `hold` names one, which is made before the first read and moved on after each commit.
+The log is read by position: no message is acknowledged and no channel moves. So retention may remove unread messages,
+unless a channel holds them: `hold` names a channel that is created before the first read and moved after each commit.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrainOptions:
-    """What is drained, and where to. path: of the table.
+    """Options of a drain. path: of the table.
 
-    topics, pattern: names, or a regular expression that the whole name matches; neither: all topics.
-    start: EARLIEST, LATEST or a moment, for topics that the table does not have yet. rows_per_file: at most.
-    fail_on_data_loss: messages that cannot be read any more are an error, else a gap in the report. hold: a channel.
+    topics, pattern: names, or a regular expression that the whole name matches; neither: all topics. start: EARLIEST,
+    LATEST or a time, for topics that are new to the table. rows_per_file: at most. fail_on_data_loss: unreadable
+    messages are an error, else a gap in the report. hold: a channel.
     """
 
     path: str
@@ -69,7 +69,9 @@ class DrainOptions:
 
 @dataclass
 class Found:
-    """What the brokers have. by_source: what can be read. notes: who and what was not found, one sentence each."""
+    """Positions at the brokers. by_source: the readable ones. notes: the missing brokers and topics, one
+    sentence each.
+    """
 
     by_source: dict[Source, Positions] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -78,8 +80,8 @@ class Found:
 def drain(options: DrainOptions, runner: Runner, shown: Shown) -> list[Report]:
     """Bring the table up to date.
 
-    Returns: a report of each run that was carried out: of one cut short before, and of what came since.
-    Raises: DrainError, DataLossError, BrokerError, TableError, StorageError, ValueError.
+    Returns: a report of each run that was carried out: the one cut short before, and the new one. Raises: DrainError,
+    DataLossError, BrokerError, TableError, StorageError, ValueError.
     """
     table = Table(options.path)
     start_ns(options.start)
@@ -105,7 +107,7 @@ def drain(options: DrainOptions, runner: Runner, shown: Shown) -> list[Report]:
 
 
 def start_ns(start: str) -> int | None:
-    """Return the moment that a start names, ns since 1970; None for the words. Raises: ValueError."""
+    """Return the time of a start, ns since 1970; None for the words. Raises: ValueError."""
     if start in (EARLIEST, LATEST):
         return None
     try:
@@ -117,10 +119,10 @@ def start_ns(start: str) -> int | None:
 
 
 def look(options: DrainOptions, known: Iterable[Source]) -> Found:
-    """Ask the brokers what there is of the topics wanted, and of those the table has.
+    """Return the positions of the wanted topics and of those in the table.
 
-    Raises: UnreachableError where a broker does not answer, TopicNotFoundError where none has a topic that was named;
-    unless losing data is allowed: then the rest is drained, and the notes tell what is not.
+    Raises: UnreachableError if a broker does not answer, TopicNotFoundError if no broker has a named topic. If data
+    loss is allowed, the rest is drained instead, and the notes name the missing ones.
     """
     names, failures = wanted(options)
     at = start_ns(options.start)
@@ -153,7 +155,7 @@ def look(options: DrainOptions, known: Iterable[Source]) -> Found:
 
 
 def wanted(options: DrainOptions) -> tuple[set[str], list[BrokerError]]:
-    """Return the names of the topics to drain, and who gave no answer. Raises: UnreachableError, ValueError."""
+    """Return the names of the topics to drain, and the errors of brokers. Raises: UnreachableError, ValueError."""
     if options.topics:
         return set(options.topics), []
     names, failures = topics_known(options.connection)
@@ -167,9 +169,9 @@ def wanted(options: DrainOptions) -> tuple[set[str], list[BrokerError]]:
 
 
 def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, now_s: float) -> Plan:
-    """Return the next run: all between where the last one ended and what the brokers have now.
+    """Return the next run: all records between the end of the last one and the end of the brokers' logs.
 
-    Raises: DataLossError where something in between is gone, if that is an error.
+    Raises: DataLossError if some of them are gone and that is an error.
     """
     after = dict(commit.progress)
     plan = Plan(commit.run + 1, now_s, list(commit.left), after, carried=len(commit.left))
@@ -192,7 +194,7 @@ def make_plan(options: DrainOptions, commit: Commit, found: Found, cores: int, n
 def first_of(
     options: DrainOptions, before: Progress | None, topic_known: bool, positions: Positions, gaps: list[Gap]
 ) -> int:
-    """Return where to read on in a source; gaps: where what is gone is added."""
+    """Return the position to read on from in a source; gaps: receives the missing records."""
     source = Source(positions.topic, positions.node)
     if before is None:
         if topic_known or options.start == EARLIEST:
@@ -218,7 +220,9 @@ def carry_out(
     shown: Shown,
     found: Found | None = None,
 ) -> Report:
-    """Read what has not landed of a plan, and commit it. Raises: DrainError, BrokerError, StorageError."""
+    """Read the ranges of a plan that have not landed, and commit the plan. Raises: DrainError, BrokerError,
+    StorageError.
+    """
     started_s = time.time()
     done = landed_ranges(table, plan)
     for number in table.done(plan.run).keys() - done.keys():
@@ -254,7 +258,7 @@ def carry_out(
 
 
 def landed_ranges(table: Table, plan: Plan) -> dict[int, dict[str, Any]]:
-    """Return what has landed of a plan and is still there as it landed, by place in the plan."""
+    """Return the landed ranges of a plan whose files are unchanged, by place in the plan."""
     return {
         number: done
         for number, done in table.done(plan.run).items()
@@ -263,7 +267,7 @@ def landed_ranges(table: Table, plan: Plan) -> dict[int, dict[str, Any]]:
 
 
 def is_there(table: Table, file: dict[str, Any]) -> bool:
-    """Whether a file has the size that it landed with."""
+    """Return whether a file still has the size that it landed with."""
     try:
         return os.path.getsize(os.path.join(table.path, file["path"])) == int(file["bytes"])
     except OSError:
@@ -271,7 +275,7 @@ def is_there(table: Table, file: dict[str, Any]) -> bool:
 
 
 def tally(table: Table, plan: Plan) -> tuple[int, int]:
-    """Return how many ranges and rows of a plan have landed so far."""
+    """Return the number of ranges and rows of a plan that have landed so far."""
     done = table.done(plan.run)
     return len(done), sum(each["rows"] for each in done.values())
 
@@ -279,7 +283,7 @@ def tally(table: Table, plan: Plan) -> tuple[int, int]:
 def serving(
     connection: Connection, nodes: set[str], plan: Plan, found: Found | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the address of each node, and who gave no answer. found: what was seen just now, if it was."""
+    """Return the address of each node, and the errors of brokers. found: recent positions, if there are any."""
     if found is not None:
         seen = {source.node: positions.address for source, positions in found.by_source.items()}
         if nodes <= set(seen):
@@ -301,7 +305,7 @@ def serving(
 
 
 def node_of(client: BrokerClient, topics: Sequence[str]) -> str | None:
-    """Return the node behind a client, which any topic tells; None where it has none."""
+    """Return the node of a client, found through any topic; None if it has none."""
     for topic in [*topics, *client.topics()]:
         try:
             return client.positions(topic).node
@@ -320,7 +324,7 @@ def finish(
     started_s: float,
     unreachable: list[str],
 ) -> Report:
-    """Commit a run of which everything has landed, or all that can be reached now where that is enough.
+    """Commit a run after everything has landed, or everything reachable if that is enough.
 
     Raises: DrainError.
     """
@@ -340,7 +344,7 @@ def finish(
 
 
 def hold(options: DrainOptions, plan: Plan, found: Found, commit: Commit) -> None:
-    """Make the channel that keeps messages until they are read, for topics that do not have it yet.
+    """Create the channel that holds unread messages, on topics that do not have it yet.
 
     Raises: BrokerError.
     """
@@ -358,7 +362,7 @@ def hold(options: DrainOptions, plan: Plan, found: Found, commit: Commit) -> Non
 
 
 def release(options: DrainOptions, plan: Plan, left: Sequence[int]) -> None:
-    """Move the channel to where the next run goes on. That it fails is no harm: messages are kept for longer."""
+    """Move the channel to the start of the next run. A failure is harmless: messages are kept for longer."""
     if options.hold is None:
         return
     waiting = {Source(plan.ranges[number].topic, plan.ranges[number].node) for number in left}

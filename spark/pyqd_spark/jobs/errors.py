@@ -1,32 +1,32 @@
-"""What goes wrong with a job and is told in one sentence, without a traceback."""
+"""Errors of jobs that are printed as one sentence, without a traceback."""
 
 import re
 from typing import Final
 
-# How the last line of a traceback begins, and a cause in one of Java's; both without what the class is called.
+# Beginning of a traceback's last line, or of a cause in a Java traceback; both without the class name.
 _RAISED: Final = re.compile(r"[\w.]+(?:Error|Exception): (?=\S)")
 _CAUSE: Final = re.compile(r"Caused by: [\w.$]+: ")
 _OF_SPARK: Final = ("pyspark", "py4j")
 
 
 class JobError(Exception):
-    """A job could not do what it was asked to. The text is for people and says what is wrong."""
+    """A job could not be done. The text is for people and gives the reason."""
 
 
 class DataLossError(JobError):
-    """Messages that should be in a table cannot be read any more. The text says which and why."""
+    """Messages that belong into a table cannot be read any more. The text names them and the reason."""
 
 
 class TableError(JobError):
-    """A table that cannot be used: in use, of a later form, or its state is not what was written."""
+    """A table that cannot be used: in use, of a later format, or with invalid state."""
 
 
 class DrainError(JobError):
-    """A run could not be finished. What has landed stays, the plan stays, and the next run carries it out."""
+    """A run could not be finished. Landed files and the plan stay, and the next run carries the plan out."""
 
 
 def reason_in(text: str) -> str:
-    """Return what an error of Spark is about: the end of a traceback of Python within it, or the cause it names."""
+    """Return the reason in an error of Spark: the end of a Python traceback within it, or the cause it names."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     raised = [match for line in lines if (match := _RAISED.match(line))]
     causes = [match for line in lines if (match := _CAUSE.match(line))]
@@ -38,7 +38,7 @@ def reason_in(text: str) -> str:
 
 
 def spark_failure(error: BaseException) -> str | None:
-    """Return in a sentence why Spark gave up; None for an error that is not one of Spark's."""
+    """Return in a sentence why Spark failed; None for an error that is not one of Spark's."""
     if type(error).__module__.partition(".")[0] not in _OF_SPARK:
         return None
     reason = reason_in(str(error))

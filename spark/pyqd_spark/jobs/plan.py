@@ -1,11 +1,11 @@
-"""What a run of a drain reads: ranges of topics' logs, fixed before the first one is read.
+"""Plan of a drain's run: ranges of topics' logs, fixed before the first one is read.
 
-A range is [first, stop) of one topic at one node. The ranges of a plan lie side by side: every position from where the
-run before ended up to where the log ended at the time of planning is in one of them and in one only. A range is the
-same rows however often it is read, so its files have the same names and the same content.
+A range is [first, stop) of one topic at one node. The ranges of a plan are adjacent: every position from the end of the
+run before to the end of the log at planning time is in exactly one of them. A range yields the same rows however often
+it is read, so its files have the same names and the same content.
 
-Positions are `epoch << 48 | ordinal`, and ordinals are dense (docs/storage.md). What is missing between two segments is
-therefore known in records when the plan is made; what is missing inside a range shows when it is read.
+Positions are `epoch << 48 | ordinal`, and ordinals are dense (docs/storage.md). So the number of records missing
+between two segments is known when the plan is made; records missing inside a range show when it is read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 from pyqd_spark.brokers import Positions, Segment, epoch_of, ordinal_of
 from pyqd_spark.landing import escape
 
-# A file is not made larger than this by its rows' bodies, as far as the mean size in its segment tells.
+# Largest estimated size of a file's bodies, by the mean size in its segment.
 BYTES_PER_FILE: Final = 1 << 30
-# Nor is a range cut smaller than this only to keep more tasks busy.
+# A range is not cut smaller than this only to keep more tasks busy.
 ROWS_PER_FILE_MIN: Final = 50_000
 
 RETENTION: Final = "retention"
@@ -29,7 +29,7 @@ RESET: Final = "reset"
 
 
 class Source(NamedTuple):
-    """One topic at one node: what has positions of its own."""
+    """One topic at one node, which has positions of its own."""
 
     topic: str
     node: str
@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Gap:
-    """Messages that are missing from a table. records: how many, None where that cannot be known.
+    """Messages that are missing from a table. records: their number, None if it cannot be known.
 
     reason: RETENTION, removed before they were read; DAMAGE, lost on the broker's disk; RESET, the topic was deleted.
     """
@@ -52,9 +52,9 @@ class Gap:
 
 @dataclass(frozen=True)
 class Range:
-    """A stretch of a topic's log at a node. records: how many the plan expects.
+    """A stretch of a topic's log at a node. records: the number that the plan expects.
 
-    created: when the topic was made, ns since 1970; positions mean something for one life of a topic only.
+    created: creation time of the topic, ns since 1970; positions are valid for one life of a topic only.
     """
 
     topic: str
@@ -66,9 +66,9 @@ class Range:
 
     @property
     def name(self) -> str:
-        """How the range's files are called, without suffix: by topic, node, the topic's age, first and last position.
+        """Name of the range's files, without suffix: topic, node, the topic's age, first and last position.
 
-        A reader must see them whatever the topic is called, so the name does not begin with it.
+        The name does not begin with the topic, because readers skip files whose names begin with certain characters.
         """
         source = f"{short(escape(self.topic), 100)}-{short(escape(self.node), 64)}-{self.created:x}"
         return f"log-{source}-{self.first:019d}-{max(self.first, self.stop - 1):019d}"
@@ -76,7 +76,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a source has been read. next: the position to go on from. created: of which life of the topic."""
+    """Progress of reading a source. next: the position to read on from. created: of the topic at that time."""
 
     next: int
     created: int
@@ -84,7 +84,7 @@ class Progress:
 
 @dataclass
 class Plan:
-    """One run: the ranges, and how far each source has been read when all of them have landed.
+    """One run: the ranges, and the progress of each source when all of them have landed.
 
     started: when it was made, Unix seconds. gaps: known before reading. carried: how many of the ranges, at the front,
     an earlier run had to leave.
@@ -98,7 +98,7 @@ class Plan:
     carried: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what plan.json holds."""
+        """Return the content of plan.json."""
         return {
             "run": self.run,
             "started": self.started,
@@ -110,7 +110,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> Plan:
-        """Return the plan that plan.json holds. Raises: KeyError, TypeError where it is none."""
+        """Return the plan in the content of plan.json. Raises: KeyError, TypeError if it is invalid."""
         return cls(
             run=shown["run"],
             started=shown["started"],
@@ -122,24 +122,24 @@ class Plan:
 
 
 def progress_rows(progress: Mapping[Source, Progress]) -> list[dict[str, Any]]:
-    """Return how far sources have been read, as JSON has it."""
+    """Return the progress of sources as JSON rows."""
     return [{**source._asdict(), **vars(each)} for source, each in sorted(progress.items())]
 
 
 def progress_from(rows: Iterable[Mapping[str, Any]]) -> dict[Source, Progress]:
-    """Return how far sources have been read, from JSON."""
+    """Return the progress of sources from JSON rows."""
     return {Source(row["topic"], row["node"]): Progress(row["next"], row["created"]) for row in rows}
 
 
 def short(text: str, length: int) -> str:
-    """Return the text, or where it is too long its beginning and a digest of all of it."""
+    """Return the text; if it is too long, its beginning and a digest of the whole."""
     if len(text) <= length:
         return text
     return f"{text[: length - 17]}~{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def cut(positions: Positions, first: int, rows_max: int) -> tuple[list[Range], list[Gap]]:
-    """Cut what a source has from `first` on into ranges of at most so many rows, which leave out no position.
+    """Cut the records of a source from `first` on into ranges of at most rows_max rows, without leaving out a position.
 
     Returns: the ranges in order, and the gaps between segments.
     """
@@ -173,7 +173,7 @@ def cut(positions: Positions, first: int, rows_max: int) -> tuple[list[Range], l
 
 
 def stretches(positions: Positions, first: int) -> Iterator[Segment]:
-    """Yield the segments from `first` on, cut off there and at the end of what can be read."""
+    """Yield the segments from `first` on, clipped to the readable range."""
     for segment in positions.segments:
         behind = min(segment.first + segment.records, max(segment.first, positions.next))
         if epoch_of(positions.next) > epoch_of(segment.first):
@@ -185,14 +185,14 @@ def stretches(positions: Positions, first: int) -> Iterator[Segment]:
 
 
 def between(behind: int, first: int) -> int:
-    """Return how many records are missing between a position behind a record and the next record's position.
+    """Return the number of records missing between a position after a record and the next record's position.
 
-    Where an epoch begins, numbers may be given out again: what a power failure took away was never to be kept.
+    A new epoch may reuse ordinals: records that a power failure removed were never durable.
     """
     return max(0, ordinal_of(first) - ordinal_of(behind))
 
 
 def rows_per_file(total: int, tasks: int, rows_max: int) -> int:
-    """Return how many rows to put into a file so that tasks of like size keep all cores busy."""
+    """Return the number of rows per file with which equal tasks keep all cores busy."""
     even = -(-total // max(1, tasks))
     return max(1, min(rows_max, max(even, ROWS_PER_FILE_MIN)))

@@ -1,8 +1,8 @@
-"""Profile: what went through topics minute by minute, as Parquet and as a report of one HTML file.
+"""Profile: traffic of topics minute by minute, as Parquet and as a report in one HTML file.
 
-Counted is by the minute of publishing, in UTC. The log knows when a deferred message was to be delivered, not when it
-was. So the delay asked for is shown; and how late messages were, where a table of the user's own has a column that says
-when a consumer got them.
+Messages count for the minute of their publishing, in UTC. The log knows when a deferred message was due, not when it
+was delivered. So the profile shows the requested delay. It shows the actual lateness if a table of the user's has a
+column with the time of delivery.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ REPORT: Final = "report.html"
 MINUTES: Final = "minutes"
 NEEDED: Final = ("topic", "timestamp", "value")
 
-# Of percentile_approx: errors of a thousandth of a rank.
+# Accuracy of percentile_approx: errors of a thousandth of a rank.
 _ACCURACY: Final = 1000
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What is profiled: a table's path, or the topics themselves over a connection; and where the profile goes.
+    """Options of a profile: a table's path, or topics over a connection; and the output directory.
 
-    topics: those named only. where: an SQL expression. received: a column with the time a consumer got a message.
+    topics: only these. where: an SQL expression. received: a column with the time a consumer got a message.
     """
 
     output: str
@@ -75,13 +75,13 @@ def profile(options: ProfileOptions, spark: SparkSession, shown: Progress) -> st
 
 
 def must_be_ours(output: str) -> None:
-    """Refuse to replace what no profile has written. Raises: JobError."""
+    """Check that the output was written by a profile before it is replaced. Raises: JobError."""
     if os.path.exists(output) and set(os.listdir(output)) - {REPORT, MINUTES}:
         raise JobError(f"{output} holds other files: give a directory that is new, or an earlier profile")
 
 
 def origin(options: ProfileOptions) -> str:
-    """Return where the messages come from, in words."""
+    """Return the source of the messages in words."""
     if options.path is not None:
         return f"table {options.path}"
     assert options.connection is not None
@@ -102,7 +102,7 @@ def source(options: ProfileOptions, spark: SparkSession) -> DataFrame:
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """Return a profile's rows; minutes know that they are of UTC."""
+    """Return a profile's rows, with UTC as the time zone of their minutes."""
     from pyspark.sql import functions as f
 
     rows = [row.asDict() for row in frame.withColumn("minute", f.unix_seconds("minute")).collect()]
@@ -129,7 +129,7 @@ def by_minute(frame: DataFrame, received: str | None = None) -> DataFrame:
 
 
 def spread(value: Column, name: str) -> list[Column]:
-    """Return median, 99th percentile and maximum of a value; null where there is none."""
+    """Return median, 99th percentile and maximum of a value; null if there is none."""
     from pyspark.sql import functions as f
 
     return [

@@ -1,4 +1,4 @@
-"""The report of a profile: one HTML file with its plots in it, which needs nothing else to be shown."""
+"""Report of a profile: one self-contained HTML file with its plots."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 TEMPLATE: Final = "profile.html"
-# Those with the most messages have plots; the table has all.
+# The topics with the most messages have plots; the table has all.
 TOPICS_SHOWN: Final = 12
 MINUTE: Final = timedelta(minutes=1)
-# Told apart by people who do not see all colours, and in grey (Okabe and Ito).
+# Colours that stay distinct for colour-blind people and in grey (Okabe and Ito).
 RATE, MEDIAN, HIGH, LARGEST = "#0072b2", "#009e73", "#d55e00", "#999999"
 
 
 def page(title: str, origin: str, rows: Sequence[Row]) -> str:
-    """Return the report. origin: source of the messages, in words. rows: as by_minute has them, one at least."""
-    # In a driver that has nothing but the zip, the other jobs do without.
+    """Return the report. origin: source of the messages, in words. rows: of by_minute, at least one."""
+    # Imported here: a driver that has only the zip can run the other jobs without it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -62,7 +62,9 @@ def by_topic(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def summary(topic: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a topic's row of the table. Sizes: of the minute in the middle for the median, else of the highest."""
+    """Return a topic's row of the table. Sizes: the median of the middle message's minute, else the highest of all
+    minutes.
+    """
     messages = sum(row["messages"] for row in rows)
     busiest = max(rows, key=lambda row: row["messages"])
     minutes = (rows[-1]["minute"] - rows[0]["minute"]) / MINUTE + 1
@@ -81,7 +83,7 @@ def summary(topic: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def weighted_median(rows: Sequence[Row], column: str) -> float:
-    """Return the value of the minute in which the middle message lies, minutes ordered by their value."""
+    """Return the value of the minute that contains the middle message, minutes ordered by their value."""
     ordered = sorted(rows, key=lambda row: row[column])
     left = sum(row["messages"] for row in rows) / 2
     for row in ordered:
@@ -92,7 +94,7 @@ def weighted_median(rows: Sequence[Row], column: str) -> float:
 
 
 def figure(rows: Sequence[Row], first: datetime, last: datetime) -> Figure:
-    """Return the plots of a topic: rate, sizes, and times of deferred messages where there are some."""
+    """Return the plots of a topic: rate, sizes, and times of deferred messages if there are any."""
     from matplotlib.figure import Figure
 
     timed = any(row["delay_ms_p50"] is not None or row["lateness_ms_p50"] is not None for row in rows)
@@ -123,18 +125,18 @@ def figure(rows: Sequence[Row], first: datetime, last: datetime) -> Figure:
 
 
 def days(moment: datetime) -> float:
-    """Return a moment as matplotlib counts: in days since 1970."""
+    """Return a time in matplotlib's unit: days since 1970."""
     return moment.timestamp() / 86_400
 
 
 def every_minute(rows: Sequence[Row]) -> list[datetime]:
-    """Return the minutes from the first to behind the last one, those without messages too."""
+    """Return all minutes from the first to one after the last, including those without messages."""
     first, last = rows[0]["minute"], rows[-1]["minute"]
     return [first + number * MINUTE for number in range(int((last - first) / MINUTE) + 2)]
 
 
 def lines(axis: Axes, rows: Sequence[Row], minutes: Sequence[datetime], name: str, scale: float) -> None:
-    """Draw median, 99th percentile and maximum; minutes without a value are left open."""
+    """Draw median, 99th percentile and maximum; minutes without a value are gaps."""
     for column, label, colour in (("max", "largest", LARGEST), ("p99", "p99", HIGH), ("p50", "median", MEDIAN)):
         found = {row["minute"]: row[f"{name}_{column}"] for row in rows}
         values = [found.get(minute) for minute in minutes[:-1]]
@@ -152,7 +154,7 @@ def lines(axis: Axes, rows: Sequence[Row], minutes: Sequence[datetime], name: st
 
 
 def dress(axis: Axes) -> None:
-    """Take away what carries nothing, and write numbers out."""
+    """Remove needless lines of an axis, and write numbers out."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for side in ("top", "right"):
@@ -168,7 +170,7 @@ def dress(axis: Axes) -> None:
 
 
 def dates(axis: Axes, first: datetime, last: datetime) -> None:
-    """Give the axis of time the whole range of the report, so that topics can be compared."""
+    """Give the time axis the whole range of the report, so that topics can be compared."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     axis.set_xlim(days(first), days(last))
@@ -178,7 +180,7 @@ def dates(axis: Axes, first: datetime, last: datetime) -> None:
 
 
 def svg(drawn: Figure) -> bytes:
-    """Return a figure as SVG, the same for the same figure."""
+    """Return a figure as SVG; equal figures give equal bytes."""
     import matplotlib
 
     out = io.BytesIO()
@@ -193,7 +195,7 @@ def stamp(moment: datetime) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with as many digits as it takes to tell it from others like it."""
+    """Return a number with enough digits to distinguish it from similar ones."""
     if value >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"

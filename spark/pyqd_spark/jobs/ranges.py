@@ -1,6 +1,6 @@
-"""One task of a drain: a range of a topic's log is read from its broker and landed as Parquet, a file for each day.
+"""One task of a drain: reads a range of a topic's log from its broker and lands it as Parquet, a file for each day.
 
-It is safe to run twice, at the same time or later, to be killed, and to outlive its driver: see jobs.table.
+It is safe to run a task twice, at the same time or later, to kill it, and to let it outlive its driver: see jobs.table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RangeTask:
-    """What a task needs to know. number: the range's place in the plan. hidden: the directory of the attempt.
+    """Input of a task. number: the range's place in the plan. hidden: the directory of the attempt.
 
     done_path: see Table.done_path. address: of the broker that serves the range's node.
     """
@@ -67,7 +67,7 @@ class RangeTask:
 
 @dataclass
 class RangeRead:
-    """What a range turned out to hold, as it is read. bytes: of bodies."""
+    """Content of a range found by reading it. bytes: of bodies."""
 
     rows: int = 0
     bytes: int = 0
@@ -77,7 +77,7 @@ class RangeRead:
 def drain_range(task: RangeTask) -> dict[str, Any]:
     """Land a range, unless it has landed.
 
-    Returns: what its done file holds; or `number`, `error` and `kind` where it could not be done.
+    Returns: the content of its done file; or `number`, `error` and `kind` if it failed.
     """
     if os.path.exists(task.done_path):
         with open(task.done_path, "rb") as file:
@@ -99,7 +99,7 @@ def drain_range(task: RangeTask) -> dict[str, Any]:
 
 
 def landed(task: RangeTask) -> dict[str, Any]:
-    """Land a range and say so in its done file. Raises: DataLossError, BrokerError, StorageError."""
+    """Land a range and write its done file. Raises: DataLossError, BrokerError, StorageError."""
     started_s = time.monotonic()
     found = RangeRead()
     with Days(task) as days:
@@ -122,9 +122,9 @@ def landed(task: RangeTask) -> dict[str, Any]:
 
 
 def batches(task: RangeTask, found: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range in order, and note in `found` what they are and what is missing.
+    """Yield the rows of a range in order, and record them and the gaps in `found`.
 
-    Raises: DataLossError where something is gone and that is an error; BrokerError.
+    Raises: DataLossError if records are gone and that is an error; BrokerError.
     """
     part = task.range
     first = part.first
@@ -144,7 +144,8 @@ def batches(task: RangeTask, found: RangeRead) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a page. A damaged one is an error, or what is sound of it is taken; first: as asked for.
+    """Yield the rows of a page. A damaged page is an error, or its sound records are taken; first: the requested
+    position.
 
     Raises: DataLossError, TopicNotFoundError.
     """
@@ -168,7 +169,7 @@ def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterat
 
 
 def settle(task: RangeTask, found: RangeRead) -> None:
-    """Compare what was read with what the plan expects, so that a gap says how many messages it stands for.
+    """Compare the records read with the plan, so that each gap gets its number of messages.
 
     Raises: DataLossError, if that is an error.
     """
@@ -183,7 +184,7 @@ def settle(task: RangeTask, found: RangeRead) -> None:
 
 
 def lose(task: RangeTask, found: RangeRead, gap: Gap) -> None:
-    """Note a gap. Raises: DataLossError, if that is an error."""
+    """Record a gap. Raises: DataLossError, if that is an error."""
     if task.fail_on_data_loss:
         raise DataLossError(describe(gap))
     found.gaps.append(gap)
@@ -202,9 +203,9 @@ def describe(gap: Gap) -> str:
 
 
 class Days:
-    """The files of one range, one for each day of publishing, in UTC.
+    """Files of one range, one for each day of publishing, in UTC.
 
-    Used as a context manager it discards what has not landed.
+    Used as a context manager it discards files that have not landed.
     """
 
     def __init__(self, task: RangeTask) -> None:
@@ -212,7 +213,7 @@ class Days:
         self.groups: dict[int, RowGroups] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows, which may be of several days. Raises: StorageError."""
+        """Add rows, which may be of several days. Raises: StorageError."""
         bounds = pc.min_max(batch["timestamp"])
         low, high = bounds["min"].value // US_PER_DAY, bounds["max"].value // US_PER_DAY
         if low == high:
@@ -223,7 +224,7 @@ class Days:
             self.group(day).add(batch.filter(pc.equal(days, day)))
 
     def group(self, day: int) -> RowGroups:
-        """Return where the rows of a day go. day: since 1970."""
+        """Return the row groups of a day. day: since 1970."""
         group = self.groups.get(day)
         if group is None:
             part = self.task.range
@@ -241,13 +242,13 @@ class Days:
         return group
 
     def land(self) -> list[dict[str, Any]]:
-        """Make all files visible. Returns: of each its path within the table, rows and bytes."""
+        """Make all files visible. Returns: the path within the table, rows and bytes of each."""
         return [self.described(group.land()) for _, group in sorted(self.groups.items())]
 
     def keep_earlier(self) -> list[tuple[dict[str, Any], int]]:
-        """Keep what an earlier attempt landed of this range while more of it could be read.
+        """Keep the files of an earlier attempt at this range that could read more of it.
 
-        Returns: of each such file what a done file says of it, and how many rows more it has than were read now.
+        Returns: the done file's entry of each, and how many more rows it has than were read now.
         """
         part = self.task.range
         below = os.path.join(self.task.table, partition_directory([("topic", part.topic)]))
@@ -263,7 +264,7 @@ class Days:
         return kept
 
     def described(self, landed: Landed) -> dict[str, Any]:
-        """Return what a done file says of a file."""
+        """Return the done file's entry of a file."""
         return {"path": os.path.relpath(landed.path, self.task.table), "rows": landed.rows, "bytes": landed.bytes}
 
     def __enter__(self) -> Days:

@@ -1,4 +1,4 @@
-"""A drained table as Spark reads it, and how its readers and writers are told of brokers."""
+"""Reading of drained tables with Spark, and the connection options of the formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def read_table(spark: SparkSession, path: str) -> DataFrame:
-    """Return a table's rows; the files are listed here, and no compaction exchanges any meanwhile.
+    """Return a table's rows. The files are listed here, and no compaction exchanges any meanwhile.
 
-    Topic and day are text, whatever they look like. Raises: TableError; JobError where there is no row yet.
+    Topic and day are read as text. Raises: TableError; JobError if there is no row yet.
     """
     table = Table(path)
     with table.reading():
@@ -24,7 +24,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
             raise JobError(f"{table.path} has no rows yet")
         name = "spark.sql.sources.partitionColumnTypeInference.enabled"
         before = spark.conf.get(name)
-        # A topic called 007 is no number.
+        # A topic named 007 is not a number.
         spark.conf.set(name, "false")
         try:
             return spark.read.parquet(uri_of(table.path))
@@ -33,7 +33,7 @@ def read_table(spark: SparkSession, path: str) -> DataFrame:
 
 
 def chosen(frame: DataFrame, where: str | None) -> DataFrame:
-    """Return the rows that an SQL expression selects. Raises: JobError where it is none."""
+    """Return the rows that an SQL expression selects. Raises: JobError if the expression is invalid."""
     from pyspark.errors import AnalysisException, ParseException
 
     if where is None:
@@ -46,7 +46,7 @@ def chosen(frame: DataFrame, where: str | None) -> DataFrame:
 
 
 def connection_options(connection: Connection) -> dict[str, str]:
-    """Return how brokers are spoken to as the formats' options have it."""
+    """Return the options of the formats for a connection."""
     values: dict[str, Any] = {
         "nsqd": ",".join(connection.nsqd) or None,
         "lookupd": ",".join(connection.lookupd) or None,

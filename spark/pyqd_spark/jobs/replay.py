@@ -1,7 +1,7 @@
-"""Replay: messages of a table are published again, at a bounded rate, by the publisher of format("pyqd").
+"""Replay: publishes messages of a table again, at a bounded rate, through the publisher of format("pyqd").
 
 At least once: a task that is run again publishes its rows again. Without a rate the order within a file is that of its
-positions; with one there is none.
+positions; with a rate there is no order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# How long a task that keeps to a rate lets messages gather before it sends them.
+# Time for which a task with a rate gathers messages before it sends them.
 PACE_S = 0.1
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What is published, and where. path: of the table. where: an SQL expression, None for all rows.
+    """Selection of messages and the way to publish them. path: of the table. where: an SQL expression, None for all
+    rows.
 
     rate: messages per second at most, over all tasks. tasks: how many publish at the same time, None: as many as cores.
     """
@@ -50,7 +51,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What a replay has done, or would do. bytes: of bodies. repeated: sent again, as an answer was missing."""
+    """Result of a replay or of a dry run. bytes: of bodies. repeated: sent again because an answer was missing."""
 
     topic: str
     rows: int
@@ -61,7 +62,7 @@ class ReplayReport:
 
 
 def replay(options: ReplayOptions, spark: SparkSession, shown: Progress) -> ReplayReport:
-    """Publish the selection, or count it. Raises: JobError, BrokerError before a task starts."""
+    """Publish the selection, or count it. Raises: JobError, and BrokerError before a task starts."""
     from pyspark.sql import functions
 
     frame = chosen(read_table(spark, options.path), options.where)
@@ -88,7 +89,7 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
 
     tasks = options.tasks or max(1, spark.sparkContext.defaultParallelism)
     bodies = frame.select("value")
-    # With a limit all tasks are to have alike much; without one the shuffle would be for nothing.
+    # With a rate all tasks need equal shares; without one the shuffle would be useless.
     spread = bodies.coalesce(tasks) if options.rate is None else bodies.repartition(tasks)
     spark.dataSource.register(ReplaySink)
     with tempfile.TemporaryDirectory(prefix="pyqd-replay-") as directory:
@@ -106,11 +107,11 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
 
 
 class ReplaySink(DataSource):
-    """The publisher of format("pyqd"), kept to a rate. Options: those, `rate` of each task, `summary`, a path."""
+    """Publisher of format("pyqd") with a bounded rate. Options: those, `rate` of each task, `summary`, a path."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format, which is for this job alone."""
+        """Return the name of the format, which only this job uses."""
         return "pyqd-replay"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - Spark's signature
@@ -122,7 +123,7 @@ class ReplaySink(DataSource):
 
 
 class ReplayWriter(DataSourceArrowWriter):
-    """Publishes the rows of each task. rate: messages per second at most, of a task."""
+    """Publisher of each task's rows. rate: messages per second at most, of a task."""
 
     def __init__(self, settings: WriteSettings, rate: float | None, summary: str) -> None:
         self.settings = settings
@@ -137,7 +138,7 @@ class ReplayWriter(DataSourceArrowWriter):
         return publish_batches(self.settings, batches, partition, "")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Write down, on the driver's machine, what the tasks have published."""
+        """Write the totals of the tasks to a file on the driver's machine."""
         done = [message for message in messages if isinstance(message, Published)]
         content = {"rows": sum(each.rows for each in done), "repeated": sum(each.repeated for each in done)}
         with open(self.summary, "w", encoding="utf-8") as file:
@@ -150,7 +151,7 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows in slices, so that up to no moment more of them are out than the rate allows.
+    """Yield rows in slices, so that at no time more of them are out than the rate allows.
 
     rate: rows per second. clock: seconds; sleep: waits for some.
     """

@@ -1,4 +1,4 @@
-"""What a drain has done, as JSON and as a table for people."""
+"""Report of a drain, as JSON and as a table for people."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pyqd_spark.jobs.ranges import describe
 class SourceReport:
     """One topic at one node. bytes: of bodies; file_bytes: of files. seconds: of all tasks together.
 
-    first, next: positions between which the run read, None where it read nothing. lost: messages that are missing,
-    None where their number is not known.
+    first, next: positions between which the run read, None if it read nothing. lost: number of missing messages, None
+    if unknown.
     """
 
     topic: str
@@ -36,7 +36,7 @@ class SourceReport:
 class Report:
     """One run. started: Unix seconds; seconds: from the start of this attempt to the commit.
 
-    left: ranges that the next run reads, as their broker could not be reached. notes: what a person should know.
+    left: ranges for the next run, because their broker was unreachable. notes: for people.
     """
 
     run: int
@@ -53,14 +53,14 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether all is in the table that should be."""
+        """Return whether the table has all records that it should have."""
         return not (self.left or self.gaps or self.notes)
 
 
 def report_of(
     plan: Plan, done: Sequence[tuple[int, dict[str, Any]]], left: Sequence[int], started_s: float, notes: Sequence[str]
 ) -> Report:
-    """Return the report of a run. done: what landed, by place in the plan."""
+    """Return the report of a run. done: landed ranges, by place in the plan."""
     seconds = max(time.time() - started_s, 1e-3)
     report = Report(plan.run, started_s, round(seconds, 3), left=len(left), notes=list(notes))
     by_source: dict[Source, SourceReport] = {}
@@ -94,7 +94,7 @@ COLUMNS = ("topic", "node", "positions", "rows", "bodies", "files", "on disk", "
 
 
 def as_text(report: Report) -> str:
-    """Return a report as a table for people, with what is missing below it."""
+    """Return a report as a table for people, followed by the missing messages."""
     if not report.sources and not report.left:
         lines = ["nothing new"]
     else:

@@ -1,4 +1,4 @@
-"""Rows gathered into row groups of a good size, which are then written: a page of a log alone is too small for one."""
+"""Buffer that gathers rows into row groups: a page of a log alone is too small for one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pyarrow as pa
 
 from pyqd_spark.landing import Landed, Landing
 
-# What a reader takes into memory at a time, and what compresses well.
+# Size that fits a reader's memory and compresses well.
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 1 << 20
 
 
 class RowGroups:
-    """Rows on their way into a file. rows: how many were added."""
+    """Row groups of a file in the making. rows: number of added rows."""
 
     def __init__(self, landing: Landing) -> None:
         self.landing = landing
@@ -22,7 +22,7 @@ class RowGroups:
         self._waiting_bytes = 0
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Take rows; write what has gathered when it is enough. Raises: StorageError."""
+        """Add rows; write a row group when there are enough. Raises: StorageError."""
         if rows.num_rows == 0:
             return
         self._waiting.append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))

@@ -1,6 +1,6 @@
-"""Pages of a log as the rows of a table: those of format("pyqd"), without what the directories say and what may change.
+"""Pages of a log as rows of a table: those of format("pyqd") without the columns that are directories or may change.
 
-`partition` is left out, as it is the place of a node in a list that grows; the node says the same for good.
+`partition` is left out: it is the index of a node in a list that grows; the node's name says the same permanently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA: Final = pa.schema([SOURCE_SCHEMA.field(name) for name in COLUMNS])
 
 
 class Rows(NamedTuple):
-    """The rows of a page. body_bytes: of all bodies. damaged: how many records were left out, as they are damaged."""
+    """Rows of a page. body_bytes: of all bodies. damaged: number of damaged records, which are left out."""
 
     batch: pa.RecordBatch
     body_bytes: int
@@ -29,10 +29,10 @@ class Rows(NamedTuple):
 
 
 def read_page(page: Page, part: Range, expected: int, *, skip_damaged: bool) -> Rows:
-    """Return the rows of a page of a range. expected: the position that was asked for.
+    """Return the rows of a page of a range. expected: the requested position.
 
-    skip_damaged: leave out what is damaged. Raises: ValueError where something is, and it is not to be left out, or it
-    cannot be told where the next record begins.
+    skip_damaged: leave out damaged records. Raises: ValueError for a damaged record that is not to be left out, or if
+    the start of the next record is unknown.
     """
     columns = decode(page.data, expected, True, skip_damaged)
     one = LogRange(

@@ -1,4 +1,4 @@
-"""Where the tasks of a job run: in this process, or one Spark task for each."""
+"""Runners of a job's tasks: in this process, or one Spark task for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Task = Callable[[Any], dict[str, Any]]
 
 
 class Runner(Protocol):
-    """Runs one function over many arguments. cores: how many run at the same time."""
+    """Runner of one function over many arguments. cores: how many run at the same time."""
 
     cores: int
 
@@ -21,7 +21,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs tasks one after the other in this process."""
+    """Runner of tasks one after the other in this process."""
 
     cores = 1
 
@@ -31,7 +31,7 @@ class InProcess:
 
 
 class OnSpark:
-    """Runs each task as a task of Spark, which runs one again whose worker dies. Functions must be importable."""
+    """Runner of each task as a Spark task, which Spark runs again if its worker dies. Functions must be importable."""
 
     def __init__(self, spark: SparkSession, description: str) -> None:
         self.context = spark.sparkContext
@@ -39,7 +39,7 @@ class OnSpark:
         self.cores = max(1, self.context.defaultParallelism)
 
     def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the results, in the order of the arguments. Raises: what Spark raises where a task fails for good."""
+        """Return the results, in the order of the arguments. Raises: Spark's error if a task fails for good."""
         if not arguments:
             return []
         self.context.setJobDescription(self.description)

@@ -1,19 +1,18 @@
-"""The directory of a drained table, and what makes it exact: runs, attempts, the lock.
+"""Directory of a drained table: rows, runs, attempts and the lock, which together make it exact.
 
-    topic=T/day=D/log-*.parquet   the rows; all that a reader of the table looks at
-    _pyqd/lock                    held by the one process that changes the table
-    _pyqd/listing                 held by readers that list files, and in turn by a compaction for a moment
-    _pyqd/runs/N/plan.json        what run N reads, written before anything is read
-    _pyqd/runs/N/done/R.json      range R of it has landed: its files and counts
-    _pyqd/runs/N/commit.json      all of it has: where the next run goes on, and the report
-    _pyqd/attempts/A/             hidden files of one attempt at a run, by one driver and its tasks
+topic=T/day=D/log-*.parquet   the rows; the only files that a reader of the table opens
+_pyqd/lock                    held by the one process that changes the table
+_pyqd/listing                 held by readers that list files, and in turn by a compaction for a short time
+_pyqd/runs/N/plan.json        ranges of run N, written before anything is read
+_pyqd/runs/N/done/R.json      range R of it has landed: its files and counts
+_pyqd/runs/N/commit.json      all ranges have landed: start of the next run, and the report
+_pyqd/attempts/A/             hidden files of one attempt at a run, by one driver and its tasks
 
-A task writes into the directory of its attempt and renames from there, its files first and then its done file. A new
-attempt first takes the directories of all others away. From then on no task that outlived its driver can land anything:
-its rename has no source any more. So what a file's name says it holds is settled before a later run or a compaction
-looks at it.
+A task writes into the directory of its attempt and renames from there, first its files and then its done file. A new
+attempt first removes the directories of all others. From then on no task that outlived its driver can land a file: the
+source of its rename is gone. So the content of a named file is final before a later run or a compaction opens it.
 
-Everything under `_pyqd` is passed over by Spark, as its name begins with `_` and has no `=`.
+Spark skips everything under `_pyqd`, because the name begins with `_` and has no `=`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ RUNS_KEPT: Final = 100
 
 @dataclass
 class Commit:
-    """What a finished run leaves for the next one. left: ranges that it had to leave. report: see jobs.report."""
+    """Result of a finished run for the next one. left: ranges that it had to leave. report: see jobs.report."""
 
     run: int
     progress: dict[Source, Progress] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class Commit:
 
 
 class Table:
-    """A table's directory. path: of a local or network file system; a file: URL will do. Raises: ValueError."""
+    """Table's directory. path: of a local or network file system, or a file: URL. Raises: ValueError."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(local_path(path))
@@ -63,7 +62,7 @@ class Table:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the table, which is made if it is missing. Raises: TableError where another process holds it."""
+        """Lock the table, which is created if it is missing. Raises: TableError if another process holds the lock."""
         make_directories(self.runs)
         make_directories(self.attempts)
         path = os.path.join(self.state, "lock")
@@ -83,7 +82,7 @@ class Table:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Wait for the readers that are listing, and keep others waiting."""
+        """Wait for the readers that are listing, and keep new ones waiting."""
         with self._listing(fcntl.LOCK_EX):
             yield
 
@@ -94,7 +93,7 @@ class Table:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except PermissionError:
-            # Who may only read the table may wait as well.
+            # Read-only: a user who may only read the table may wait as well.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, mode)
@@ -103,7 +102,7 @@ class Table:
             os.close(fd)
 
     def check_format(self) -> None:
-        """Refuse a table of a later form. Raises: TableError."""
+        """Check the table's format. Raises: TableError for a later one."""
         path = os.path.join(self.state, "table.json")
         if not os.path.exists(path):
             write_file(path, _encoded({"format": FORMAT}))
@@ -112,7 +111,7 @@ class Table:
             raise TableError(f"{self.path} has form {found}; this version knows form {FORMAT}")
 
     def begin_attempt(self) -> str:
-        """Take away what earlier attempts have hidden, and with it their power to land. The lock is held.
+        """Remove the hidden files of earlier attempts, so that they can land nothing more. The lock is held.
 
         Returns: the new attempt's name.
         """
@@ -122,7 +121,7 @@ class Table:
         return name
 
     def end_attempts(self) -> None:
-        """Take away the directories of all attempts. Renaming one is what counts: it takes effect at once and whole."""
+        """Remove the directories of all attempts. Each is renamed first, which takes effect at once and as a whole."""
         for name in os.listdir(self.attempts):
             path = os.path.join(self.attempts, name)
             if not name.startswith("over-"):
@@ -140,14 +139,14 @@ class Table:
         return os.path.join(self.attempts, attempt)
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the runs there are, in order."""
+        """Return the numbers of the existing runs, in order."""
         try:
             return sorted(int(name) for name in os.listdir(self.runs) if name.isdigit())
         except FileNotFoundError:
             return []
 
     def last_commit(self) -> Commit:
-        """Return what the last finished run left; of a new table, that of a run 0. Raises: TableError."""
+        """Return the commit of the last finished run; of a new table, a run 0. Raises: TableError."""
         for run in reversed(self.numbers()):
             path = self.run_path(run, "commit.json")
             if os.path.exists(path):
@@ -160,7 +159,7 @@ class Table:
         return Commit(0)
 
     def open_plan(self) -> Plan | None:
-        """Return the plan of a run that was begun and not finished. Raises: TableError."""
+        """Return the plan of an unfinished run; None if there is none. Raises: TableError."""
         run = self.last_commit().run + 1
         path = self.run_path(run, "plan.json")
         if not os.path.exists(path):
@@ -171,16 +170,16 @@ class Table:
             raise TableError(f"{path} is not what was written: {error!r}") from None
 
     def write_plan(self, plan: Plan, attempt: str) -> None:
-        """Write a plan down, before anything of it is read."""
+        """Write a plan before any of its ranges is read."""
         make_directories(self.run_path(plan.run, "done"))
         write_file(self.run_path(plan.run, "plan.json"), _encoded(plan.to_json()), temporary=self.attempt_path(attempt))
 
     def done_path(self, run: int, number: int) -> str:
-        """Return the path of the file which says that a range of a run has landed. number: its place in the plan."""
+        """Return the path of a range's done file. number: its place in the plan."""
         return self.run_path(run, "done", f"{number:06d}.json")
 
     def done(self, run: int) -> dict[int, dict[str, Any]]:
-        """Return what has landed of a run, by the range's place in the plan."""
+        """Return the done files of a run, by the range's place in the plan."""
         directory = self.run_path(run, "done")
         try:
             names = [name for name in os.listdir(directory) if name.endswith(".json") and not name.startswith(".")]
@@ -189,7 +188,7 @@ class Table:
         return {int(name.removesuffix(".json")): _read(os.path.join(directory, name)) for name in sorted(names)}
 
     def write_commit(self, commit: Commit, attempt: str) -> None:
-        """Finish a run; then remove what only its being unfinished needed, and runs of long ago."""
+        """Finish a run; then remove the files that only an unfinished run needs, and old runs."""
         content = {
             "run": commit.run,
             "progress": progress_rows(commit.progress),
@@ -204,7 +203,7 @@ class Table:
             shutil.rmtree(self.run_path(run), ignore_errors=True)
 
     def must_exist(self) -> None:
-        """Refuse a directory that no drain has made. Raises: TableError."""
+        """Check that a drain has created the directory. Raises: TableError."""
         if not os.path.isdir(self.state):
             raise TableError(f"{self.path} is no drained table: it has no directory {STATE}")
 
