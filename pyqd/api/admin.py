@@ -150,7 +150,7 @@ def refusing(handler: Handler) -> Handler:
         try:
             return handler(request)
         except StorageError as error:
-            logger.error("HTTP: %s", error)
+            logger.error("HTTP: cannot store the change: %s", error)
             raise HttpError(500, "INTERNAL_ERROR") from error
 
     return answer

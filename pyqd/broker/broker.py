@@ -492,7 +492,7 @@ class Broker:
         self.write_failure_count += 1
         if not self.short_of_room or not isinstance(error, DiskFull):
             self.failed_write = (str(error), self.accepted_count())
-        logger.error("DISKQUEUE: %s", error)
+        logger.error("DISKQUEUE: cannot store a message: %s", error)
 
     def try_write_again(self) -> None:
         """After a failed write, see in a thread whether the disk takes a segment; health is good again then.
@@ -525,7 +525,7 @@ class Broker:
         self.failed_sync = str(error)
         # Also where it was a directory's: `syncs` sees those of mappings alone.
         self.syncs.tell_next_process()
-        logger.error("DISKQUEUE: %s", error)
+        logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 
     def note_synced(self) -> None:
         """Note that a sync has succeeded."""

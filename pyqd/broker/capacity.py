@@ -118,7 +118,7 @@ class Capacity:
             if shortage.resource not in self._reached:
                 logger.error("LIMIT: new topics, channels or connections are refused - %s", shortage.text)
         for name in self._reached - reached:
-            logger.info("LIMIT: there are enough %s again", name)
+            logger.info("LIMIT: the limit of %s is no longer reached", name)
         self._reached = reached
         return found
 

@@ -201,7 +201,7 @@ class Topic(TopicCore):
         channel = min(self.channel_of.values(), key=lambda channel: channel.ledger.start)
         if channel.ledger.start > self.end:
             logger.warning(
-                "TOPIC(%s): channel %s takes over %d messages of channels that the power failure has removed",
+                "TOPIC(%s): channel %s takes over %d messages of channels removed by the power failure",
                 self.name,
                 channel.name,
                 channel.ledger.start - self.end,

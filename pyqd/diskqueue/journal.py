@@ -251,7 +251,7 @@ class Journal:
             self.files.remove(path)
         except StorageError as error:
             # It is found by the next start, which goes by the generations.
-            logger.warning("DISKQUEUE: %s", error)
+            logger.warning("DISKQUEUE: cannot remove a journal file: %s; the next start removes it", error)
 
 
 assert FILE_BYTES % BLOCK_SIZE == 0

@@ -64,8 +64,8 @@ class StandIns:
     def _add(self, path: str, stand_in: StandIn) -> None:
         self._waiting[path] = stand_in
         logger.error(
-            "cannot create %s: the disk is full; it is kept in memory until space is free, and a kill before loses it:"
-            " messages finished since the start are delivered again then",
+            "cannot create %s: the disk is full; it is kept in memory until space is free; after a kill before that,"
+            " messages finished since the start are delivered again",
             path,
         )
 
