@@ -11,7 +11,7 @@ from pyqd.api.http_params import channel_asked
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.channel_limits import ATTEMPTS_MAX, ChannelLimits, shown
+from pyqd.broker.channel_settings import ATTEMPTS_MAX, ChannelSettings, limits_to_dict
 from pyqd.durability.syncer import sync_channel
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
@@ -70,7 +70,7 @@ class LimitRoutes:
             raise HttpError(503, "EXITING") from error
 
 
-def asked_for(query: Query, now: ChannelLimits) -> ChannelLimits:
+def asked_for(query: Query, now: ChannelSettings) -> ChannelSettings:
     """Return the limits in force with a query's changes. Raises: HttpError 400."""
     names = ("rate", "burst", "max_attempts", "dead_letter_topic")
     if all(query.get(name) is None for name in names):
@@ -113,4 +113,4 @@ def count(query: Query, name: str, code: str) -> int:
 
 def limits_of(channel: Channel) -> Response:
     names: dict[str, Any] = {"topic": channel.topic.name, "channel": channel.name}
-    return json_response({**names, **shown(channel, channel.limits), "waiting_for": channel.why_waiting})
+    return json_response({**names, **limits_to_dict(channel, channel.limits), "waiting_for": channel.dead_letter_error})

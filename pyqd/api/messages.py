@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pyqd.api.http_params import topic_and_channel_asked
 from pyqd.api.rights import CONSUME
-from pyqd.broker import amend, peek
+from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
 from pyqd.broker.replay import TopicGone
 from pyqd.hot.primitives.clock import wall
@@ -77,17 +77,17 @@ class MessageRoutes:
 
     def cancel(self, request: Request) -> Response:
         """Finish a message unread. Switches: yes."""
-        return self.amended(request, lambda _topic: amend.cancel)
+        return self.amended(request, lambda _topic: message_lookup.cancel)
 
     def reschedule(self, request: Request) -> Response:
         """Change the due time of a message. Switches: yes."""
         due_ns = self.due_ns(request.query())
-        return self.amended(request, lambda topic: amend.putting_off(topic, due_ns), due=due_ns)
+        return self.amended(request, lambda topic: message_lookup.reschedule_to(topic, due_ns), due=due_ns)
 
     def deliver_now(self, request: Request) -> Response:
         """Make a message due now. Switches: yes."""
         now_ns = wall()
-        return self.amended(request, lambda topic: amend.putting_off(topic, now_ns))
+        return self.amended(request, lambda topic: message_lookup.reschedule_to(topic, now_ns))
 
     def amended(self, request: Request, change_for: Any, **shown_too: int) -> Response:
         """Change a message and return the outcome for each channel."""
@@ -101,16 +101,16 @@ class MessageRoutes:
         except ValueError:
             raise HttpError(400, "INVALID_ARG_ID") from None
         channels = list(topic.channel_of.values()) if channel is None else [channel]
-        outcomes = amend.amend(topic, channels, guid, change_for(topic), yield_to_loop)
+        outcomes = message_lookup.change_message(topic, channels, guid, change_for(topic), yield_to_loop)
         statuses = [outcome.status for outcome in outcomes]
-        if all(status == amend.UNKNOWN for status in statuses):
+        if all(status == message_lookup.UNKNOWN for status in statuses):
             raise HttpError(404, "MESSAGE_NOT_FOUND")
         answer: dict[str, Any] = {"topic": topic.name, "id": id_text, **shown_too}
         answer["results"] = [
             {"channel": outcome.channel, "status": outcome.status, **({"was": outcome.was} if outcome.was else {})}
             for outcome in outcomes
         ]
-        if amend.FAILED in statuses:
+        if message_lookup.FAILED in statuses:
             return json_response({"message": "INTERNAL_ERROR", **answer}, 500)
         return json_response(answer)
 

@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
-from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.layout import FROM_PARKED, TopicState, pack_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.files import Files

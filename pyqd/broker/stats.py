@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.channel_limits import NO_LIMITS, shown
+from pyqd.broker.channel_settings import NO_LIMITS, limits_to_dict
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.damage import DamageCount
 from pyqd.primitives.memory import memory_stats
@@ -96,7 +96,7 @@ def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
         "e2e_processing_latency": latency_stats(channel.topic.broker, [channel]),
     }
     if channel.limits != NO_LIMITS or channel.dead_letter_count:
-        stats["limits"] = shown(channel, channel.limits)
+        stats["limits"] = limits_to_dict(channel, channel.limits)
     return stats if channel.parked is None else with_damage(stats, channel.parked.log.damage)
 
 
@@ -131,10 +131,10 @@ def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
     counts = client.get("pub_counts")
     if counts is None:
         return client
-    shown = [count for count in counts if selection.topic in ("", count["topic"])][:1]
+    limits_to_dict = [count for count in counts if selection.topic in ("", count["topic"])][:1]
     # In its place: the order of keys is part of the shape.
-    items = {**client, "pub_counts": shown}
-    if not shown:
+    items = {**client, "pub_counts": limits_to_dict}
+    if not limits_to_dict:
         del items["pub_counts"]
     return items
 

@@ -19,7 +19,7 @@ from pyqd.broker.broker import (
     later_format,
     read_boot_id,
 )
-from pyqd.broker.channel import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
+from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
 from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY

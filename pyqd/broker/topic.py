@@ -72,7 +72,7 @@ class Topic(TopicCore):
         # Its mark when the start found all of it on stable storage.
         self.durable_mark: Mark | None = None
         self.channel_of: dict[str, Channel] = {}
-        self.buriers: set[Channel] = set()
+        self.dead_letter_sources: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
         log_directory = None if directory is None else f"{directory}/{LOG_DIRECTORY}"
         journaled = None
@@ -275,7 +275,7 @@ class Topic(TopicCore):
         if not self.leaving:
             super().abandon()
             self.reader = LogReader(self.log)
-            self.settle_burials()
+            self.settle_dead_letters()
         return self.leaving
 
     def refuse_queued(self) -> None:
@@ -283,13 +283,13 @@ class Topic(TopicCore):
         if self.intake is not None:
             self.intake.refuse_all()
 
-    def settle_burials(self) -> None:
-        """Let the channels whose dead letters lie here finish those that are durable, or see that they are gone."""
-        for channel in list(self.buriers):
+    def settle_dead_letters(self) -> None:
+        """Let channels finish the messages whose dead letters lie here and are durable, or were deleted."""
+        for channel in list(self.dead_letter_sources):
             if not channel.exiting:
-                channel.settle_burials()
-            if channel.exiting or not channel.burials:
-                self.buriers.discard(channel)
+                channel.settle_dead_letters()
+            if channel.exiting or not channel.dead_letters_unsynced:
+                self.dead_letter_sources.discard(channel)
 
     def require_room(self, size_bytes: int) -> None:
         """See that the channels have room for so many bytes of parked messages. Raises: DiskFull, StorageError."""

@@ -6,7 +6,7 @@ While a round's sync runs in a thread, further channels gather for the next roun
 run independently.
 
 A round writes the ledgers of its channels and their parked logs: a start finishes the origin of each parked record that
-it finds there (pyx/broker/parked.pyx). New names are written too, because a ledger without a durable name does not
+it finds there (pyx/broker/parked_log.pyx). New names are written too, because a ledger without a durable name does not
 exist. A finished dead letter must not be published again. So if originals of a topic's dead letters wait for a sync,
 the round first syncs the topic's log and then the ledgers of the originals.
 
@@ -40,7 +40,7 @@ class FinRound:
         self.covered: dict[Channel, list[tuple[Consumer, int]]] = {
             channel: channel.begin_fin_sync() for channel in channels if not channel.exiting
         }
-        self.buriers = {burier for channel in self.covered for burier in channel.topic.buriers}
+        self.dead_letter_sources = {source for channel in self.covered for source in channel.topic.dead_letter_sources}
 
 
 class FinSync:
@@ -101,7 +101,7 @@ class FinSync:
         if not gathered.covered:
             self._go_on()
             return
-        self._write(gathered, gathered.covered, self._sync_originals if gathered.buriers else self._finish)
+        self._write(gathered, gathered.covered, self._sync_originals if gathered.dead_letter_sources else self._finish)
 
     def _gather(self, channels: list[Channel]) -> FinRound:
         """Return a round that covers the FINs of these channels until now."""
@@ -135,7 +135,9 @@ class FinSync:
 
     def _sync_originals(self, gathered: FinRound, error: BaseException | None) -> None:
         """Make the originals of dead letters durable. The sync of the letters has allowed them to be finished."""
-        originals = [channel for channel in gathered.buriers if not channel.exiting and channel.directory is not None]
+        originals = [
+            channel for channel in gathered.dead_letter_sources if not channel.exiting and channel.directory is not None
+        ]
         if error is not None or not originals:
             self._finish(gathered, error)
         else:
@@ -173,7 +175,7 @@ def job_of(channels: Iterable[Channel]) -> Job:
     job = Job()
     durable = [channel for channel in channels if not channel.exiting]
     for topic in dict.fromkeys(channel.topic for channel in durable):
-        if topic.names or topic.buriers:
+        if topic.names or topic.dead_letter_sources:
             job.add_topic(topic)
             job.add_names(topic)
     job.add_channels(durable)

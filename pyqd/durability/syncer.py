@@ -34,7 +34,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Mark, Topic
 from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
-from pyqd.hot.broker.parked import Parked
+from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
@@ -79,7 +79,7 @@ class SyncedParked(NamedTuple):
     """
 
     channel: Channel
-    parked: Parked
+    parked: ParkedLog
     end: int
     settled: int
     dropped: int
@@ -229,7 +229,7 @@ class Job:
         for names, gathered in self.names:
             names.note_synced(gathered)
         for topic in self.topics:
-            topic.settle_burials()
+            topic.settle_dead_letters()
 
 
 def no_pause() -> None:

@@ -106,7 +106,7 @@ CHANNEL_FAMILIES: Sequence[Family] = (
         "pyqd_channel_dead_letters_waiting",
         "gauge",
         "Dead letters that cannot be published: no space, or no dead-letter topic; part of the depth.",
-        lambda c: c.doomed_count,
+        lambda c: c.dead_letters_pending,
     ),
     Family("pyqd_channel_clients", "gauge", "Clients subscribed.", lambda c: len(c.consumers)),
     Family("pyqd_channel_paused", "gauge", "1 while the channel is paused.", lambda c: c.paused),

@@ -1,13 +1,22 @@
 """A channel: one copy of a topic's messages, each to one of its clients until one finishes it.
 
-    topic's log   | finished | in flight, finished, waiting for redelivery ... | cursor | never handed out | feed.end
-    parked log    | finished | waiting for its due time, in flight ...                             | end
+    topic's log   | finished | in flight, finished, waiting for redelivery | cursor | never handed out | readable.end
+    parked log    | finished | waiting for its due time, in flight ...                         | end
 
-The channel keeps no messages: a cursor over the topic's log, a ledger of what is finished, slots for what is in
-flight, a ring of what waits for redelivery, and a parked log for what has a due time. A message goes:
+The channel keeps no messages. Its parts are:
+
+    LogCursor         the next record of the topic's log, and the ledger of finished records   (log_cursor.pyx)
+    SlotTable         messages in flight, by id and by deadline                                 (slots.pyx)
+    ReadyRing         messages that wait for redelivery                                         (slots.pyx)
+    Parking           deferred messages, in a parked log, by due time                           (parking.pyx)
+    DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
+    RateLimit         token bucket; None without a limit                                        (rate_limit.pyx)
+    UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
+
+The parts never call the channel. A message goes:
 
     take -> in flight -> finish                        one bit in the ledger
-                      -> requeue, delay 0; time-out    ring -> take
+                      -> requeue, delay 0; timeout     ring -> take
                       -> requeue with a delay          parked log; the old record is finished
     published with a due time                          parked log at once, and stepped over at the cursor
     due                                                ring
@@ -18,14 +27,15 @@ rest nor waits behind a million of them. Only a long ring goes first, so that it
 An id names one message in flight. Two messages of one id should not be, but files may be damaged and clocks set back:
 the second is held back in the ring until the first is finished, and never taken for a copy of it unread.
 
-What faces the log is in pyx/broker/cursor.pyx: reading on, parking. Here is what faces the clients. What an earlier run
-left is taken up in pyx/broker/recovery.pyx.
+The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
+`files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
+are taken up in pyx/broker/recovery.pyx.
 
-Invariants, beside those of the cursor:
-1. A record below the cursor and not finished is in exactly one of: slots, ring, (parked records) dues.
-   Or it is the origin of a parked record that no sync has covered yet (see pyx/broker/parked.pyx).
-2. `depth = feed.end - cursor - ledger.ahead - unsettled_ahead - pending + ring`; in flight and deferred are counted
-   apart, as in nsqd.
+Invariants, beside those of the parts:
+1. A record below the cursor and not finished is in exactly one of: slots, the ring, dead letters, (parked records)
+   the heap of due times. Or it is the origin of a parked record that no sync has covered yet (see parked_log.pyx).
+2. `depth = readable.end - cursor - ledger.ahead - unsettled_ahead - pending + ring + dead letters pending`; in flight
+   and deferred are counted apart, as in nsqd.
 
 Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
@@ -34,9 +44,14 @@ from libc.stdint cimport INT64_MAX, int32_t
 from libc.string cimport memcmp
 
 from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL, count_ready
-from pyqd.hot.broker.feed cimport Feed
-from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.log_cursor cimport LogCursor
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, Parking, Progress
+from pyqd.hot.broker.rate_limit cimport RateLimit
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
+from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
@@ -47,25 +62,36 @@ from pyqd.primitives.errors import StorageError
 cdef enum:
     RING_FIRST = 10000                   # a ring that long is served before fresh messages
     DUE_WORK = 200                       # releasing or expiring a message, as work of a turn
+    RETRY_NS = 1000000000                # after a full disk
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
     LOOK_AGAIN_NS_MAX = 10000000000      # the wall clock may jump: due times are looked at this often
+    DEAD_LETTERS_PER_TURN = 256
 
 
-cdef class ChannelCore(ChannelCursor):
+cdef class ChannelCore(Scheduled):
     """The compiled half of a channel. `pyqd.broker.channel.Channel` adds name, life cycle and files."""
 
     def __init__(
-        self, Feed feed not None, Ledger ledger not None, Position position not None, *,
-        int64_t max_msg_timeout_ns, uint64_t memory_count_max, bint ephemeral,
+        self, ReadableLog readable not None, Ledger ledger not None, Position position not None, *,
+        int64_t max_msg_timeout_ns, uint64_t memory_count_max, bint ephemeral, files, dead_letter_target,
     ):
-        ChannelCursor.__init__(self, feed, ledger, position)
+        """Begin at a position of the topic's log, that of the ledger's cursor.
+
+        files: ChannelFiles. dead_letter_target: DeadLetterTarget.
+        """
+        self.readable = readable
+        self.ledger = ledger
+        self.files = files
+        self.cursor = LogCursor(readable, ledger, position)
+        self.parking = Parking(self.cursor, files)
         self.slots = SlotTable()
         self.ready = ReadyRing()
         # Numbers of an earlier run, which a reader may hold, are not given again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
+        self.dead_letters = DeadLetterPolicy(self.ready, dead_letter_target)
         self.consumers = []
         self.consumer_of = {}
-        self.unsynced = []
+        self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
@@ -73,8 +99,42 @@ cdef class ChannelCore(ChannelCursor):
     cdef uint64_t available(self) noexcept:
         """Count the messages that could be delivered now: the depth."""
         return (
-            self.feed.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead - self.pending()
-            + self.ready.count)
+            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.parking.unsettled_ahead
+            - self.parking.pending() + self.ready.count)
+
+    cdef const Record* take_fresh(self) except? NULL:
+        """Move the cursor over the next record that is to be handed out. Returns: NULL if there is none."""
+        cdef const Record* record
+        while True:
+            record = self.cursor.next_record()
+            if record == NULL:
+                if self.cursor.ledger_full:
+                    self.retry_soon()
+                return NULL
+            if (
+                (record.due_ns != 0 or self.parking.rescheduled_ahead is not None)
+                and self.parking.step_over(record)
+            ):
+                self.note_parking()
+                continue
+            self.cursor.pass_over(record)
+            return record
+
+    cdef int retry_soon(self) except -1:
+        """Wake in a while: nothing else may tell that there is space on the disk again."""
+        self.held_up = True
+        self.readable.scheduler.set_timer(self, mono_ns() + RETRY_NS)
+        return 0
+
+    cdef int reach(self, const Record* record, uint8_t source) except -1:
+        """Make room so that finishing a record cannot fail. Raises: StorageError (nothing changed)."""
+        return self.parking.ledger_of(source).reach(record_ordinal(record))
+
+    cdef int finish_record(self, const Record* record, uint8_t source) except -1:
+        """Mark a record as finished in its ledger, and have drained segments trimmed."""
+        if source == FROM_PARKED:
+            return self.parking.parked.finish(record)
+        return self.cursor.finish(record)
 
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
         """Hand the next message to the consumer and note it as in flight.
@@ -88,8 +148,8 @@ cdef class ChannelCore(ChannelCursor):
         while True:
             record = NULL
             if self.ready.count == 0 or not (self.ready_turn or self.ready.count > RING_FIRST):
-                record = self.take_at_cursor()
-                entry = ReadyEntry(record=record, print=0, attempts=0, source=FROM_TOPIC)
+                record = self.take_fresh()
+                entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
                 self.ready_turn = True
             if record == NULL:
                 if self.ready.count == 0:
@@ -128,7 +188,7 @@ cdef class ChannelCore(ChannelCursor):
 
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
         """Say whether an entry is the message that is in flight by its id, and not another one with the same id."""
-        cdef const Record* other = self.slots.slots[self.slots.ids.get(entry.record.guid)].record
+        cdef const Record* other = self.slots.slots[self.slots.find(entry.record.guid)].record
         return (
             entry.record.timestamp_ns == other.timestamp_ns and entry.record.size_bytes == other.size_bytes
             and memcmp(record_body(entry.record), record_body(other), other.size_bytes) == 0)
@@ -139,7 +199,7 @@ cdef class ChannelCore(ChannelCursor):
         Returns: an Answer; after BEYOND_LEDGER the caller makes the message finishable and calls again, so that a FIN
         which needs no room pays for no exception handler.
         """
-        cdef int64_t slot = self.slots.ids.get(guid)
+        cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         cdef const Record* record
         cdef uint8_t source
@@ -151,7 +211,7 @@ cdef class ChannelCore(ChannelCursor):
             return NOT_OWNER
         record, source = held.record, held.source
         published_ns = record.timestamp_ns
-        if not self.ledger_of(source).reaches(record_ordinal(record)):
+        if not self.parking.ledger_of(source).reaches(record_ordinal(record)):
             return BEYOND_LEDGER
         # In this order: finishing may unmap the record, and the slot is found by the record's id.
         self.slots.remove(<uint32_t> slot)
@@ -159,54 +219,31 @@ cdef class ChannelCore(ChannelCursor):
         consumer.in_flight -= 1
         consumer.finish_count += 1
         self.ledger.header.finish_count += 1
-        if self.on_finished is not None:
-            self.count_until_synced(consumer)
+        if self.on_finished is not None and self.unsynced_fins.add(consumer):
+            self.on_finished(self)
         if self.latency is not None:
             self.latency.note(published_ns)
         if self.held_back:
             self.held_back = False
-            self.feed.scheduler.request_wake(self)
+            self.readable.scheduler.request_wake(self)
         return DONE
-
-    cdef int count_until_synced(self, Consumer consumer) except -1:
-        """With --sync-fin: let a FIN count against its consumer's RDY until a sync has covered it."""
-        consumer.unsynced_count += 1
-        if not consumer.awaits_sync:
-            consumer.awaits_sync = True
-            self.unsynced.append(consumer)
-            if len(self.unsynced) == 1:
-                self.on_finished(self)
-        return 0
 
     def begin_fin_sync(self):
         """Return [(consumer, FINs)] that a sync of the channel's ledgers covers if it is gathered now."""
-        cdef Consumer consumer
-        covered = []
-        for consumer in self.unsynced:
-            consumer.awaits_sync = False
-            covered.append((consumer, consumer.unsynced_count))
-        self.unsynced = []
-        return covered
+        return self.unsynced_fins.begin_sync()
 
     def end_fin_sync(self, list covered not None):
         """Note that these FINs are on stable storage, as `begin_fin_sync` returned them."""
-        cdef Consumer consumer
-        cdef int64_t count
-        for consumer, count in covered:
-            consumer.unsynced_count -= count
-        self.feed.scheduler.request_wake(self)
+        self.unsynced_fins.end_sync(covered)
+        self.readable.scheduler.request_wake(self)
 
     def fail_fin_sync(self, list covered not None):
         """Have the next sync cover these FINs: theirs has failed."""
-        cdef Consumer consumer
-        for consumer, _ in covered:
-            if not consumer.awaits_sync:
-                consumer.awaits_sync = True
-                self.unsynced.append(consumer)
+        self.unsynced_fins.fail_sync(covered)
 
     cdef int make_finishable(self, uint64_t guid) except -1:
         """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""
-        cdef Slot* held = &self.slots.slots[self.slots.ids.get(guid)]
+        cdef Slot* held = &self.slots.slots[self.slots.find(guid)]
         return self.reach(held.record, held.source)
 
     cdef bint try_finish(self, const ReadyEntry* entry) except -1:
@@ -228,38 +265,31 @@ cdef class ChannelCore(ChannelCursor):
 
         Raises: StorageError when it cannot be parked; it stays in flight then.
         """
-        cdef int64_t slot = self.slots.ids.get(guid)
+        cdef int64_t slot = self.slots.find(guid)
         cdef Slot held
         if slot < 0:
             return NOT_IN_FLIGHT
         held = self.slots.slots[slot]
         if held.consumer != consumer.number:
             return NOT_OWNER
-        if delay_ns > 0 and not self.is_spent(held.attempts):
+        if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
             self.reach(held.record, held.source)
-            self.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
+            self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
             self.slots.remove(<uint32_t> slot)
-            self.settle_unless_durable()
+            self.parking.settle_now()
+            self.after_parking()
         else:
-            self.give_back(held.record, held.attempts, held.source)
+            self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(<uint32_t> slot)
         consumer.in_flight -= 1
         consumer.requeue_count += 1
         self.ledger.header.requeue_count += 1
-        self.feed.scheduler.request_wake(self)
+        self.readable.scheduler.request_wake(self)
         return DONE
-
-    cdef bint is_spent(self, uint16_t attempts) noexcept:
-        """Say whether a message has been delivered often enough. A limit of the channel's says how often that is."""
-        return False
-
-    cdef int give_back(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
-        """Let a message wait for redelivery, unless it has been delivered often enough."""
-        return self.ready.push(record, attempts, source)
 
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1:
         """TOUCH: put the message's deadline off, at most to its delivery plus --max-msg-timeout."""
-        cdef int64_t slot = self.slots.ids.get(guid)
+        cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         if slot < 0:
             return NOT_IN_FLIGHT
@@ -272,24 +302,41 @@ cdef class ChannelCore(ChannelCursor):
         return DONE
 
     cdef int wake(self) except -1:
-        """Share what can be delivered among the nearest consumers that can take it, each at most its part."""
-        cdef Consumer consumer
-        cdef uint64_t depth, quota
+        """Sort and publish dead letters, park, and deliver, as far as the work of this turn goes."""
         cdef uint64_t delivered_before = self.delivered_count
-        cdef Py_ssize_t at, ready_count, count = len(self.consumers)
-        cdef int32_t nearest = 0
+        cdef bint began_without_tokens = False
         if self.exiting:
             return 0
-        if self.settle_end != 0:
+        if self.rate_limit is not None:
+            began_without_tokens = self.rate_limit.available(mono_ns()) == 0
+        if not self.dead_letters.is_sorted() and not self.sort_rest():
+            return 0
+        if self.dead_letters.pending.count != 0:
+            self.publish_dead_letters()
+        if self.parking.settle_end != 0:
             self.settle_some(False)
-        if self.lags() and not self.held_up:
+        if not self.held_up:
             self.catch_up(False)
         if self.ephemeral:
             self.drop_excess()
         # Before a look at the ledger: that of an idle channel may not be mapped.
-        if count == 0 or self.ledger.header.paused:
-            return 0
-        depth = self.deliverable()
+        if len(self.consumers) != 0 and not self.ledger.header.paused:
+            self.share_out(delivered_before)
+        if self.rate_limit is not None:
+            # Do not test only the current tokens: a token that arrived after the last check would leave the channel
+            # without a timer. A turn that had tokens and delivered nothing was not held up by them.
+            self.throttled = self.available() != 0 and (
+                began_without_tokens or self.delivered_count != delivered_before or self.deliverable() == 0)
+            self.set_next_timer(mono_ns())
+        return 0
+
+    cdef int share_out(self, uint64_t delivered_before) except -1:
+        """Share the deliverable messages among the nearest consumers that can take them, each at most its part."""
+        cdef Consumer consumer
+        cdef uint64_t depth = self.deliverable()
+        cdef uint64_t quota
+        cdef Py_ssize_t at, ready_count, count = len(self.consumers)
+        cdef int32_t nearest = 0
         if depth == 0:
             return 0
         ready_count = count_ready(self.consumers, &nearest)
@@ -304,25 +351,32 @@ cdef class ChannelCore(ChannelCursor):
                 self.serve(consumer, quota)
                 if self.deliverable() == 0 or len(self.consumers) != count:
                     break
-                if not self.feed.scheduler.has_work():
-                    self.feed.scheduler.request_wake(self)
+                if not self.readable.scheduler.has_work():
+                    self.readable.scheduler.request_wake(self)
                     break
         self.rotation = <uint64_t> at
-        self.note_finished_ahead()
-        self.ask_for_another_turn(depth, delivered_before)
-        self.note_cursor()
+        self.cursor.note_finished_ahead()
+        self.request_another_turn(depth, delivered_before)
+        self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return 0
 
     cdef uint64_t deliverable(self) noexcept:
-        """Count the messages that may be delivered now. A limit of the channel's may make it less than the depth."""
-        return self.available()
+        """Count the messages that may be delivered now: the depth, as far as the rate limit allows."""
+        cdef uint64_t count = self.available()
+        if self.rate_limit is not None and count != 0:
+            count = min(count, self.rate_limit.available(mono_ns()))
+        return count
 
     cdef int serve(self, Consumer consumer, uint64_t quota) except -1:
-        """Let a consumer take up to `quota` messages."""
-        return consumer.deliver(quota)
+        """Let a consumer take up to `quota` messages, as far as the rate limit allows."""
+        cdef uint64_t before = consumer.message_count
+        if self.rate_limit is None:
+            return consumer.deliver(quota)
+        consumer.deliver(min(quota, self.rate_limit.available(mono_ns())))
+        return self.rate_limit.spend(consumer.message_count - before)
 
-    cdef int ask_for_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1:
+    cdef int request_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1:
         """Schedule another run if this one made progress and left both messages and a consumer that can take them.
 
         depth, delivered_before: as this run began. A deferred message that could not be parked is delivered without
@@ -333,29 +387,33 @@ cdef class ChannelCore(ChannelCursor):
         if left != 0 and (left < depth or self.delivered_count != delivered_before):
             for consumer in self.consumers:
                 if consumer.can_take():
-                    self.feed.scheduler.request_wake(self)
+                    self.readable.scheduler.request_wake(self)
                     break
         return 0
 
     cdef int on_time(self, int64_t now_ns) except -1:
-        if self.held_up:
+        if self.held_up or self.throttled or self.dead_letters.pending.count != 0:
             self.held_up = False
-            self.feed.scheduler.request_wake(self)
+            self.readable.scheduler.request_wake(self)
         self.expire(now_ns)
         self.release_due(wall_ns())
         self.set_next_timer(now_ns)
         return 0
 
     cdef int set_next_timer(self, int64_t now_ns) except -1:
-        """Ask to be called when the next message times out or is due."""
-        cdef int64_t due = self.slots.deadlines.peek_due()
+        """Set the timer to the next timeout, due time, token or retry of dead letters."""
+        cdef int64_t due = self.slots.next_deadline()
         cdef int64_t wait_ns
-        if self.parked is not None and (<Parked> self.parked).dues.count:
-            wait_ns = (<Parked> self.parked).dues.peek_due() - wall_ns()
+        if self.parking.waiting_count() != 0:
+            wait_ns = self.parking.parked.next_due() - wall_ns()
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> LOOK_AGAIN_NS_MAX))
+        if self.throttled:
+            due = min(due, self.rate_limit.ready_ns())
+        if self.dead_letters.pending.count != 0:
+            due = min(due, self.dead_letters.retry_ns)
         if due != INT64_MAX:
             # Not at once: messages for which no work was left wait until the loop has polled.
-            self.feed.scheduler.set_timer(self, max(due, now_ns + 1))
+            self.readable.scheduler.set_timer(self, max(due, now_ns + 1))
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
@@ -364,10 +422,10 @@ cdef class ChannelCore(ChannelCursor):
         cdef uint32_t slot
         cdef Slot held
         cdef Consumer consumer
-        while self.slots.deadlines.peek_due() <= now_ns and (count == 0 or self.feed.scheduler.spend(DUE_WORK)):
-            slot = self.slots.deadlines.peek_slot()
+        while self.slots.next_deadline() <= now_ns and (count == 0 or self.readable.scheduler.spend(DUE_WORK)):
+            slot = self.slots.next_slot()
             held = self.slots.slots[slot]
-            self.give_back(held.record, held.attempts, held.source)
+            self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
             consumer = self.consumer_of.get(held.consumer)
@@ -375,34 +433,108 @@ cdef class ChannelCore(ChannelCursor):
                 consumer.in_flight -= 1
             count += 1
         if count:
-            self.feed.scheduler.request_wake(self)
+            self.readable.scheduler.request_wake(self)
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
         """Move parked messages that are due to the ring, paused or not, as far as the work goes. Returns: how many."""
         cdef int count = 0
         cdef const Record* record
-        if self.parked is None:
+        if self.parking.parked is None:
             return 0
-        while count == 0 or self.feed.scheduler.spend(DUE_WORK):
-            record = (<Parked> self.parked).pop_due(wall_now_ns)
+        while count == 0 or self.readable.scheduler.spend(DUE_WORK):
+            record = self.parking.parked.pop_due(wall_now_ns)
             if record == NULL:
                 break
-            self.give_back(record, record_attempts(record), FROM_PARKED)
+            self.dead_letters.add_returned(record, record_attempts(record), FROM_PARKED)
             count += 1
         if count:
-            self.feed.scheduler.request_wake(self)
+            self.readable.scheduler.request_wake(self)
         return count
 
+    cdef int park_batch(self, const Record* first, uint32_t count) except -1:
+        """Park those of `count` consecutive records that have a due time. Room is made, and the channel lags not."""
+        self.parking.park_batch(first, count)
+        return self.after_parking()
+
+    cdef int after_parking(self) except -1:
+        """Take note that messages may have been parked: of their origins, and of their due times."""
+        self.note_parking()
+        return self.set_next_timer(mono_ns())
+
+    cdef int note_parking(self) except -1:
+        """Keep the set of channels whose origins wait for a sync up to date."""
+        if self.in_parking != self.parking.awaits_sync():
+            self.in_parking = not self.in_parking
+            if self.in_parking:
+                self.readable.parking.add(self)
+            else:
+                self.readable.parking.discard(self)
+        return 0
+
+    cdef int catch_up(self, bint whole) except -1:
+        """Go on parking lagging messages, now as far as the work of this turn goes, and then in turns to come.
+
+        whole: all now. If there is no space to park, a timer retries.
+        """
+        cdef Progress progress
+        if not self.parking.lags():
+            return 0
+        progress = self.parking.catch_up(whole)
+        if progress == MORE_TO_PARK:
+            self.readable.scheduler.request_wake(self)
+        elif progress == NO_SPACE_TO_PARK:
+            self.retry_soon()
+        return self.after_parking()
+
+    def park_on(self):
+        """Go on parking lagging messages, from Python."""
+        self.catch_up(False)
+
+    def park_deferred(self, uint64_t end):
+        """After a start: park every record of the topic's log below `end` that has a due time and is not parked yet.
+
+        Cost: walks the records between the last parked one and `end`. Records for which there is no space stay in the
+        queue; the channel lags, so nothing behind them is parked before: `parked_below` speaks for all below it.
+        """
+        self.parking.lag_below(end)
+        self.catch_up(True)
+
+    cdef int settle_some(self, bint whole) except -1:
+        """Settle origins whose parked records are durable, as far as the work of this turn goes. whole: all now."""
+        if not self.parking.settle_some(whole):
+            self.readable.scheduler.request_wake(self)
+        return self.note_parking()
+
+    def settle(self, uint64_t end, bint whole=False):
+        """Finish the origins of parked records below an ordinal, which are on stable storage.
+
+        As far as the work of this turn goes, and the rest in turns to come. whole: all now.
+        """
+        self.parking.settle_end = max(self.parking.settle_end, end)
+        self.settle_some(whole)
+
+    def note_settled(self, uint64_t end):
+        """Note that the origins of parked records below an ordinal are finished on stable storage."""
+        self.parking.parked.note_settled(end)
+
+    def note_dropped(self, uint64_t end):
+        """Note that the ledger says on stable storage that parked records below `end` were dropped."""
+        self.parking.parked.finish_dropped(end)
+
+    def adopt_parked(self, ParkedLog parked not None):
+        """Take up the parked log of an earlier run, before `recover`."""
+        self.parking.adopt(parked)
+
     cdef int drop_excess(self) except -1:
-        """Keep an ephemeral channel within --mem-queue-size, unless a consumer waits: it takes in this very turn.
+        """Keep an ephemeral channel within --mem-queue-size, unless a consumer takes messages in this very turn.
 
         Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
         """
         cdef Consumer consumer
-        if self.available() <= self.memory_count_max or self.lags():
+        if self.available() <= self.memory_count_max or self.parking.lags():
             return 0
-        if not self.ledger.header.paused:
+        if not self.ledger.header.paused and self.deliverable() != 0:
             for consumer in self.consumers:
                 if consumer.can_take():
                     return 0
@@ -411,8 +543,87 @@ cdef class ChannelCore(ChannelCursor):
     cdef int drop_beyond(self) except -1:
         """Finish the newest messages beyond --mem-queue-size unread; there are some."""
         cdef uint64_t excess = min(
-            self.available() - self.memory_count_max, self.feed.end - self.ledger.header.cursor)
-        return self.ledger.finish_range(self.feed.end - excess, self.feed.end)
+            self.available() - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
+        return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
+
+    cdef bint sort_rest(self) except -1:
+        """Sort by the limit of attempts as far as the work of this turn goes.
+
+        Returns: True if all messages are sorted; if not, another run follows.
+        """
+        while not self.dead_letters.sort_some(self.readable.scheduler):
+            if not self.readable.scheduler.has_work():
+                self.readable.scheduler.request_wake(self)
+                return False
+        return True
+
+    cdef int publish_dead_letters(self) except -1:
+        """Publish a bounded number of pending dead letters."""
+        cdef DeadLetterPolicy policy = self.dead_letters
+        cdef int64_t now_ns = mono_ns()
+        cdef list letters = []
+        topic = policy.topic_for(now_ns)
+        if topic is not None:
+            error = None
+            try:
+                while policy.may_publish() and len(letters) < DEAD_LETTERS_PER_TURN:
+                    letters.append(self.publish_dead_letter(topic))
+            except StorageError as failure:
+                error = failure
+            finally:
+                policy.finish_round(now_ns, topic, letters, error)
+                if policy.unsynced.count != 0:
+                    topic.dead_letter_sources.add(self)
+        self.set_next_timer(now_ns)
+        return 0
+
+    cdef tuple publish_dead_letter(self, topic):
+        """Publish the first pending dead letter. Returns: (id, attempts, id of the dead letter). Raises: StorageError.
+
+        Without durable parking its message is finished at once, else when a sync has covered the dead letter.
+        """
+        cdef ReadyEntry entry = self.dead_letters.pending.at(self.dead_letters.pending.first)[0]
+        cdef const Record* record = entry.record
+        cdef uint64_t guid = record.guid
+        # Finishing the message must not fail any more.
+        self.reach(record, entry.source)
+        letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
+        self.dead_letters.note_published(&entry, topic, self.parking.durable)
+        if not self.parking.durable:
+            self.finish_dead_letter(&entry)
+        return (guid, entry.attempts, letter)
+
+    cdef int finish_dead_letter(self, const ReadyEntry* entry) except -1:
+        """Finish a message whose dead letter is published, and durable if that is asked for."""
+        self.finish_record(entry.record, entry.source)
+        self.ledger.header.dead_letter_count += 1
+        if self.on_finished is not None:
+            # A power failure would make another dead letter of the message after this one may be finished.
+            self.on_finished(self)
+        return 0
+
+    def settle_dead_letters(self):
+        """Finish the messages whose dead letters are on stable storage. Called after a sync of the topic with these."""
+        cdef ReadyEntry entry
+        while self.dead_letters.take_synced(&entry):
+            self.finish_dead_letter(&entry)
+        if self.dead_letters.may_publish():
+            self.readable.scheduler.request_wake(self)
+
+    def limit_rate(self, RateLimit rate_limit):
+        """Deliver at most the messages that a token bucket allows, from now on; None: without limit."""
+        self.rate_limit = rate_limit
+        self.throttled = False
+        self.readable.scheduler.request_wake(self)
+
+    def limit_attempts(self, uint16_t attempts_max):
+        """Make dead letters of messages that have been delivered this often, from now on; 0: of none.
+
+        Of many messages waiting for redelivery some are sorted at once, the others in the channel's next turns.
+        """
+        self.dead_letters.change_limit(attempts_max)
+        self.dead_letters.sort_some(self.readable.scheduler)
+        self.readable.scheduler.request_wake(self)
 
     def take_message(self, Consumer consumer not None):
         """Take one message from Python (tests, cold paths), for a consumer whatever its RDY.
@@ -422,7 +633,7 @@ cdef class ChannelCore(ChannelCursor):
         cdef Delivery delivery
         if not self.take(consumer, mono_ns(), &delivery):
             return None
-        self.note_cursor()
+        self.cursor.save_place()
         self.set_next_timer(mono_ns())
         return (delivery.record.guid, delivery.attempts, delivery.record.timestamp_ns,
                 record_body(delivery.record)[:delivery.record.size_bytes])
@@ -461,12 +672,13 @@ cdef class ChannelCore(ChannelCursor):
         self.ledger.header.paused = paused
         self.ledger.change_count += 1
         if not paused:
-            self.feed.scheduler.request_wake(self)
+            self.readable.scheduler.request_wake(self)
 
     cdef int forget_deliveries(self) except -1:
         """Forget what is in flight and what waits for redelivery; the ledger is about to be reset."""
         self.slots.clear()
         self.ready.clear()
+        self.dead_letters.clear()
         return 0
 
     cdef int start_over(self, Position position) except -1:
@@ -475,63 +687,38 @@ cdef class ChannelCore(ChannelCursor):
         Raises: StorageError, at most before anything is changed.
         """
         cdef Consumer consumer
-        self.ledger.reset(position.ordinal, 0 if self.parked is None else (<Parked> self.parked).log.end)
+        self.ledger.reset(position.ordinal, self.parking.parked_end())
         self.forget_deliveries()
         for consumer in self.consumers:
             consumer.in_flight = 0
-        self.segment, self.offset = position.segment, position.offset
-        self.note_cursor()
-        if self.parked is not None:
-            (<Parked> self.parked).drop_all()
-            self.note_all_settled()
-            if not self.parks_durably:
-                self.note_dropped((<Parked> self.parked).dropped_below)
-        self.unsettled_ahead = 0
-        self.moved_ahead = None
-        self.settle_end = 0
-        self.forget_lag()
-        self.feed.trim_wanted = True
-        self.feed.scheduler.request_wake(self.feed)
-        self.feed.scheduler.request_wake(self)
+        self.cursor.move_to(position.segment, position.offset)
+        self.cursor.save_place()
+        self.parking.drop_all()
+        self.note_parking()
+        self.readable.request_trim()
+        self.readable.scheduler.request_wake(self)
         return 0
 
     def empty(self):
         """Drop what is queued, in flight and deferred; the clients' in-flight counts become zero."""
-        self.start_over(self.feed.end_position())
+        self.start_over(self.readable.end_position())
         # Nothing times out and nothing is due any more.
-        self.feed.scheduler.drop_timer(self)
+        self.readable.scheduler.drop_timer(self)
 
     def abandon(self):
         """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
-        cdef Position position = self.feed.log.end_position()
+        cdef Position position = self.readable.log.end_position()
         assert len(self.consumers) == 0
-        self.segment, self.offset = position.segment, position.offset
+        self.cursor.move_to(position.segment, position.offset)
         self.forget_deliveries()
-        if self.parked is not None:
-            (<Parked> self.parked).abandon()
-        self.unsettled_ahead = 0
-        self.moved_ahead = None
-        self.settle_end = 0
-        self.forget_lag()
-        self.feed.scheduler.drop_timer(self)
-
-    def attempts_noted(self):
-        """Return {(source, ordinal): deliveries so far} of what is in flight or waits for redelivery."""
-        noted = {}
-        cdef uint32_t index
-        cdef ReadyEntry entry
-        cdef Slot* held
-        for index in range(self.slots.deadlines.count):
-            held = &self.slots.slots[self.slots.deadlines.entries[index].slot]
-            noted[(held.source, record_ordinal(held.record))] = held.attempts
-        for index in range(self.ready.count):
-            entry = self.ready.entries[(self.ready.head + index) & (self.ready.capacity - 1)]
-            noted[(entry.source, record_ordinal(entry.record))] = entry.attempts
-        return noted
+        self.parking.abandon()
+        self.readable.scheduler.drop_timer(self)
 
     def note_cancelled(self, uint64_t ordinal):
-        """Have a seek leave a record of the topic's log out. The Python half knows where that is kept."""
-        raise NotImplementedError("the subclass opens the list")
+        """Have a seek leave a record of the topic's log out. Raises: StorageError (nothing changed)."""
+        if self.cancelled is None:
+            self.cancelled = self.files.open_cancelled()
+        self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)
 
     def close_consumers(self):
         """Return the clients and forget them, for whoever closes their sockets."""
@@ -540,12 +727,26 @@ cdef class ChannelCore(ChannelCursor):
         return consumers
 
     @property
+    def parked(self):
+        """The parked log; None until a message is parked."""
+        return self.parking.parked
+
+    @property
+    def parks_durably(self) -> bool:
+        """Whether origins of parked records are settled by syncs, and not at once."""
+        return self.parking.durable
+
+    @parks_durably.setter
+    def parks_durably(self, bint durable):
+        self.parking.durable = durable
+
+    @property
     def paused(self) -> bool:
         return bool(self.ledger.header.paused)
 
     @property
     def depth(self) -> int:
-        return self.available()
+        return self.available() + self.dead_letters.pending.count
 
     @property
     def backend_depth(self) -> int:
@@ -558,12 +759,12 @@ cdef class ChannelCore(ChannelCursor):
 
     @property
     def deferred_count(self) -> int:
-        return self.pending() + (0 if self.parked is None else (<Parked> self.parked).count())
+        return self.parking.pending() + self.parking.waiting_count()
 
     @property
     def message_count(self) -> int:
         # After a power failure what is shown may end before the channel began.
-        return max(self.feed.end, self.ledger.header.start) - self.ledger.header.start
+        return max(self.readable.end, self.ledger.header.start) - self.ledger.header.start
 
     @property
     def finish_count(self) -> int:
@@ -577,8 +778,20 @@ cdef class ChannelCore(ChannelCursor):
     def timeout_count(self) -> int:
         return self.ledger.header.timeout_count
 
+    @property
+    def dead_letter_count(self) -> int:
+        return self.ledger.header.dead_letter_count
+
+    @property
+    def dead_letters_pending(self) -> int:
+        return self.dead_letters.pending.count
+
+    @property
+    def dead_letters_unsynced(self) -> int:
+        return self.dead_letters.unsynced.count
+
     def check(self):
         """Assert the invariants that relate the parts. Cost: O(capacity of the ledger)."""
-        assert self.ledger.header.cursor <= self.feed.end
+        assert self.ledger.header.cursor <= self.readable.end
         assert self.slots.deadlines.count == self.slots.ids.count == self.slots.count()
         self.ledger.check()

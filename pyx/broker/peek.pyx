@@ -23,9 +23,9 @@ import heapq
 cimport cython
 from libc.stdint cimport INT64_MAX, uint32_t
 
-from pyqd.hot.broker.limited cimport LimitedChannel
-from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
@@ -68,19 +68,19 @@ def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_
     return ring_page(channel.ready, number, count_max, body_bytes_max)
 
 
-def dead_letter_page(LimitedChannel channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
+def dead_letter_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
     """Return (rows, number to go on with, at the end?) of the dead letters that wait to be published."""
-    return ring_page(channel.doomed, number, count_max, body_bytes_max)
+    return ring_page(channel.dead_letters.pending, number, count_max, body_bytes_max)
 
 
 cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
-    cdef uint64_t end = ring.first + ring.count
+    cdef uint64_t end = ring.end()
     cdef const ReadyEntry* entry
     cdef uint64_t room_bytes = PAGE_BYTES_MAX
     rows = []
     number = max(number, ring.first)
     while number < end and <uint64_t> len(rows) < count_max and room_bytes:
-        entry = &ring.entries[ring.place(number)]
+        entry = ring.at(number)
         rows.append(row_of(entry.record, entry.attempts, body_bytes_max, entry.source == FROM_TOPIC))
         room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
         number += 1
@@ -98,11 +98,11 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
     cdef const Slot* held
     rows = []
     while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and room_bytes:
-        if channel.slots.deadlines.contains(at):
-            held = &channel.slots.slots[at]
+        held = channel.slots.used(at)
+        if held != NULL:
             rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
                 channel.consumer_of.get(held.consumer), held.delivered_ns + since_mono_ns,
-                channel.slots.deadlines.due_of(at) + since_mono_ns))
+                channel.slots.deadline_of(at) + since_mono_ns))
             room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1
     return rows, at, at >= channel.slots.capacity
@@ -123,7 +123,7 @@ cdef class DeferredSearch:
 
     def look(self):
         """Look on, in a bounded part. Returns: whether the page is found."""
-        cdef Parked parked = self.channel.parked
+        cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t cost = 0
         if parked is None:
             return True
@@ -143,7 +143,7 @@ cdef class DeferredSearch:
 
     cdef bint look_near(self) except -1:
         """Take the page from the top of the heap, in order. Returns: False where it is too far down."""
-        cdef Parked parked = self.channel.parked
+        cdef ParkedLog parked = self.channel.parking.parked
         cdef const Entry* entries = parked.dues.entries
         cdef uint64_t count = parked.dues.count
         cdef uint64_t index, child
@@ -166,11 +166,11 @@ cdef class DeferredSearch:
 
     cdef int add_slot(self, uint64_t slot) except -1:
         """Keep a slot if it is among the first so far. Returns: whether it is."""
-        cdef Parked parked = self.channel.parked
+        cdef ParkedLog parked = self.channel.parking.parked
         cdef int64_t due_ns
-        if not parked.dues.contains(<uint32_t> slot):
+        if parked.waiting_in(<uint32_t> slot) == NULL:
             return False
-        due_ns = parked.dues.due_of(<uint32_t> slot)
+        due_ns = parked.due_in(<uint32_t> slot)
         if due_ns < self.after_due_ns or (due_ns == self.after_due_ns and <int64_t> slot <= self.after_slot):
             return False
         if due_ns > self.worst_due_ns or (due_ns == self.worst_due_ns and <int64_t> slot > self.worst_slot):
@@ -186,7 +186,7 @@ cdef class DeferredSearch:
 
     def page(self, uint64_t body_bytes_max):
         """Return (rows, (due time, slot) to go on behind, at the end?), once the page is found."""
-        cdef Parked parked = self.channel.parked
+        cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t room_bytes = PAGE_BYTES_MAX
         cdef const Record* record
         cdef uint32_t slot
@@ -199,8 +199,8 @@ cdef class DeferredSearch:
                 break
             seen += 1
             after = (due_ns, slot)
-            if parked.dues.contains(slot) and parked.dues.due_of(slot) == due_ns:
-                record = parked.records[slot]
+            record = parked.waiting_in(slot)
+            if record != NULL and parked.due_in(slot) == due_ns:
                 rows.append(row_of(record, record_attempts(record), body_bytes_max, False))
                 room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
         return rows, after, seen < self.count_max and seen == <uint64_t> len(self.best)
@@ -213,16 +213,16 @@ cdef class QueueWalk:
     channel: None: what the topic holds and has shown to no channel. ordinal: where to begin.
     """
 
-    def __init__(self, Feed feed not None, ChannelCore channel, uint64_t ordinal):
-        self.feed = feed
+    def __init__(self, TopicCore topic not None, ChannelCore channel, uint64_t ordinal):
+        self.readable = topic.readable
         self.channel = channel
-        self.ordinal = max(ordinal, feed.end if channel is None else channel.ledger.header.cursor)
+        self.ordinal = max(ordinal, self.readable.end if channel is None else channel.ledger.header.cursor)
         self.ordinal = self.next_unfinished(self.ordinal)
         self.rows = []
         self.room_bytes = PAGE_BYTES_MAX
 
     cdef uint64_t end(self) noexcept:
-        return self.feed.log.end if self.channel is None else self.feed.end
+        return self.readable.log.end if self.channel is None else self.readable.end
 
     @property
     def at_end(self) -> bool:
@@ -244,15 +244,15 @@ cdef class QueueWalk:
         if record.flags & RECORD_LOST:
             return True
         return self.channel is not None and (
-            self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.is_origin_ahead(record))
+            self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.parking.is_origin_ahead(record))
 
     def walk(self, LogReader reader not None, uint64_t count_max, uint64_t body_bytes_max):
         """Walk on, over a bounded part. reader: of the log, prepared for `ordinal`. Returns: whether the page is full.
 
         The cursor may have gone on meanwhile. What lies at the cursor needs no preparing.
         """
-        cdef Log log = self.feed.log
-        cdef uint64_t start = self.feed.end if self.channel is None else self.channel.ledger.header.cursor
+        cdef Log log = self.readable.log
+        cdef uint64_t start = self.readable.end if self.channel is None else self.channel.ledger.header.cursor
         cdef uint64_t left = RECORDS_PER_TURN
         cdef uint64_t offset, ordinal, unfinished
         cdef Segment segment
@@ -262,8 +262,8 @@ cdef class QueueWalk:
             return True
         segment = log.segment_of(self.ordinal)
         ordinal = max(self.ordinal, segment.first_ordinal)
-        if self.channel is not None and ordinal == start and self.channel.segment is segment:
-            offset = self.channel.offset
+        if self.channel is not None and ordinal == start and self.channel.cursor.segment is segment:
+            offset = self.channel.cursor.offset
         else:
             offset = reader.offset_of(segment, ordinal, &ordinal)
         while left and ordinal < self.end():

@@ -3,7 +3,7 @@
 The files say nearly all: what the ledger has no bit for and lies below its cursor was handed out, what the parked log
 keeps waits for its due time, or was handed out and says so itself. Only a clean stop notes the attempts of the rest.
 Parking leaves two records of a message for a while; the start finishes the one in the topic's log (see
-pyx/broker/parked.pyx).
+pyx/broker/parked_log.pyx).
 
 The order: `begin_at` where a channel takes over messages, `finish_twins` where there may be twins past the cursor, then
 `recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
@@ -12,11 +12,10 @@ The order: `begin_at` where a channel takes over messages, `finish_twins` where 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.feed cimport Feed
-from pyqd.hot.broker.parked cimport Parked
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.diskqueue.ledger cimport Ledger
-from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
@@ -35,22 +34,22 @@ def start_ledger(Ledger ledger not None, Position position not None):
 
 def begin_at(ChannelCore channel not None, Position position not None):
     """Have a channel that an earlier run left begin at another place, before anything of it is recovered."""
-    assert channel.parked is None, "what is parked was taken up before"
+    assert channel.parking.parked is None, "parked messages were taken up before"
     start_ledger(channel.ledger, position)
-    channel.segment, channel.offset = position.segment, position.offset
+    channel.cursor.move_to(position.segment, position.offset)
 
 
-def cursor_position(Ledger ledger not None, Feed feed not None):
-    """Return the Position of a ledger's cursor in its log, from the place noted where that still holds."""
-    return feed.log.position_at(
+def cursor_position(Ledger ledger not None, Log log not None):
+    """Return the Position of a ledger's cursor in its log, from the place it stored if that is still right."""
+    return log.position_at(
         ledger.header.cursor_segment, ledger.header.cursor_offset, ledger.header.cursor)
 
 
 def has_moved_twins(ChannelCore channel not None):
     """Say, after a start, whether origins past the cursor may be among the records without a due time."""
     return (
-        channel.parked is not None
-        and channel.ledger.header.moved_until > (<Parked> channel.parked).ledger.header.parked_below)
+        channel.parking.parked is not None
+        and channel.ledger.header.moved_until > channel.parking.parked.ledger.header.parked_below)
 
 
 def finish_twins(ChannelCore channel not None):
@@ -58,30 +57,23 @@ def finish_twins(ChannelCore channel not None):
 
     Cost: O(records up to the last one that was parked since the last sync).
     """
-    cdef Position position = channel.feed.log.locate(channel.ledger.header.cursor)
+    cdef Position position = channel.readable.log.locate(channel.ledger.header.cursor)
     cdef Segment segment = position.segment
     cdef uint64_t offset = position.offset
-    cdef uint64_t left = 0 if channel.parked is None else (<Parked> channel.parked).last_twin_guid
+    cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_twin_guid
     cdef const Record* record
-    forget_parked_below(channel)
+    channel.parking.look_again_below_cursor()
     while segment is not None:
-        channel.feed.log.ready(segment)
+        channel.readable.log.ready(segment)
         while offset < segment.tail:
             record = <const Record*> (segment.base + offset)
             if record.guid > left:
                 return
-            if channel.is_parked(record) and not channel.ledger.is_finished(record_ordinal(record)):
+            if channel.parking.is_parked(record) and not channel.ledger.is_finished(record_ordinal(record)):
                 channel.ledger.try_finish(record_ordinal(record))
             offset += record_span(record.size_bytes)
         segment = segment.next
         offset = SEGMENT_HEADER_BYTES
-
-
-cdef int forget_parked_below(ChannelCore channel) except -1:
-    """Before `recover`: look again at the records past the cursor, which of them are parked."""
-    channel.ledger.header.parked_below = min(
-        channel.ledger.header.parked_below, channel.ledger.header.cursor)
-    return 0
 
 
 def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
@@ -98,12 +90,12 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     cdef Segment segment = None
     cdef uint64_t offset = 0
     cdef const Record* record
-    if channel.parked is not None and (<Parked> channel.parked).twins.count != 0:
-        forget_parked_below(channel)
+    if channel.parking.parked is not None and channel.parking.parked.twins.count != 0:
+        channel.parking.look_again_below_cursor()
     for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):
         if position is None or ordinal >= position.segment.end_ordinal():
-            position = channel.feed.log.locate(ordinal)
-            channel.feed.log.ready(position.segment)
+            position = channel.readable.log.locate(ordinal)
+            channel.readable.log.ready(position.segment)
             segment, offset = position.segment, position.offset
         if position.ordinal > ordinal:
             continue
@@ -111,24 +103,28 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
         while record_ordinal(record) < ordinal:
             offset += record_span(record.size_bytes)
             record = <const Record*> (segment.base + offset)
-        if record.flags & RECORD_LOST or channel.is_parked(record):
+        if record.flags & RECORD_LOST or channel.parking.is_parked(record):
             channel.ledger.try_finish(ordinal)
             continue
         # Only a power failure can take a parked record away and leave a message that was never delivered.
         presumed = 0 if power_failed and record.due_ns > wall_ns() else 1
         attempts = attempts_of.get((FROM_TOPIC, ordinal), presumed)
-        if record.due_ns <= wall_ns() or channel.is_spent(attempts) or not channel.try_park_published(record, attempts):
-            channel.give_back(record, attempts, FROM_TOPIC)
+        if (
+            record.due_ns <= wall_ns() or channel.dead_letters.is_spent(attempts)
+            or not channel.parking.try_park_published(record, attempts)
+        ):
+            channel.dead_letters.add_returned(record, attempts, FROM_TOPIC)
+    channel.note_parking()
 
 
 def recover_parked(ChannelCore channel not None, dict attempts_of):
     """After a start: what of the parked log was handed out goes to the ring, with its attempts; the rest waits."""
-    cdef Parked parked = channel.parked
+    cdef ParkedLog parked = channel.parking.parked
     cdef const Record* record
     cdef uint32_t slot
     for slot in range(parked.capacity):
-        if parked.dues.contains(slot):
-            record = parked.records[slot]
+        record = parked.waiting_in(slot)
+        if record != NULL:
             # A note of 0 is of one that was due and not delivered yet; a kill leaves no notes.
             attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
             if attempts is None and record.handed_out:
@@ -137,5 +133,27 @@ def recover_parked(ChannelCore channel not None, dict attempts_of):
                 # A power failure has taken the mark. It is needed again: the note is used once.
                 (<Record*> record).handed_out = attempts
             if attempts is not None:
-                channel.give_back(parked.take(slot), attempts, FROM_PARKED)
+                channel.dead_letters.add_returned(parked.take(slot), attempts, FROM_PARKED)
     channel.set_next_timer(mono_ns())
+
+
+def attempts_by_record(ChannelCore channel not None):
+    """Return {(source, ordinal): deliveries so far} of all messages that were delivered and are not finished.
+
+    A clean stop saves them for `recover`.
+    """
+    cdef dict attempts = {}
+    cdef uint32_t slot
+    cdef uint64_t number
+    cdef const Slot* held
+    cdef const ReadyEntry* entry
+    cdef ReadyRing ring
+    for slot in range(channel.slots.capacity):
+        held = channel.slots.used(slot)
+        if held != NULL:
+            attempts[(held.source, record_ordinal(held.record))] = held.attempts
+    for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
+        for number in range(ring.first, ring.end()):
+            entry = ring.at(number)
+            attempts[(entry.source, record_ordinal(entry.record))] = entry.attempts
+    return attempts

@@ -15,8 +15,8 @@ on.
 A message that was cancelled stays so: a seek marks it as finished. The channel keeps a list of such messages, a bit for
 each in `cancelled.ledger`; a start marks what a kill left unmarked.
 
-Invariants: 1. the target is in `[log.first, feed.end]`. 2. holes at or above the floor are marked as finished,
-up to `feed.end`.
+Invariants: 1. the target is in `[log.first, readable.end]`. 2. holes at or above the floor are marked as finished,
+up to `readable.end`.
 """
 
 cimport cython
@@ -67,7 +67,7 @@ cdef uint64_t cancelled_in(ChannelCore channel, uint64_t start, uint64_t end) no
 
 def seek_target(ChannelCore channel not None, uint64_t ordinal):
     """Return where a seek to an ordinal goes: clamped to what is kept and what the channel may read."""
-    return min(max(ordinal, channel.feed.log.first.first_ordinal), channel.feed.end)
+    return min(max(ordinal, channel.readable.log.first.first_ordinal), channel.readable.end)
 
 
 def seek_effect(ChannelCore channel not None, uint64_t target):
@@ -78,10 +78,10 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
     in_flight, parked: what is dropped of that; depth: afterwards.
     """
     cdef Ledger ledger = channel.ledger
-    cdef Log log = channel.feed.log
+    cdef Log log = channel.readable.log
     cdef uint64_t floor = ledger.header.floor
     cdef uint64_t cursor = ledger.header.cursor
-    cdef uint64_t end = channel.feed.end
+    cdef uint64_t end = channel.readable.end
     cdef uint64_t ahead = max(target, cursor)
     cdef uint64_t left_out = cancelled_in(channel, target, end)
     cdef uint64_t holes, redeliver, finished, skip = 0
@@ -122,7 +122,7 @@ cdef class SeekPlace:
         """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
         cdef const Record* record
         cdef uint64_t left = RECORDS_PER_TURN
-        cdef uint64_t end = min(topic.end, topic.state.deferred_below)
+        cdef uint64_t end = min(topic.readable.end, topic.state.deferred_below)
         cdef uint64_t found = 0
         cdef uint64_t change_count = 0 if self.channel.cancelled is None else self.channel.cancelled.change_count
         if (
@@ -176,18 +176,18 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     cdef uint64_t finished_end = target
     cdef list left_out = []
     if channel.cancelled is not None:
-        left_out = channel.cancelled.marked(target, channel.feed.log.end)
+        left_out = channel.cancelled.marked(target, channel.readable.log.end)
     if left_out:
         finished_end = <uint64_t> left_out[len(left_out) - 1] + 1
-    for _, end in channel.feed.log.holes:
-        finished_end = max(finished_end, min(end, channel.feed.end))
+    for _, end in channel.readable.log.holes:
+        finished_end = max(finished_end, min(end, channel.readable.end))
     if finished_end > target:
         # All that may fail comes before the first change.
         ledger.reach(ledger.header.floor + finished_end - 1 - target)
-    assert channel.feed.log.first.first_ordinal <= target <= channel.feed.end
-    channel.start_over(channel.feed.log.locate(target) if place is None else place.position)
+    assert channel.readable.log.first.first_ordinal <= target <= channel.readable.end
+    channel.start_over(channel.readable.log.locate(target) if place is None else place.position)
     if place is not None:
-        channel.lag_counted(place.position, place.count)
+        channel.parking.lag_counted(place.position, place.count)
     for ordinal in left_out:
         ledger.finish(ordinal)
-    channel.finish_missing(target, channel.feed.end)
+    channel.cursor.finish_missing(target, channel.readable.end)

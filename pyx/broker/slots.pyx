@@ -15,6 +15,7 @@ cimport cython
 from libc.string cimport memcpy
 
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+from pyqd.hot.primitives.debug cimport debug_require
 
 cdef enum:
     SLOTS_MIN = 16
@@ -71,6 +72,8 @@ cdef class SlotTable:
 
     cdef int remove(self, uint32_t slot) except -1:
         """Forget a slot that is in use."""
+        debug_require(slot < self.capacity)
+        debug_require(self.deadlines.contains(slot))
         self.deadlines.remove(slot)
         self.ids.take(self.slots[slot].record.guid)
         self.free_slots[self.free_count] = slot
@@ -102,13 +105,14 @@ cdef class ReadyRing:
         if self.count == self.capacity:
             self.grow()
         self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(
-            record=record, print=print_of(record.guid), attempts=attempts, source=source)
+            record=record, fingerprint=fingerprint(record.guid), attempts=attempts, source=source)
         self.count += 1
         return 0
 
     cdef ReadyEntry pop(self) noexcept:
         """Take the oldest entry; the ring is not empty."""
         cdef ReadyEntry entry = self.entries[self.head]
+        debug_require(self.count != 0)
         self.head = (self.head + 1) & (self.capacity - 1)
         self.count -= 1
         self.first += 1
@@ -120,7 +124,7 @@ cdef class ReadyRing:
         """Take an entry out, wherever it is. Cost: O(entries before it)."""
         assert self.first <= number < self.first + self.count
         while number > self.first:
-            self.entries[self.place(number)] = self.entries[self.place(number - 1)]
+            self.at(number)[0] = self.at(number - 1)[0]
             number -= 1
         self.pop()
         return 0

@@ -4,9 +4,9 @@
     parked log    | ...                   copies of the 3, due at once | end
 
 The copy goes to the channel's parked log, with id, timestamp and attempts; the slot of one that is in flight, or its
-place in the ring, points at the copy from then on. The old record is the copy's origin, settled like all origins (see
-pyx/broker/parked.pyx): at once, or when a sync has covered the copy. Room for all is made first, so that nothing can
-fail half way.
+place in the ring, points at the copy from then on. The old record is the copy's origin, settled like all origins: at
+once, or when a sync has covered the copy (see pyx/broker/parked_log.pyx). Room for each is made first, so that a
+message is moved whole or not at all.
 
 Only what has been handed out of a topic's log is moved. What lies at or past the cursor is a queue, however long, and
 stays in order.
@@ -20,12 +20,12 @@ not finished is in the slots, or in the ring, or an origin not settled yet, whic
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
-from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.replay cimport finished_in
-from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, Slot
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.wire.record cimport record_body, record_ordinal, record_span
+from pyqd.hot.wire.record cimport record_ordinal
 
 
 def stopped_growing_ns(Segment segment not None):
@@ -39,36 +39,28 @@ def unfinished_below(ChannelCore channel not None, uint64_t end):
     return end - floor - finished_in(channel.ledger, floor, end) if end > floor else 0
 
 
-cdef int move_one(ChannelCore channel, const Record* record, object place) except -1:
-    """Copy one record and let its slot or its place in the ring point there.
+cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) except -1:
+    """Copy one record of the topic's log and let its slot, or its place in the ring, point to the copy.
 
-    Returns: 1, or 0 for one that was moved before. Raises: StorageError, MemoryError (nothing changed).
+    place: its entry in the ring; NULL: it is in flight. Returns: 1, or 0 for a record that was moved before.
+    Raises: StorageError, MemoryError (nothing changed).
     """
-    cdef Parked parked = channel.parked
-    cdef uint64_t ordinal = record_ordinal(record)
-    cdef int64_t slot = channel.slots.ids.get(record.guid)
+    cdef ParkedLog parked = channel.parking.parked
+    cdef int64_t slot = channel.slots.find_record(record)
     cdef uint16_t attempts
-    cdef Record* copy
-    if slot >= 0 and channel.slots.slots[slot].record != record:
-        slot = -1
-    if slot < 0 and place is None:
+    cdef const Record* copy
+    if slot < 0 and place == NULL:
         return 0
-    assert slot < 0 or place is None, "a record is in flight or waits in the ring"
-    attempts = channel.slots.slots[slot].attempts if slot >= 0 else channel.ready.entries[<uint32_t> place].attempts
-    parked.prepare(record_span(record.size_bytes))
-    channel.ledger.reach(ordinal)
-    parked.add_origin(ordinal << 1 | FROM_TOPIC)
-    copy = <Record*> parked.log.append(
-        record.guid, record.timestamp_ns, 0, attempts, record_body(record), record.size_bytes)
-    copy.handed_out = attempts
-    parked.ledger.hand_out()
+    assert slot < 0 or place == NULL, "a record is in flight or waits in the ring"
+    attempts = channel.slots.used(<uint32_t> slot).attempts if slot >= 0 else place.attempts
+    channel.ledger.reach(record_ordinal(record))
+    copy = parked.copy_handed_out(record, FROM_TOPIC, attempts, attempts, 0)
     channel.note_parking()
     if slot >= 0:
-        channel.slots.slots[slot].record = copy
-        channel.slots.slots[slot].source = FROM_PARKED
+        channel.slots.repoint(<uint32_t> slot, copy, FROM_PARKED)
     else:
-        channel.ready.entries[<uint32_t> place].record = copy
-        channel.ready.entries[<uint32_t> place].source = FROM_PARKED
+        place.record = copy
+        place.source = FROM_PARKED
     return 1
 
 
@@ -81,60 +73,54 @@ def move_stragglers(ChannelCore channel not None, Segment segment not None, uint
     cdef const char* start = segment.base
     cdef const char* end = segment.base + segment.tail
     cdef uint64_t moved = 0
-    cdef uint32_t index, at
+    cdef uint32_t index
+    cdef uint64_t number
+    cdef ReadyEntry* entry
     cdef const Slot* held
     assert channel.ledger.header.cursor >= segment.end_ordinal()
     if channel.ledger.header.floor >= segment.end_ordinal():
         return 0
-    if channel.parked is None:
-        channel.parked = channel.open_parked()
-    channel.feed.log.ready(segment)
-    for index in range(channel.ready.count):
+    channel.parking.open()
+    channel.readable.log.ready(segment)
+    for number in range(channel.ready.first, channel.ready.end()):
         if moved == count_max:
             break
-        at = (channel.ready.head + index) & (channel.ready.capacity - 1)
-        if start <= <const char*> channel.ready.entries[at].record < end:
-            moved += move_one(channel, channel.ready.entries[at].record, at)
+        entry = channel.ready.at(number)
+        if start <= <const char*> entry.record < end:
+            moved += move_one(channel, entry.record, entry)
     for index in range(channel.slots.capacity):
         if moved == count_max:
             break
-        held = &channel.slots.slots[index]
-        if start <= <const char*> held.record < end and channel.slots.deadlines.contains(index):
-            moved += move_one(channel, held.record, None)
-    channel.settle_unless_durable()
+        held = channel.slots.used(index)
+        if held != NULL and start <= <const char*> held.record < end:
+            moved += move_one(channel, held.record, NULL)
+    channel.parking.settle_now()
     return moved
 
 
-cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, object place) except -1:
-    """Copy one parked record to the end of its log and let its slot, or its place in the ring, point there.
+cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting, ReadyEntry* place) except -1:
+    """Copy one parked record to the end of its log and let its slot, or its place in the ring, point to the copy.
 
-    waiting: its slot among the due times. place: in the ring. Returns and raises as `move_one`.
+    waiting: its slot in the parked log, if that is not negative. place: its entry in the ring, if that is not NULL.
+    Returns and raises: as `move_one`.
     """
-    cdef Parked parked = channel.parked
-    cdef uint64_t ordinal = record_ordinal(record)
-    cdef int64_t slot = channel.slots.ids.get(record.guid)
-    cdef Record* copy
-    if slot >= 0 and channel.slots.slots[slot].record != record:
-        slot = -1
-    if slot < 0 and waiting is None and place is None:
+    cdef ParkedLog parked = channel.parking.parked
+    cdef int64_t slot = channel.slots.find_record(record)
+    cdef const Record* copy
+    if slot < 0 and waiting < 0 and place == NULL:
         return 0
-    assert (slot >= 0) + (waiting is not None) + (place is not None) == 1, "a record is in one place"
-    parked.prepare(record_span(record.size_bytes))
-    parked.ledger.reach(ordinal)
-    parked.add_origin(ordinal << 1 | FROM_PARKED)
+    assert (slot >= 0) + (waiting >= 0) + (place != NULL) == 1, "a record is in one place"
+    parked.ledger.reach(record_ordinal(record))
     # A kill before handed_out is copied must not take a delivery back: the record itself counts it too.
-    copy = <Record*> parked.log.append(
-        record.guid, record.timestamp_ns, record.due_ns, record.handed_out or record.attempts,
-        record_body(record), record.size_bytes)
-    copy.handed_out = record.handed_out
-    parked.ledger.hand_out()
+    copy = parked.copy_handed_out(
+        record, FROM_PARKED, record.handed_out or record.attempts, record.handed_out, record.due_ns)
     channel.note_parking()
     if slot >= 0:
-        channel.slots.slots[slot].record = copy
-    elif waiting is not None:
-        parked.records[<uint32_t> waiting] = copy
+        channel.slots.repoint(<uint32_t> slot, copy, FROM_PARKED)
+    elif waiting >= 0:
+        parked.repoint(<uint32_t> waiting, copy)
     else:
-        channel.ready.entries[<uint32_t> place].record = copy
+        place.record = copy
     return 1
 
 
@@ -145,42 +131,46 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
     Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
     Cost: a comparison of addresses for each message deferred, in the ring and in flight, and the copies.
     """
-    cdef Parked parked = channel.parked
+    cdef ParkedLog parked = channel.parking.parked
+    cdef const Record* record
     cdef Segment segment = parked.log.first
     cdef const char* start = segment.base
     cdef const char* end = segment.base + segment.tail
     cdef uint64_t moved = 0
-    cdef uint32_t index, at
+    cdef uint32_t index
+    cdef uint64_t number
+    cdef ReadyEntry* entry
     cdef const Slot* held
     assert segment is not parked.log.active, "the copies go to another segment"
-    for index in range(channel.ready.count):
+    for number in range(channel.ready.first, channel.ready.end()):
         if moved == count_max:
             break
-        at = (channel.ready.head + index) & (channel.ready.capacity - 1)
-        if start <= <const char*> channel.ready.entries[at].record < end:
-            moved += copy_parked(channel, channel.ready.entries[at].record, None, at)
+        entry = channel.ready.at(number)
+        if start <= <const char*> entry.record < end:
+            moved += copy_parked(channel, entry.record, -1, entry)
     for index in range(channel.slots.capacity):
         if moved == count_max:
             break
-        held = &channel.slots.slots[index]
-        if start <= <const char*> held.record < end and channel.slots.deadlines.contains(index):
-            moved += copy_parked(channel, held.record, None, None)
+        held = channel.slots.used(index)
+        if held != NULL and start <= <const char*> held.record < end:
+            moved += copy_parked(channel, held.record, -1, NULL)
     for index in range(parked.capacity):
         if moved == count_max:
             break
-        if start <= <const char*> parked.records[index] < end and parked.dues.contains(index):
-            moved += copy_parked(channel, parked.records[index], index, None)
+        record = parked.waiting_in(index)
+        if record != NULL and start <= <const char*> record < end:
+            moved += copy_parked(channel, record, index, NULL)
     if moved:
-        channel.settle_unless_durable()
+        channel.parking.settle_now()
     return moved
 
 
-def unfinished_parked(Parked parked not None):
+def unfinished_parked(ParkedLog parked not None):
     """Return how many records of a parked log are not finished, and how many it keeps."""
     cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.ones
     return unfinished, parked.log.end - parked.log.first.first_ordinal
 
 
-def trim_parked(Parked parked not None):
+def trim_parked(ParkedLog parked not None):
     """Give up what nothing holds any more of a parked log."""
     parked.trim()

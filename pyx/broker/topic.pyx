@@ -9,8 +9,8 @@ write the page before the channel has a durable name. So after a power failure i
 which moves when a sync of the names is complete.
 
 What has a due time is parked by each channel, at once as far as the work of this turn of the loop goes; beyond that the
-channels lag, and catch up in turns of their own (pyx/broker/cursor.pyx). There must be room for all of it all the same,
-or the publish is refused.
+channels lag, and catch up in turns of their own (pyx/broker/parking.pyx). There must be space for all of it all the
+same, or the publish is refused.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
@@ -23,8 +23,9 @@ from libc.stdint cimport INT64_MAX
 from libc.string cimport memset
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.cursor cimport OPEN_WORK, PARK_WORK
-from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.parking cimport OPEN_WORK, PARK_WORK
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.diskqueue.journal cimport CommitBuffer
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
@@ -64,7 +65,7 @@ def created_of(Mapping mapping not None):
     return (<TopicState*> mapping.base).created_ns
 
 
-cdef class TopicCore(Feed):
+cdef class TopicCore(Scheduled):
     """The compiled half of a topic. `pyqd.broker.topic.Topic` adds name, life cycle and files."""
 
     def __init__(
@@ -73,7 +74,8 @@ cdef class TopicCore(Feed):
         bytes journaled=None,
     ):
         """Take up a state, or begin a fresh one, made at created_ns; 0: now. journaled: what the journal kept of it."""
-        Feed.__init__(self, log, scheduler)
+        self.log = log
+        self.scheduler = scheduler
         self.mapping = mapping
         self.state = <TopicState*> mapping.base
         fresh = self.state.magic == 0
@@ -112,10 +114,10 @@ cdef class TopicCore(Feed):
             if start <= self.state.held_from < behind:
                 # Nothing is held there, and the segment before goes as soon as all that it has is finished.
                 self.state.held_from = behind
-        self.end = self.state.held_from
-        self.held_known = self.end == log.end or self.state.deferred_below <= self.end
-        if self.end == log.end:
-            self.note_held()
+        self.readable = ReadableLog(log, scheduler, self, self.state.held_from)
+        self.held_known = self.readable.end == log.end or self.state.deferred_below <= self.readable.end
+        if self.readable.end == log.end:
+            self.readable.note_held()
 
     cdef int restore(self, bytes journaled, bint fresh) except -1:
         """Take what the journal kept where the state is older, as its page was not synced with the records.
@@ -144,7 +146,7 @@ cdef class TopicCore(Feed):
 
     cdef uint64_t depth_here(self) noexcept:
         """Count the messages that no channel has been given."""
-        return self.log.end - self.end
+        return self.log.end - self.readable.end
 
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
         """Accept one message. now_ns: Unix. due_ns: Unix, 0 for at once. body: copied.
@@ -154,22 +156,22 @@ cdef class TopicCore(Feed):
         cdef char* at
         cdef bint at_once = False
         self.log.reserve(record_span(body_bytes))
-        if due_ns != 0 and self.shown():
+        if due_ns != 0 and self.is_readable():
             at_once = self.parks_at_once(record_span(body_bytes), 1)
             self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
         self.state.message_count += 1
         self.state.message_bytes += body_bytes
         self.state.last_guid = self.guids.next_id(now_ns)
-        if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.shown():
+        if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.is_readable():
             return 0
         if due_ns != 0:
             self.state.deferred_below = self.log.end + 1
         store_barrier()
         at = self.log.append(self.guids.last_id, now_ns, due_ns, 0, body, body_bytes)
-        if self.shown():
-            self.show()
+        if self.is_readable():
+            self.advance_end()
             if due_ns != 0:
-                self.park_shown(<const Record*> at, 1, 1, at_once)
+                self.park_readable(<const Record*> at, 1, 1, at_once)
         elif due_ns != 0:
             self.held_deferred += 1
         return 0
@@ -179,7 +181,7 @@ cdef class TopicCore(Feed):
         cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
         for channel in self.channels:
-            if channel.parked is None:
+            if channel.parking.parked is None:
                 work += OPEN_WORK
         if not self.scheduler.affords(work):
             return False
@@ -196,22 +198,23 @@ cdef class TopicCore(Feed):
             self.require_room(<uint64_t> len(self.channels) * span_bytes)
             return 0
         for channel in self.channels:
-            if not channel.lags():
-                channel.prepare_park_batch(span_bytes, count, self.log.end + count - 1)
+            if not channel.parking.lags():
+                channel.parking.prepare_batch(span_bytes, count, self.log.end + count - 1)
         return 0
 
-    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
+    cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
         """Let the channels park those of the last `count` records that have a due time, now or as they come to it."""
         cdef ChannelCore channel
-        cdef uint64_t before = self.deferred_count
-        if not at_once and not self.all_lag:
-            self.all_lag = True
+        cdef uint64_t before = self.readable.deferred_count
+        cdef uint64_t offset = <const char*> first - self.log.active.base
+        if not at_once and not self.readable.all_lag:
+            self.readable.all_lag = True
             for channel in self.channels:
-                channel.lag_from(self.log.active, <const char*> first - self.log.active.base, record_ordinal(first))
-        self.deferred_count += deferred_count
+                channel.parking.lag_from(self.log.active, offset, record_ordinal(first))
+        self.readable.deferred_count += deferred_count
         if at_once:
             for channel in self.channels:
-                if channel.deferred_seen == before and channel.uncounted_end == 0:
+                if channel.parking.is_current(before):
                     channel.park_batch(first, count)
         return 0
 
@@ -235,7 +238,7 @@ cdef class TopicCore(Feed):
         """
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
-        if self.ephemeral and not self.shown():
+        if self.ephemeral and not self.is_readable():
             assert self.open_count == 0
             return self.publish_deferred_batch(at, count, body_words, now_ns, 0, NULL)
         if not self.log.batch.is_open:
@@ -267,8 +270,8 @@ cdef class TopicCore(Feed):
         self.log.commit_batch()
         self.state.message_count += count
         self.state.message_bytes += bytes_total
-        if self.shown():
-            self.show()
+        if self.is_readable():
+            self.advance_end()
         return 0
 
     cdef int abort_batches(self) except -1:
@@ -303,14 +306,14 @@ cdef class TopicCore(Feed):
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
         cdef uint64_t held = self.depth_here()
         batch.kept = batch.count
-        if self.ephemeral and not self.shown():
+        if self.ephemeral and not self.is_readable():
             # As with single messages, those past what the topic may hold are accepted and dropped.
             batch.kept = <uint32_t> min(
                 <uint64_t> batch.count, self.memory_count_max - min(held, self.memory_count_max))
         if batch.kept == 0:
             return 0
         self.log.reserve(span)
-        if (batch.due_ns != 0 or batch.dues != NULL) and self.shown():
+        if (batch.due_ns != 0 or batch.dues != NULL) and self.is_readable():
             batch.at_once = not batch.in_slices and self.parks_at_once(span, batch.count)
             self.prepare_park(span, batch.count if batch.at_once else 0)
         return self.log.begin_batch(span)
@@ -349,7 +352,7 @@ cdef class TopicCore(Feed):
         """Make a batch visible, all of whose messages have been added. Raises: StorageError (the batch is dropped)."""
         cdef const Record* first = <const Record*> self.log.batch.first
         assert batch.done == batch.count
-        if batch.in_slices and batch.deferred_count != 0 and self.shown():
+        if batch.in_slices and batch.deferred_count != 0 and self.is_readable():
             # The topic may not have been shown when the batch began.
             try:
                 self.prepare_park(batch_span(batch.count, batch.body_words), 0)
@@ -364,10 +367,10 @@ cdef class TopicCore(Feed):
             self.log.commit_batch()
         self.state.message_count += batch.count
         self.state.message_bytes += batch.body_bytes
-        if self.shown():
-            self.show()
+        if self.is_readable():
+            self.advance_end()
             if batch.deferred_count != 0:
-                self.park_shown(first, batch.kept, batch.deferred_count, batch.at_once)
+                self.park_readable(first, batch.kept, batch.deferred_count, batch.at_once)
         else:
             self.held_deferred += batch.deferred_count
         return 0
@@ -378,15 +381,15 @@ cdef class TopicCore(Feed):
             self.log.batch.discard()
         return 0
 
-    cdef bint shown(self) noexcept:
-        """Say whether what is appended goes to channels at once."""
+    cdef bint is_readable(self) noexcept:
+        """Return True if channels may read appended records at once."""
         return not self.state.paused and len(self.channels) != 0
 
-    cdef int show(self) except -1:
-        """Let the channels read up to the log's end, and give them a turn."""
-        self.end = self.log.end
-        if self.state.held_from != self.end:
-            self.state.held_from = self.end
+    cdef int advance_end(self) except -1:
+        """Let the channels read up to the log's end, and schedule their deliveries."""
+        self.readable.advance_end()
+        if self.state.held_from != self.readable.end:
+            self.state.held_from = self.readable.end
         self.scheduler.request_wake(self)
         return 0
 
@@ -402,23 +405,23 @@ cdef class TopicCore(Feed):
                 channel.wake()
             else:
                 self.scheduler.request_wake(channel)
-        if self.trim_wanted:
-            self.trim_wanted = False
-            self.drained()
+        if self.readable.trim_wanted:
+            self.readable.trim_wanted = False
+            self.trim()
         return 0
 
-    cdef int drained(self) except -1:
+    cdef int trim(self) except -1:
         """Give up the segments that every channel is past and retention does not hold, oldest first."""
         cdef ChannelCore channel
-        cdef uint64_t floor = self.end
+        cdef uint64_t floor = self.readable.end
         cdef int64_t since_ns = INT64_MAX
-        self.leave_drained_held()
+        self.readable.leave_drained_held()
         for channel in self.channels:
-            if channel.skip_finished():
-                self.trim_wanted = True
+            if channel.cursor.skip_finished():
+                self.readable.trim_wanted = True
                 self.scheduler.request_wake(self)
             floor = min(floor, channel.ledger.header.floor)
-        self.watched = self.log.segment_of(floor)
+        self.readable.oldest_unfinished = self.log.segment_of(floor)
         if self.retention_time_ns != 0:
             since_ns = wall_ns() - self.retention_time_ns
         if self.retention_bytes != 0 or since_ns != INT64_MAX:
@@ -428,7 +431,7 @@ cdef class TopicCore(Feed):
 
     def trim_finished(self):
         """Give up what nobody holds any more, now: where time alone may have made the difference."""
-        self.drained()
+        self.trim()
 
     def retained_from(self):
         """Return the ordinal from which on records stay for retention alone, were all finished. Cost: O(segments)."""
@@ -441,35 +444,37 @@ cdef class TopicCore(Feed):
         No mapped file is touched for it: those of an idle topic may not be mapped. Cost: O(channels).
         """
         cdef ChannelCore channel
-        cdef uint64_t total = self.log.end + self.end + self.state_change_count
+        cdef ParkedLog parked
+        cdef uint64_t total = self.log.end + self.readable.end + self.state_change_count
         for channel in self.channels:
             if channel.ephemeral:
                 continue
             total += channel.ledger.change_count
             if channel.cancelled is not None:
                 total += channel.cancelled.change_count
-            if channel.parked is not None:
-                total += (<Parked> channel.parked).log.end + (<Parked> channel.parked).ledger.change_count
+            parked = channel.parking.parked
+            if parked is not None:
+                total += parked.log.end + parked.ledger.change_count
         return total
 
     def changed_channels(self):
         """Return the channels with changes that no sync has covered; none is ephemeral. Cost: O(channels), in C."""
         cdef ChannelCore channel
-        cdef Parked parked
+        cdef ParkedLog parked
         changed = []
         for channel in self.channels:
             if channel.ephemeral:
                 continue
+            parked = channel.parking.parked
             if channel.ledger.change_count != channel.ledger.synced_change_count:
                 changed.append(channel)
             elif channel.cancelled is not None and (
                     channel.cancelled.change_count != channel.cancelled.synced_change_count):
                 changed.append(channel)
-            elif channel.parked is not None:
-                parked = channel.parked
-                if parked.log.end != parked.log.synced_end or (
-                        parked.ledger.change_count != parked.ledger.synced_change_count):
-                    changed.append(channel)
+            elif parked is not None and (
+                    parked.log.end != parked.log.synced_end
+                    or parked.ledger.change_count != parked.ledger.synced_change_count):
+                changed.append(channel)
         return changed
 
     @property
@@ -526,28 +531,28 @@ cdef class TopicCore(Feed):
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
         self.channels.append(channel)
-        self.all_lag = False
+        self.readable.all_lag = False
         if not self.state.paused:
-            self.show_held()
+            self.release_held()
 
-    def show_held(self):
+    def release_held(self):
         """Hand what the topic has held to its channels, and have them park what of it has a due time."""
         cdef ChannelCore channel
         cdef Position position
-        cdef uint64_t start = self.end
-        cdef bint are_held = self.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
+        cdef uint64_t start = self.readable.end
+        cdef bint are_held = self.readable.end < self.log.end and (self.held_deferred != 0 or not self.held_known)
         if are_held:
-            position = self.end_position()
+            position = self.readable.end_position()
             for channel in self.channels:
-                channel.lag_from(position.segment, position.offset, position.ordinal)
-            self.all_lag = True
-        self.show()
+                channel.parking.lag_from(position.segment, position.offset, position.ordinal)
+            self.readable.all_lag = True
+        self.advance_end()
         self.finish_missing(start)
         if are_held and self.held_known:
-            self.deferred_count += self.held_deferred
+            self.readable.deferred_count += self.held_deferred
         elif are_held:
             for channel in self.channels:
-                channel.lag_uncounted(position, min(self.end, self.state.deferred_below))
+                channel.parking.lag_uncounted(position, min(self.readable.end, self.state.deferred_below))
         self.forget_held()
         for channel in self.channels:
             channel.catch_up(False)
@@ -555,20 +560,20 @@ cdef class TopicCore(Feed):
     cdef int finish_missing(self, uint64_t start) except -1:
         """Have the channels finish what the log has lost between an ordinal and `end`, as they may read that now."""
         cdef ChannelCore channel
-        if start == self.end or not self.log.holes:
+        if start == self.readable.end or not self.log.holes:
             return 0
         for channel in self.channels:
             try:
-                channel.finish_missing(start, self.end)
+                channel.cursor.finish_missing(start, self.readable.end)
             except StorageError:
                 # The cursor steps over a hole that it meets; until then its records are in the depth.
                 continue
-            channel.note_finished_ahead()
+            channel.cursor.note_finished_ahead()
         return 0
 
     def forget_held(self):
-        """Note that nothing is held now."""
-        self.held = None
+        """Note that no message is held now."""
+        self.readable.forget_held()
         self.held_deferred = 0
         self.held_known = True
 
@@ -576,18 +581,17 @@ cdef class TopicCore(Feed):
         """Remove a channel; its claim on the log is gone."""
         self.channels.remove(channel)
         if not self.channels and not self.state.paused:
-            self.note_held()
-        self.trim_wanted = True
-        self.scheduler.request_wake(self)
+            self.readable.note_held()
+        self.readable.request_trim()
 
     def pause(self, bint paused):
         """Stop or resume handing messages to channels; publishing goes on. Remembered over restarts."""
-        if paused and self.shown():
-            self.note_held()
+        if paused and self.is_readable():
+            self.readable.note_held()
         self.state.paused = paused
         self.state_change_count += 1
         if not paused and self.channels:
-            self.show_held()
+            self.release_held()
 
     def prepare_to_empty(self):
         """Make the channels' ledgers reach all that the topic holds, as `empty` needs. Yields between the channels.
@@ -596,7 +600,7 @@ cdef class TopicCore(Feed):
         """
         cdef ChannelCore channel
         for channel in list(self.channels):
-            if self.end < self.log.end and not channel.exiting:
+            if self.readable.end < self.log.end and not channel.exiting:
                 channel.ledger.reach(self.log.end - 1)
             yield
 
@@ -606,7 +610,7 @@ cdef class TopicCore(Feed):
         Source: docs/nsq/http-api.md, "Topic and channel administration".
         """
         cdef ChannelCore channel
-        cdef uint64_t start = self.end
+        cdef uint64_t start = self.readable.end
         cdef uint64_t end = self.log.end
         if start < end:
             for channel in self.channels:
@@ -614,22 +618,22 @@ cdef class TopicCore(Feed):
             # First, so that no channel has finished what a start after a kill would not show it.
             self.state.held_from = end
             store_barrier()
-            self.end = end
+            self.readable.end = end
             for channel in self.channels:
                 channel.ledger.finish_range(start, end)
                 channel.ledger.header.start += end - start
             self.forget_held()
-            self.note_held()
-        self.trim_wanted = True
+            self.readable.note_held()
+        self.readable.trim_wanted = True
         self.scheduler.request_wake(self)
 
     def abandon(self):
         """Let go of the log for good, as the topic's files are gone and so are its channels."""
         assert len(self.channels) == 0
         self.log.abandon()
-        self.watched = self.log.active
+        self.readable.oldest_unfinished = self.log.active
         self.forget_held()
-        self.trim_wanted = False
+        self.readable.trim_wanted = False
 
     def resume_ids_after(self, uint64_t guid):
         """Give only ids above one that was found on disk: the state page may be older than the records."""
@@ -652,31 +656,45 @@ cdef class TopicCore(Feed):
     def recover(self):
         """After a start, with all channels attached: show what the state says, park what is not parked yet."""
         cdef ChannelCore channel
-        cdef uint64_t start = self.end
+        cdef uint64_t start = self.readable.end
         # Without need no turn: with many idle topics each would map files that were mapped for the load a moment ago.
-        self.trim_wanted = self.log.first is not self.log.active
+        self.readable.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:
                 # What is finished was given: the state may be older than the ledgers after a power failure.
-                self.end = max(self.end, channel.ledger.header.cursor, channel.ledger.finished_end())
+                self.readable.end = max(self.readable.end, channel.ledger.header.cursor, channel.ledger.finished_end())
             # Else a topic whose last channel is deleted now would hold these again after the next start.
-            self.state.held_from = self.end
+            self.state.held_from = self.readable.end
             self.finish_missing(start)
         # What was shown and not parked before the end of that run comes before what is shown now.
         for channel in self.channels:
-            channel.park_deferred(min(self.end, self.state.deferred_below))
+            channel.park_deferred(min(self.readable.end, self.state.deferred_below))
         if self.channels and not self.state.paused:
-            self.show_held()
+            self.release_held()
         else:
-            self.end_position()
+            self.readable.end_position()
         for channel in self.channels:
             channel.catch_up(True)
             if channel.ledger.next_is_finished():
-                self.trim_wanted = True
-            if channel.settle_end != 0 or channel.lags():
+                self.readable.trim_wanted = True
+            if channel.parking.settle_end != 0 or channel.parking.lags():
                 self.scheduler.request_wake(channel)
-        if self.trim_wanted:
+        if self.readable.trim_wanted:
             self.scheduler.request_wake(self)
+
+    @property
+    def end(self) -> int:
+        """Ordinal up to which channels may read."""
+        return self.readable.end
+
+    @property
+    def parking(self) -> set:
+        """Channels with parked messages whose origins are not settled."""
+        return self.readable.parking
+
+    def end_position(self):
+        """Return the Position of `end`."""
+        return self.readable.end_position()
 
     @property
     def paused(self) -> bool:
@@ -710,7 +728,7 @@ cdef class TopicCore(Feed):
     def check(self):
         """Assert the invariants that relate topic, log and channels."""
         assert self.log.first.first_ordinal <= self.state.held_from <= self.log.end
-        assert self.log.first.first_ordinal <= self.end <= self.log.end
+        assert self.log.first.first_ordinal <= self.readable.end <= self.log.end
         self.log.check()
         for channel in self.channels:
             channel.check()

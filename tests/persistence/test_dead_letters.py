@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
@@ -18,7 +18,7 @@ from tests.persistence.stepping import states_of
 from tests.support.power import PowerFiles
 from tests.support.storage import body_of, broker_on, consumer_on
 
-LIMITS = ChannelLimits(max_attempts=2, dead_letter_topic="dead")
+LIMITS = ChannelSettings(max_attempts=2, dead_letter_topic="dead")
 
 
 def number_of(body: bytes) -> int:
@@ -65,7 +65,7 @@ def test_a_kill_at_any_instruction_leaves_it_in_one_of_the_two(tmp_path: Path, p
         assert channel.requeue_message(consumer, guid, delay_ns) == 0
         if delay_ns:
             broker.scheduler.run_timers(mono() + 1)
-    assert channel.doomed_count == 1
+    assert channel.dead_letters_pending == 1
     seen = []
     for state in states_of(directory, broker.scheduler.run_wakes):
         found = broker_on(state)
@@ -162,10 +162,10 @@ class World:
             for guid, _ in self.in_flight:
                 assert self.channel.requeue_message(self.consumer, guid, 0) == 0
             self.in_flight.clear()
-            while self.channel.doomed_count:
+            while self.channel.dead_letters_pending:
                 self.turn()
             self.sync()
-        assert self.channel.buried_count == 0
+        assert self.channel.dead_letters_unsynced == 0
         assert self.channel.depth == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import amend, replay
+from pyqd.broker import message_lookup, replay
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.broker.intake import begin_small, enqueue_frames
 from pyqd.hot.broker.stragglers import move_parked
@@ -276,11 +276,11 @@ def test_changing_a_message_by_its_id(bench, state, change, durably):
         position = 6
     guid = [guid for _, guid, *_ in bench.topic.log.records()][position]
     later = far() + 2 * HOUR_NS
-    change_it = amend.cancel if change == "cancel" else amend.putting_off(bench.topic, later)
+    change_it = message_lookup.cancel if change == "cancel" else message_lookup.reschedule_to(bench.topic, later)
 
     def amend_it() -> None:
-        (outcome,) = amend.amend(bench.topic, [channel], guid, change_it, lambda: None)
-        assert outcome.status == amend.DONE
+        (outcome,) = message_lookup.change_message(bench.topic, [channel], guid, change_it, lambda: None)
+        assert outcome.status == message_lookup.DONE
 
     assert_all_or_nothing(bench, amend_it)
 

@@ -10,9 +10,9 @@ import gevent
 import pytest
 
 from pyqd.api.limits import LimitRoutes
-from pyqd.broker import amend, replay
+from pyqd.broker import message_lookup, replay
 from pyqd.broker.broker import Broker
-from pyqd.broker.channel_limits import NO_LIMITS
+from pyqd.broker.channel_settings import NO_LIMITS
 from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
@@ -386,8 +386,10 @@ def test_what_a_kill_left_parked_is_durable_before_the_start_finishes_what_it_wa
     assert channel.requeue_message(consumer, guids[1], MINUTE_NS) == 0
     assert machine.syncer.sync_all()
     assert channel.requeue_message(consumer, guids[0], MINUTE_NS) == 0
-    sought = amend.amend(topic, [channel], guids[1], amend.putting_off(topic, time.time_ns() + HOUR_NS), lambda: None)
-    assert [outcome.status for outcome in sought] == [amend.DONE]
+    sought = message_lookup.change_message(
+        topic, [channel], guids[1], message_lookup.reschedule_to(topic, time.time_ns() + HOUR_NS), lambda: None
+    )
+    assert [outcome.status for outcome in sought] == [message_lookup.DONE]
     machine.load()
     for number, written in enumerate(subsets(machine)):
         cut = machine.branch(number, written)
@@ -515,7 +517,7 @@ def test_a_dead_letter_buried_while_a_sync_runs_is_not_lost(machine: Machine) ->
         machine.files.on_sync = lambda: None
         assert channel.requeue_message(consumer, guid, 0) == 0
         machine.broker.scheduler.run_wakes()
-        assert channel.buried_count == 1
+        assert channel.dead_letters_unsynced == 1
 
     machine.files.on_sync = bury
     assert machine.syncer.sync_dirty()

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 import pytest
 
-from pyqd.broker import amend
+from pyqd.broker import message_lookup
 from pyqd.broker.broker import Broker
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
@@ -122,9 +122,11 @@ class World:
         kept = [(guid, body[:8]) for _, guid, *_, body in topic.log.records()]
         for guid, body in self.random.sample(kept, min(len(kept), self.random.randrange(1, 20))):
             cancelled = self.random.random() < 0.3
-            change = amend.cancel if cancelled else amend.putting_off(topic, time.time_ns() + HOUR_NS)
-            (outcome,) = amend.amend(topic, [self.channel(name)], guid, change, lambda: None)
-            if cancelled and outcome.status == amend.DONE:
+            change = (
+                message_lookup.cancel if cancelled else message_lookup.reschedule_to(topic, time.time_ns() + HOUR_NS)
+            )
+            (outcome,) = message_lookup.change_message(topic, [self.channel(name)], guid, change, lambda: None)
+            if cancelled and outcome.status == message_lookup.DONE:
                 self.finished[name].add(body)
 
     def run(self, operations: int) -> None:

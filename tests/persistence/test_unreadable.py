@@ -229,4 +229,4 @@ def test_small_files_that_cannot_be_read_keep_nothing_from_starting(tmp_path: Pa
     channel = broker.topic("t").channel("c")
     assert channel.take_message(consumer_on(channel))[1] == 2
     assert (tmp_path / "node.json.bad").exists()
-    assert not os.path.exists(channel.path_of("attempts"))
+    assert not os.path.exists(channel.files.path_of("attempts"))

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from pyqd.broker.broker import Broker
-from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
@@ -256,17 +256,17 @@ def test_a_finished_dead_letter_makes_its_original_durable_first(
     channel, consumer, ids = taken(broker, 1)
     letters = broker.topic("letters").channel("c")
     reader = consumer_on(letters)
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="letters"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="letters"))
     settle(broker, held)
     assert channel.requeue_message(consumer, ids[0], 0) == 0
     run_turns(broker)
     letter = letters.take_message(reader)
     assert letter is not None
-    assert channel.buried_count == 1
+    assert channel.dead_letters_unsynced == 1
     files.taken()
     letters.finish_message(reader, letter[0])
     held.finish_one()
-    assert (channel.buried_count, reader.unsynced_count) == (0, 1)
+    assert (channel.dead_letters_unsynced, reader.unsynced_count) == (0, 1)
     assert "t.topic/c.channel/ledger" not in files.taken()
     held.finish_one()
     assert reader.unsynced_count == 0

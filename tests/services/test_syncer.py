@@ -382,7 +382,7 @@ def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, mo
         raise AssertionError("a broken invariant")
 
     with monkeypatch.context() as broken:
-        broken.setattr(broker.topic("t"), "settle_burials", fail)
+        broken.setattr(broker.topic("t"), "settle_dead_letters", fail)
         assert not syncer.sync_dirty()
     assert [str(error) for error in told] == ["a broken invariant"]
     assert broker.health().startswith("NOK")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pyqd.broker import amend, peek, replay
-from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker import message_lookup, peek, replay
+from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.broker.stats import snapshot
 from pyqd.hot.broker.intake import enqueue_frames, must_queue
 from pyqd.hot.primitives.clock import wall
@@ -93,13 +93,13 @@ class Administration(Operations):
     # By id.
 
     def do_cancel(self, topic_number: int, pick: int) -> None:
-        self.amend(topic_number, pick, None)
+        self.change(topic_number, pick, None)
 
     def do_reschedule(self, topic_number: int, pick: int, delay: int) -> None:
         delays_ms = (-1_000, 0, *DELAYS_MS)
-        self.amend(topic_number, pick, self.wall_ns + delays_ms[delay % len(delays_ms)] * MS_NS)
+        self.change(topic_number, pick, self.wall_ns + delays_ms[delay % len(delays_ms)] * MS_NS)
 
-    def amend(self, topic_number: int, pick: int, due_ns: int | None) -> None:
+    def change(self, topic_number: int, pick: int, due_ns: int | None) -> None:
         """Cancel a message on all channels, or give it another due time."""
         topic = self.topic_at(topic_number)
         if topic is None or topic.name == GRAVEYARD:
@@ -112,8 +112,8 @@ class Administration(Operations):
         for channel in topic.channels.values():
             place = self.doubt.numbers if due_ns is None else self.doubt.moved
             place[topic.name, channel.name] = {number}
-        change = amend.cancel if due_ns is None else amend.putting_off(found, due_ns)
-        outcomes = amend.amend(found, list(found.channel_of.values()), guid, change, lambda: None)
+        change = message_lookup.cancel if due_ns is None else message_lookup.reschedule_to(found, due_ns)
+        outcomes = message_lookup.change_message(found, list(found.channel_of.values()), guid, change, lambda: None)
         if self.died():
             if due_ns is None:
                 # A cancellation is noted for seeks first. Whether it was is not known, as it was not answered.
@@ -122,25 +122,32 @@ class Administration(Operations):
             return
         for outcome in outcomes:
             if outcome.channel is not None:
-                self.note_amended(topic, topic.channels[outcome.channel], number, outcome.status, due_ns)
+                self.note_changed(topic, topic.channels[outcome.channel], number, outcome.status, due_ns)
 
-    def note_amended(self, topic: Topic, channel: Channel, number: int, status: str, due_ns: int | None) -> None:
+    def note_changed(self, topic: Topic, channel: Channel, number: int, status: str, due_ns: int | None) -> None:
         """Check an answer against the model, and change it likewise."""
         copy = channel.copies.get(number)
         if number in channel.twice or channel.spends(copy):
-            if status == amend.DONE and due_ns is None:
+            if status == message_lookup.DONE and due_ns is None:
                 # The other one of two may be there still; a seek leaves both out.
                 channel.copies.pop(number, None)
                 channel.cancelled.add(number)
             return
         name = f"{topic.name}/{channel.name}"
-        if status == amend.FAILED:
+        if status == message_lookup.FAILED:
             expect(self.is_disturbed, f"{name}: a change failed on a sound disk")
             return
-        wanted = amend.FINISHED if copy is None else amend.IN_FLIGHT if copy.state == IN_FLIGHT else amend.DONE
-        expect(status == wanted or (wanted == amend.FINISHED and status == amend.UNKNOWN) or number in topic.held,
-               f"{name}: a change of {number} is answered", status, wanted)  # fmt: skip
-        if status != amend.DONE or copy is None:
+        wanted = (
+            message_lookup.FINISHED
+            if copy is None
+            else message_lookup.IN_FLIGHT
+            if copy.state == IN_FLIGHT
+            else message_lookup.DONE
+        )
+        lost = wanted == message_lookup.FINISHED and status == message_lookup.UNKNOWN
+        allowed = status == wanted or lost or number in topic.held
+        expect(allowed, f"{name}: a change of {number} is answered", status, wanted)
+        if status != message_lookup.DONE or copy is None:
             return
         if due_ns is None:
             channel.cancelled.add(number)
@@ -184,7 +191,7 @@ class Administration(Operations):
         if topic is None or channel is None or topic.name == GRAVEYARD:
             return
         attempts %= 4
-        limits = ChannelLimits(float(rate % 3 * 5), 0.0, attempts, GRAVEYARD if attempts else "")
+        limits = ChannelSettings(float(rate % 3 * 5), 0.0, attempts, GRAVEYARD if attempts else "")
         if attempts and not self.make_graveyard():
             return
         self.doubt.moved[topic.name, channel.name] = set(channel.copies)

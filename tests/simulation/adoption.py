@@ -334,7 +334,8 @@ class Adoption:
         self.note_spent(channel)
         ready, deferred = rows_of(found.topic, found, peek.READY), rows_of(found.topic, found, peek.DEFERRED)
         letters = rows_of(found.topic, found, peek.DEAD_LETTER)
-        expect(len(letters) == found.doomed_count, f"dead letters of {name}", letters, found.doomed_count)
+        pending = found.dead_letters_pending
+        expect(len(letters) == pending, f"dead letters of {name}", letters, pending)
         early = {row.number for row in letters} - self.world.spent
         expect(not early, f"{name} has dead letters of what was not delivered too often:", sorted(early))
         counts = (found.depth - len(letters), found.deferred_count, found.in_flight_count)

@@ -396,7 +396,7 @@ class World:
         expect(found.deferred_count >= not_due or self.was_disturbed, f"deferred in {channel.name}", counts, not_due)
         expect(found.paused == channel.paused, f"pause of {channel.name}", found.paused)
         expect(0 <= found.message_count <= self.number_count, f"message count of {channel.name}", found.message_count)
-        if found.depth > found.doomed_count + channel.lost and not found.paused and found.bucket is None:
+        if found.depth > found.dead_letters_pending + channel.lost and not found.paused and found.rate_limit is None:
             for consumer in found.consumers:
                 expect(
                     consumer.in_flight + consumer.unsynced_count >= consumer.rdy,

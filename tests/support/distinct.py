@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits
+from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
@@ -61,7 +61,7 @@ def distinct_broker(path: Path, **flags: Any) -> Any:
     channel = topic.channel("email")
     consumer, hasty, *_ = [consumer_on(channel) for _ in range(CHANNEL_VALUES["clients"])]
     hasty.msg_timeout_ns = IN_FLIGHT_TIMEOUT_NS
-    limits = ChannelLimits(max_attempts=1, dead_letter_topic="dead")
+    limits = ChannelSettings(max_attempts=1, dead_letter_topic="dead")
     broker.topic("dead")
     channel.set_limits(limits)
     publish(topic, CHANNEL_VALUES["dead_letters"])

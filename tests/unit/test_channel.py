@@ -34,7 +34,7 @@ def kept(tmp_path):
 
 
 def counts(channel):
-    channel.feed.check()
+    channel.topic.check()
     return channel.depth, channel.in_flight_count, channel.deferred_count
 
 
@@ -295,7 +295,7 @@ def test_attempts_noted_by_a_clean_stop_are_used_once(kept, tmp_path):
         channel.requeue_message(consumer, guid, 0)
     kept.broker.close()
     channel = broker_on(tmp_path).topic("t").channel("c")
-    assert not os.path.exists(channel.path_of("attempts"))
+    assert not os.path.exists(channel.files.path_of("attempts"))
     assert channel.take_message(consumer_on(channel))[:2] == (guid, 8)
     channel = broker_on(tmp_path).topic("t").channel("c")
     assert channel.take_message(consumer_on(channel))[:2] == (guid, 2)

@@ -27,12 +27,12 @@ def park(topic, count, due_ns, start=0):
 
 def work_off(channel, consumer):
     """Take and finish all that is due. Returns: how many."""
-    channel.feed.scheduler.run_timers(mono() + SECOND_NS)
+    channel.topic.scheduler.run_timers(mono() + SECOND_NS)
     count = 0
     while (taken := channel.take_message(consumer)) is not None:
         assert channel.finish_message(consumer, taken[0]) == 0
         count += 1
-    channel.feed.scheduler.run_wakes()
+    channel.topic.scheduler.run_wakes()
     return count
 
 
@@ -98,11 +98,11 @@ def test_who_has_a_moved_message_in_flight_keeps_it(tmp_path):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     park(topic, 3, DUE)
-    channel.feed.scheduler.run_timers(mono() + SECOND_NS)
+    channel.topic.scheduler.run_timers(mono() + SECOND_NS)
     flying, again, ringed = [channel.take_message(consumer) for _ in range(3)]
     assert channel.requeue_message(consumer, again[0], 0) == 0
     park(topic, 8 * PER_SEGMENT, DUE, 3)
-    channel.feed.scheduler.run_timers(mono() + SECOND_NS)
+    channel.topic.scheduler.run_timers(mono() + SECOND_NS)
     assert channel.requeue_message(consumer, ringed[0], 0) == 0
     assert move_parked(channel, 1000) == PER_SEGMENT
     topic.check()
@@ -120,10 +120,10 @@ def test_a_moved_message_that_was_in_flight_at_a_kill_comes_with_its_attempts(tm
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     park(topic, 1, DUE)
-    channel.feed.scheduler.run_timers(mono() + SECOND_NS)
+    channel.topic.scheduler.run_timers(mono() + SECOND_NS)
     for _ in range(3):
         (guid, attempts, *_) = channel.take_message(consumer)
-        channel.feed.scheduler.run_timers(mono() + 2 * MINUTE_NS)
+        channel.topic.scheduler.run_timers(mono() + 2 * MINUTE_NS)
     assert attempts == 3
     park(topic, PER_SEGMENT, wall() + HOUR_NS, 1)
     assert move_parked(channel, 1000) == PER_SEGMENT

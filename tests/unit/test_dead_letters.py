@@ -1,11 +1,11 @@
-"""Tests of pyqd.hot.broker.limited and pyqd.broker.channel_limits: messages that were delivered often enough."""
+"""Tests of pyqd.broker.dead_letters and pyqd.broker.channel_settings: messages that were delivered often enough."""
 
 import logging
 from typing import Any
 
 import pytest
 
-from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits, decoded, encoded
+from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, decode_settings, encode_settings
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.replay import seek
 from pyqd.hot.primitives.clock import mono, wall
@@ -13,7 +13,7 @@ from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
 
-LIMITS = ChannelLimits(max_attempts=2, dead_letter_topic="dead")
+LIMITS = ChannelSettings(max_attempts=2, dead_letter_topic="dead")
 
 
 class Bench:
@@ -65,7 +65,7 @@ def bench(tmp_path):
 def test_a_message_given_back_after_its_last_attempt_is_published_elsewhere_at_once(bench, delay_ns):
     bench.publish(b"x")
     assert [bench.requeue(), bench.requeue(delay_ns)] == [1, 2]
-    assert (bench.channel.depth, bench.channel.doomed_count) == (1, 1)
+    assert (bench.channel.depth, bench.channel.dead_letters_pending) == (1, 1)
     assert bench.take() is None
     bench.turn()
     assert bench.letters() == [b"x"]
@@ -133,7 +133,7 @@ def test_what_could_not_be_published_is_published_after_a_restart(bench, clean):
     bench.requeue()
     bench.requeue()
     bench.turn()
-    assert bench.channel.why_waiting == "topic dead does not exist"
+    assert bench.channel.dead_letter_error == "topic dead does not exist"
     if clean:
         bench.broker.close()
     bench.open()
@@ -163,7 +163,7 @@ def test_a_warning_comes_once_for_each_reason(tmp_path, caplog):
     bench.channel.limit_attempts(LIMITS.max_attempts)
     bench.turn()
     assert bench.letters() == [body_of(1, 70_000)]
-    assert bench.channel.why_waiting is None
+    assert bench.channel.dead_letter_error is None
 
 
 @pytest.mark.parametrize("how", ["empty", "seek", "delete"])
@@ -185,7 +185,7 @@ def test_what_takes_messages_away_takes_dead_letters_that_wait(bench, how):
     else:
         bench.channel.close_consumers()
         bench.channel.topic.delete_channel("c")
-    assert (bench.channel.doomed_count, bench.channel.buried_count, len(bench.channel.burials)) == (0, 0, 0)
+    assert (bench.channel.dead_letters_pending, bench.channel.dead_letters_unsynced) == (0, 0)
     bench.turn()
     if how == "seek":
         assert [bench.take()[1] for _ in range(2)] == [1, 1]
@@ -195,7 +195,7 @@ def test_an_ephemeral_channel_has_limits_too(tmp_path):
     broker = broker_on(tmp_path)
     broker.topic("dead")
     channel = broker.topic("t").channel("c#ephemeral")
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     consumer = consumer_on(channel)
     channel.topic.publish_body(b"x", wall())
     channel.requeue_message(consumer, channel.take_message(consumer)[0], 0)
@@ -219,10 +219,10 @@ class TestWithASyncer:
         return bench
 
     def test_it_is_nobodys_until_then(self, synced):
-        assert (synced.channel.buried_count, synced.channel.depth, synced.channel.ledger.floor) == (1, 0, 0)
+        assert (synced.channel.dead_letters_unsynced, synced.channel.depth, synced.channel.ledger.floor) == (1, 0, 0)
         assert synced.take() is None
         assert synced.syncer.sync_dirty()
-        assert (synced.channel.buried_count, synced.channel.ledger.floor) == (0, 1)
+        assert (synced.channel.dead_letters_unsynced, synced.channel.ledger.floor) == (0, 1)
         assert synced.channel.dead_letter_count == 1
 
     def test_a_clean_stop_leaves_it_in_one_place(self, synced):
@@ -241,7 +241,7 @@ class TestWithASyncer:
 
     def test_deleting_the_topic_it_went_to_brings_it_back(self, synced):
         synced.broker.delete_topic("dead")
-        assert (synced.channel.buried_count, synced.channel.doomed_count) == (0, 1)
+        assert (synced.channel.dead_letters_unsynced, synced.channel.dead_letters_pending) == (0, 1)
         synced.broker.topic("dead")
         synced.turn()
         assert synced.letters() == [b"x"]
@@ -255,9 +255,9 @@ class TestWithASyncer:
         synced.requeue()
         synced.requeue()
         synced.turn()
-        assert synced.channel.buried_count == 2
+        assert synced.channel.dead_letters_unsynced == 2
         assert synced.syncer.sync_dirty()
-        assert (synced.channel.buried_count, synced.channel.ledger.floor) == (0, 2)
+        assert (synced.channel.dead_letters_unsynced, synced.channel.ledger.floor) == (0, 2)
 
 
 class TestSettings:
@@ -265,10 +265,10 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         "limits",
-        [NO_LIMITS, LIMITS, ChannelLimits(rate=0.1, burst=3.5), ChannelLimits(1e9, 1e9, 65535, "x" * 64)],
+        [NO_LIMITS, LIMITS, ChannelSettings(rate=0.1, burst=3.5), ChannelSettings(1e9, 1e9, 65535, "x" * 64)],
     )
     def test_what_is_kept_is_read_again(self, tmp_path, limits):
-        assert decoded(encoded(limits)) == limits
+        assert decode_settings(encode_settings(limits)) == limits
         channel = broker_on(tmp_path).topic("t").channel("c")
         channel.set_limits(limits)
         assert broker_on(tmp_path).topic("t").channel("c").limits == limits
@@ -276,22 +276,22 @@ class TestSettings:
     def test_the_last_of_many_counts(self, tmp_path):
         channel = broker_on(tmp_path).topic("t").channel("c")
         for rate in range(1, 8):
-            channel.set_limits(ChannelLimits(rate=float(rate)))
+            channel.set_limits(ChannelSettings(rate=float(rate)))
             assert broker_on(tmp_path).topic("t").channel("c").limits.rate == rate
 
     def test_they_stay_when_the_ledger_grows(self, tmp_path):
         channel = broker_on(tmp_path).topic("t").channel("c")
         channel.set_limits(LIMITS)
         channel.ledger.note_finished(8 * 4096 * 3)
-        assert decoded(channel.ledger.settings) == LIMITS
+        assert decode_settings(channel.ledger.settings) == LIMITS
 
     def test_one_that_was_torn_gives_way_to_the_one_before(self, tmp_path):
         channel = broker_on(tmp_path).topic("t").channel("c")
-        channel.set_limits(ChannelLimits(rate=1.0))
-        channel.set_limits(ChannelLimits(rate=2.0))
+        channel.set_limits(ChannelSettings(rate=1.0))
+        channel.set_limits(ChannelSettings(rate=2.0))
         path = tmp_path / "topics" / "t.topic" / "c.channel" / "ledger"
         content = bytearray(path.read_bytes())
-        at = content.index(encoded(ChannelLimits(rate=2.0)))
+        at = content.index(encode_settings(ChannelSettings(rate=2.0)))
         content[at] ^= 1
         path.write_bytes(content)
         assert broker_on(tmp_path).topic("t").channel("c").limits.rate == 1

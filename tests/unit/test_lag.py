@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pyqd.broker import amend, replay
+from pyqd.broker import message_lookup, replay
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
@@ -122,9 +122,9 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
     channel = topic.channel("c")
     defer(topic, MANY)
     last = topic.guids.last_id
-    for guid, action in ((last, amend.cancel), (last - 1, amend.putting_off(topic, wall()))):
-        (outcome,) = amend.amend(topic, [channel], guid, action, replay.no_pause)
-        assert (outcome.status, outcome.was) == (amend.DONE, amend.DEFERRED)
+    for guid, action in ((last, message_lookup.cancel), (last - 1, message_lookup.reschedule_to(topic, wall()))):
+        (outcome,) = message_lookup.change_message(topic, [channel], guid, action, replay.no_pause)
+        assert (outcome.status, outcome.was) == (message_lookup.DONE, message_lookup.DEFERRED)
     run_turns(topic.broker)
     assert channel.deferred_count + channel.depth == MANY - 1
     topic.check()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import amend, peek
-from pyqd.broker.channel_limits import ChannelLimits
+from pyqd.broker import message_lookup, peek
+from pyqd.broker.channel_settings import ChannelSettings
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import body_of, broker_on, consumer_on, run_turns
@@ -72,7 +72,7 @@ def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
             seen[row.guid] = seen.get(row.guid, 0) + 1
         for row in found.rows[::7]:
             gone.add(row.guid)
-            amend.amend(topic, [channel], row.guid, amend.cancel, no_pause)
+            message_lookup.change_message(topic, [channel], row.guid, message_lookup.cancel, no_pause)
             topic.publish_body(body_of(COUNT), wall(), start_ns - 1)
         if found.after is None:
             break
@@ -88,7 +88,7 @@ def test_a_long_run_of_cancelled_messages_is_skipped(topic):
     assert len(ids) == COUNT
     first = page(topic, peek.READY, None, 10)
     for guid in ids[5:-3]:
-        amend.amend(topic, [channel], guid, amend.cancel, no_pause)
+        message_lookup.change_message(topic, [channel], guid, message_lookup.cancel, no_pause)
     assert [row.guid for row in all_pages(topic, peek.READY, 6)] == ids[:5] + ids[-3:]
     assert [row.guid for row in all_pages(topic, peek.READY, 6, first.after)] == ids[-3:]
 
@@ -132,7 +132,7 @@ def test_dead_letters_that_cannot_be_published_are_shown_in_their_order(topic, l
     for guid in [channel.take_message(consumer)[0] for _ in range(5)]:
         channel.requeue_message(consumer, guid, 0)
     # The topic of the dead letters does not exist.
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     rows = all_pages(topic, peek.DEAD_LETTER, limit)
     assert [(row.guid, row.attempts, row.body) for row in rows] == [
         (guid, 1, body_of(number, 8)) for number, guid in enumerate(ids[:5])

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from pyqd.broker import amend, replay
+from pyqd.broker import message_lookup, replay
 from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
@@ -400,8 +400,8 @@ def test_the_node_keeps_its_name(tmp_path):
 
 
 def cancel(topic, channel, guid):
-    (outcome,) = amend.amend(topic, [channel], guid, amend.cancel, lambda: None)
-    assert outcome.status == amend.DONE
+    (outcome,) = message_lookup.change_message(topic, [channel], guid, message_lookup.cancel, lambda: None)
+    assert outcome.status == message_lookup.DONE
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -447,8 +447,10 @@ def test_a_seek_tells_of_messages_that_were_dropped_ahead_of_the_cursor(tmp_path
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     guids = [topic.publish_body(b"%d" % number, wall()) for number in range(4)]
-    (outcome,) = amend.amend(topic, [channel], guids[2], amend.putting_off(topic, wall() + HOUR_NS), lambda: None)
-    assert outcome.status == amend.DONE
+    (outcome,) = message_lookup.change_message(
+        topic, [channel], guids[2], message_lookup.reschedule_to(topic, wall() + HOUR_NS), lambda: None
+    )
+    assert outcome.status == message_lookup.DONE
     done = replay.move(topic, channel, Place(earliest=True), lambda: None)
     assert (done["redeliver"], done["finished"], done["depth"], channel.depth) == (1, 1, 4, 4)
     topic.check()

@@ -52,7 +52,7 @@ def take(channel, consumer, count):
 def finish(channel, consumer, messages):
     for message in messages:
         assert channel.finish_message(consumer, message[0]) == 0
-    channel.feed.scheduler.run_wakes()
+    channel.topic.scheduler.run_wakes()
 
 
 def consume(channel, consumer, count):

@@ -27,7 +27,7 @@ def numbers(channel):
     while (message := channel.take_message(consumer)) is not None:
         found.append(struct.unpack_from("<Q", message[3])[0])
         channel.finish_message(consumer, message[0])
-    channel.feed.check()
+    channel.topic.check()
     return found
 
 

@@ -2,11 +2,17 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.consumer cimport Consumer
-from pyqd.hot.broker.cursor cimport ChannelCursor
+from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.latency cimport LatencyBuffer
+from pyqd.hot.broker.log_cursor cimport LogCursor
+from pyqd.hot.broker.parking cimport Parking
+from pyqd.hot.broker.rate_limit cimport RateLimit
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, SlotTable
+from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.primitives.schedule cimport Scheduled
 from pyqd.hot.wire.record cimport Record
 
 cdef enum Answer:
@@ -19,9 +25,19 @@ cdef struct Delivery:
     const Record* record                 # readable until the next greenlet switch
     uint16_t attempts                    # this delivery included
 
-cdef class ChannelCore(ChannelCursor):
-    cdef SlotTable slots
-    cdef ReadyRing ready
+cdef class ChannelCore(Scheduled):
+    cdef readonly ReadableLog readable   # of the topic
+    cdef readonly Ledger ledger          # of the topic's log
+    cdef readonly object files           # ChannelFiles: opens logs and ledgers, and logs failures
+    cdef LogCursor cursor
+    cdef SlotTable slots                 # in flight
+    cdef ReadyRing ready                 # waiting for redelivery
+    cdef Parking parking
+    cdef readonly DeadLetterPolicy dead_letters
+    cdef readonly RateLimit rate_limit   # None: no limit
+    cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
+    cdef bint held_up                    # the disk was full: a timer retries
+    cdef bint throttled                  # the last turn left messages for want of tokens: a timer is set
     cdef bint ready_turn                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef readonly list consumers         # Consumer
@@ -30,7 +46,7 @@ cdef class ChannelCore(ChannelCursor):
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: what is beyond counts as backend depth
     cdef public object on_finished       # --sync-fin: called with the channel when FINs wait for a sync; else None
-    cdef list unsynced                   # consumers with FINs that no sync under way covers
+    cdef UnsyncedFins unsynced_fins
     cdef public LatencyBuffer latency    # None unless percentiles are asked for
     cdef readonly bint ephemeral
     cdef readonly uint64_t delivered_count    # since the start, each delivery of a message
@@ -40,23 +56,34 @@ cdef class ChannelCore(ChannelCursor):
     cdef public Ledger cancelled         # records of the topic's log that a seek leaves out; None: there are none
 
     cdef uint64_t available(self) noexcept
+    cdef const Record* take_fresh(self) except? NULL
+    cdef int retry_soon(self) except -1
+    cdef int reach(self, const Record* record, uint8_t source) except -1
+    cdef int finish_record(self, const Record* record, uint8_t source) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
-    cdef int count_until_synced(self, Consumer consumer) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept
     cdef bint try_finish(self, const ReadyEntry* entry) except -1
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
-    cdef int ask_for_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1
+    cdef int request_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1
     cdef int expire(self, int64_t now_ns) except -1
     cdef int release_due(self, int64_t wall_now_ns) except -1
+    cdef int set_next_timer(self, int64_t now_ns) except -1
+    cdef int park_batch(self, const Record* first, uint32_t count) except -1
+    cdef int after_parking(self) except -1
+    cdef int note_parking(self) except -1
+    cdef int catch_up(self, bint whole) except -1
+    cdef int settle_some(self, bint whole) except -1
     cdef int drop_excess(self) except -1
     cdef int drop_beyond(self) except -1
     cdef int forget_deliveries(self) except -1
     cdef int start_over(self, Position position) except -1
-    # What a limit of the channel's bears on: pyx/broker/limited.pyx.
+    cdef int share_out(self, uint64_t delivered_before) except -1
     cdef uint64_t deliverable(self) noexcept
     cdef int serve(self, Consumer consumer, uint64_t quota) except -1
-    cdef bint is_spent(self, uint16_t attempts) noexcept
-    cdef int give_back(self, const Record* record, uint16_t attempts, uint8_t source) except -1
+    cdef bint sort_rest(self) except -1
+    cdef int publish_dead_letters(self) except -1
+    cdef tuple publish_dead_letter(self, topic)
+    cdef int finish_dead_letter(self, const ReadyEntry* entry) except -1

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.feed cimport Feed
+from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.wire.record cimport Record
@@ -24,7 +24,7 @@ cdef class DeferredSearch:
 
 # A walk over what a log holds and a channel, if there is one, has not been handed.
 cdef class QueueWalk:
-    cdef readonly Feed feed
+    cdef ReadableLog readable
     cdef readonly ChannelCore channel    # None: all that the topic holds
     cdef readonly uint64_t ordinal       # the walk goes on here
     cdef readonly list rows

@@ -1,8 +1,7 @@
 from typing import Any, final
 
 from pyqd.hot.broker.channel import ChannelCore
-from pyqd.hot.broker.feed import Feed
-from pyqd.hot.broker.limited import LimitedChannel
+from pyqd.hot.broker.topic import TopicCore
 from pyqd.hot.diskqueue.logreader import LogReader
 
 def run_of(channel: ChannelCore) -> int: ...
@@ -10,7 +9,7 @@ def returned_page(
     channel: ChannelCore, number: int, count_max: int, body_bytes_max: int
 ) -> tuple[list[tuple[Any, ...]], int, bool]: ...
 def dead_letter_page(
-    channel: LimitedChannel, number: int, count_max: int, body_bytes_max: int
+    channel: ChannelCore, number: int, count_max: int, body_bytes_max: int
 ) -> tuple[list[tuple[Any, ...]], int, bool]: ...
 def in_flight_page(
     channel: ChannelCore, slot: int, count_max: int, body_bytes_max: int
@@ -26,9 +25,7 @@ class DeferredSearch:
 
 @final
 class QueueWalk:
-    def __init__(self, feed: Feed, channel: ChannelCore | None, ordinal: int) -> None: ...
-    @property
-    def feed(self) -> Feed: ...
+    def __init__(self, topic: TopicCore, channel: ChannelCore | None, ordinal: int) -> None: ...
     @property
     def channel(self) -> ChannelCore | None: ...
     @property

@@ -6,8 +6,8 @@ from pyqd.hot.primitives.heap cimport DeadlineHeap
 from pyqd.hot.primitives.idtable cimport IdTable
 from pyqd.hot.wire.record cimport Record
 
-cdef inline uint32_t print_of(uint64_t guid) noexcept nogil:
-    # The fingerprint of an id.
+cdef inline uint32_t fingerprint(uint64_t guid) noexcept nogil:
+    # Return the fingerprint of a message id, by which searches tell ids apart without reading records.
     return <uint32_t> ((guid * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
 
 cdef enum Source:
@@ -34,6 +34,35 @@ cdef class SlotTable:
     cdef inline uint32_t count(self) noexcept:
         return self.capacity - self.free_count
 
+    cdef inline int64_t find(self, uint64_t guid) noexcept:
+        # Return the slot of the message in flight with that id; negative: there is none.
+        return self.ids.get(guid)
+
+    cdef inline int64_t find_record(self, const Record* record) noexcept:
+        # Return the slot of the very record; negative: it is not in flight.
+        cdef int64_t slot = self.ids.get(record.guid)
+        return slot if slot >= 0 and self.slots[slot].record == record else -1
+
+    cdef inline const Slot* used(self, uint32_t slot) noexcept:
+        # Return a slot below `capacity`; NULL: it is free.
+        return &self.slots[slot] if self.deadlines.contains(slot) else NULL
+
+    cdef inline int64_t deadline_of(self, uint32_t slot) noexcept:
+        return self.deadlines.due_of(slot)
+
+    cdef inline int64_t next_deadline(self) noexcept:
+        # Return the earliest deadline; INT64_MAX: nothing is in flight.
+        return self.deadlines.peek_due()
+
+    cdef inline uint32_t next_slot(self) noexcept:
+        return self.deadlines.peek_slot()
+
+    cdef inline int repoint(self, uint32_t slot, const Record* record, uint8_t source) noexcept:
+        # Note that the record of a slot lies elsewhere now.
+        self.slots[slot].record = record
+        self.slots[slot].source = source
+        return 0
+
     cdef int add(
         self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
         int64_t now_ns, int64_t deadline_ns) except -1
@@ -43,7 +72,7 @@ cdef class SlotTable:
 
 cdef struct ReadyEntry:
     const Record* record
-    uint32_t print                       # of the message's id, so that a search need not read the records
+    uint32_t fingerprint                 # of the message's id, so that a search need not read the records
     uint16_t attempts                    # deliveries so far
     uint8_t source
 
@@ -56,9 +85,13 @@ cdef class ReadyRing:
     cdef readonly uint64_t run           # the number it began with; that of no other ring
     cdef uint64_t first                  # number of the oldest; entries are numbered as they come
 
-    cdef inline uint32_t place(self, uint64_t number) noexcept:
-        # Where the entry of that number lies.
-        return (self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)
+    cdef inline uint64_t end(self) noexcept:
+        # Return the number behind the newest entry.
+        return self.first + self.count
+
+    cdef inline ReadyEntry* at(self, uint64_t number) noexcept:
+        # Return the entry of a number in `[first, end)`.
+        return &self.entries[(self.head + <uint32_t> (number - self.first)) & (self.capacity - 1)]
 
     cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1
     cdef ReadyEntry pop(self) noexcept

@@ -1,7 +1,9 @@
-# Moving what is unfinished out of old segments. Design notes: pyx/broker/stragglers.pyx.
+# Moving unfinished messages out of old segments. Design notes: pyx/broker/stragglers.pyx.
+from libc.stdint cimport int64_t
+
 from pyqd.hot.broker.channel cimport ChannelCore
-from pyqd.hot.broker.parked cimport Parked
+from pyqd.hot.broker.slots cimport ReadyEntry
 from pyqd.hot.wire.record cimport Record
 
-cdef int move_one(ChannelCore channel, const Record* record, object place) except -1
-cdef int copy_parked(ChannelCore channel, const Record* record, object waiting, object place) except -1
+cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) except -1
+cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting, ReadyEntry* place) except -1

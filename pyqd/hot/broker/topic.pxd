@@ -1,9 +1,11 @@
 # A topic: accept, append, wake the channels. Design notes: pyx/broker/topic.pyx.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from pyqd.hot.broker.feed cimport Feed
+from pyqd.hot.broker.readable_log cimport ReadableLog
+from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.mapping cimport Mapping
 from pyqd.hot.primitives.guid cimport GuidFactory
+from pyqd.hot.primitives.schedule cimport Scheduled, Scheduler
 from pyqd.hot.wire.record cimport RECORD_HEADER_BYTES, Record
 
 cdef enum:
@@ -53,7 +55,10 @@ cdef struct MessageBatch:
 cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
     return 8 * body_words + <uint64_t> count * RECORD_HEADER_BYTES
 
-cdef class TopicCore(Feed):
+cdef class TopicCore(Scheduled):
+    cdef readonly Log log
+    cdef readonly Scheduler scheduler
+    cdef readonly ReadableLog readable   # shared with the channels
     cdef readonly GuidFactory guids
     cdef readonly Mapping mapping
     cdef TopicState* state
@@ -74,7 +79,7 @@ cdef class TopicCore(Feed):
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
-    cdef int park_shown(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
+    cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
     cdef int restore(self, bytes journaled, bint fresh) except -1
     cdef uint64_t depth_here(self) noexcept
@@ -91,7 +96,7 @@ cdef class TopicCore(Feed):
     cdef int add_messages(self, MessageBatch* batch, uint32_t count) except -1
     cdef int accept_messages(self, MessageBatch* batch) except -1
     cdef int drop_messages(self, MessageBatch* batch) except -1
-    cdef bint shown(self) noexcept
-    cdef int show(self) except -1
+    cdef bint is_readable(self) noexcept
+    cdef int advance_end(self) except -1
     cdef int finish_missing(self, uint64_t start) except -1
-    cdef int drained(self) except -1
+    cdef int trim(self) except -1

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from pyqd.broker import amend, peek
+from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
 from pyqd.durability.syncer import Syncer
 from pyqd.hot.diskqueue.mapping import Mapping
@@ -77,39 +77,39 @@ class AmendMachine(ChannelMachine):
         what=st.sampled_from(["cancel", "far", "due"]),
         full=st.booleans(),
     )
-    def amend(self, name, picks, what, full):
+    def change(self, name, picks, what, full):
         self.note_ids()
         for pick in picks:
             if self.guid_of:
                 number = sorted(self.guid_of)[pick % len(self.guid_of)]
                 self.files.room = 0 if full else None
-                self.amend_one(number, name, what, full)
+                self.change_one(number, name, what, full)
                 self.files.room = None
 
-    def amend_one(self, number, name, what, full):
+    def change_one(self, number, name, what, full):
         channels = [self.topic.channel_of[each] for each in self.model if name in (None, each)]
         due_ns = wall() + HOUR_NS if what == "far" else wall()
-        change = amend.cancel if what == "cancel" else amend.putting_off(self.topic, due_ns)
-        outcomes = amend.amend(self.topic, channels, self.guid_of[number], change, no_pause)
+        change = message_lookup.cancel if what == "cancel" else message_lookup.reschedule_to(self.topic, due_ns)
+        outcomes = message_lookup.change_message(self.topic, channels, self.guid_of[number], change, no_pause)
         if number in self.held:
             expected = [channel.name for channel in channels] or ([None] if not self.model else [])
-            assert outcomes == [amend.Outcome(each, amend.HELD) for each in expected]
+            assert outcomes == [message_lookup.Outcome(each, message_lookup.HELD) for each in expected]
             return
         assert [outcome.channel for outcome in outcomes] == [channel.name for channel in channels]
         for channel, status, was in outcomes:
             message = self.model[channel].get(number)
             if message is None:
-                assert status in (amend.FINISHED, amend.UNKNOWN)
+                assert status in (message_lookup.FINISHED, message_lookup.UNKNOWN)
             elif message.state == IN_FLIGHT:
-                assert status == amend.IN_FLIGHT
-            elif status == amend.FAILED:
+                assert status == message_lookup.IN_FLIGHT
+            elif status == message_lookup.FAILED:
                 assert full
             else:
-                assert status == amend.DONE
-                assert was == (amend.READY if message.state == QUEUED else amend.DEFERRED)
-                self.note_amended(self.model[channel], number, what)
+                assert status == message_lookup.DONE
+                assert was == (message_lookup.READY if message.state == QUEUED else message_lookup.DEFERRED)
+                self.note_changed(self.model[channel], number, what)
 
-    def note_amended(self, messages, number, what):
+    def note_changed(self, messages, number, what):
         if what == "cancel":
             del messages[number]
         elif what == "far":

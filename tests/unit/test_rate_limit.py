@@ -1,19 +1,19 @@
-"""Tests of pyqd.hot.broker.ratelimit."""
+"""Tests of pyqd.hot.broker.rate_limit."""
 
 import pytest
 
-from pyqd.hot.broker.ratelimit import TokenBucket
+from pyqd.hot.broker.rate_limit import RateLimit
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, SECOND_NS
 
 
 def test_a_bucket_is_full_at_first_and_gives_no_more():
-    bucket = TokenBucket(10, 5, 0)
+    bucket = RateLimit(10, 5, 0)
     assert bucket.take(100, 0) == 5
     assert bucket.take(100, 0) == 0
 
 
 def test_tokens_come_one_by_one_at_the_rate():
-    bucket = TokenBucket(4, 1, 0)
+    bucket = RateLimit(4, 1, 0)
     assert bucket.take(1, 0) == 1
     assert bucket.next_ns() == SECOND_NS // 4
     assert bucket.take(1, SECOND_NS // 4 - 1000) == 0
@@ -21,12 +21,12 @@ def test_tokens_come_one_by_one_at_the_rate():
 
 
 def test_no_more_than_the_burst_is_kept():
-    bucket = TokenBucket(10, 7.5, 0)
+    bucket = RateLimit(10, 7.5, 0)
     assert bucket.take(100, HOUR_NS) == 7
 
 
 def test_a_rate_may_be_a_fraction():
-    bucket = TokenBucket(0.01, 1, 0)
+    bucket = RateLimit(0.01, 1, 0)
     assert bucket.take(1, 0) == 1
     assert bucket.next_ns() == 100 * SECOND_NS
     assert bucket.take(1, 99 * SECOND_NS) == 0
@@ -34,13 +34,13 @@ def test_a_rate_may_be_a_fraction():
 
 
 def test_a_wait_is_never_longer_than_an_hour():
-    bucket = TokenBucket(1e-9, 1, 0)
+    bucket = RateLimit(1e-9, 1, 0)
     bucket.take(1, 0)
     assert bucket.next_ns() == HOUR_NS
 
 
 def test_a_high_rate_is_waited_for_by_the_millisecond():
-    bucket = TokenBucket(100_000, 100_000, 0)
+    bucket = RateLimit(100_000, 100_000, 0)
     bucket.take(100_000, 0)
     assert bucket.next_ns() == MILLISECOND_NS
     assert bucket.take(1000, MILLISECOND_NS) == 100
@@ -48,18 +48,18 @@ def test_a_high_rate_is_waited_for_by_the_millisecond():
 
 @pytest.mark.parametrize(("burst", "kept"), [(0, 10), (1, 10), (10.5, 10.5), (2000, 2000)])
 def test_a_burst_is_a_hundredth_of_the_rate_at_least(burst, kept):
-    assert TokenBucket(1000, burst, 0).burst == kept
-    assert TokenBucket(0.5, 0, 0).burst == 1
+    assert RateLimit(1000, burst, 0).burst == kept
+    assert RateLimit(0.5, 0, 0).burst == 1
 
 
 def test_a_clock_that_stands_or_goes_back_gives_nothing():
-    bucket = TokenBucket(1000, 10, SECOND_NS)
+    bucket = RateLimit(1000, 10, SECOND_NS)
     assert bucket.take(100, SECOND_NS) == 10
     assert bucket.take(100, 0) == 0
 
 
 def test_a_bucket_that_replaces_another_can_be_given_what_that_had():
-    bucket = TokenBucket(10, 100, 0)
-    bucket.keep(3.5)
-    assert bucket.left(0) == 3.5
+    bucket = RateLimit(10, 100, 0)
+    bucket.discard_above(3.5)
+    assert bucket.remaining(0) == 3.5
     assert bucket.take(100, 0) == 3

@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import amend
-from pyqd.hot.broker.amend import AT_DEFERRED, AT_FINISHED, AT_IN_FLIGHT, AT_QUEUED, AT_RETURNED, AT_UNKNOWN, Sought
+from pyqd.broker import message_lookup
+from pyqd.hot.broker.message_lookup import (
+    AT_DEFERRED,
+    AT_FINISHED,
+    AT_IN_FLIGHT,
+    AT_QUEUED,
+    AT_RETURNED,
+    AT_UNKNOWN,
+    MessageLookup,
+)
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.support.storage import body_of, broker_on, consumer_on
@@ -27,11 +35,11 @@ def publish(topic: Any, count: int, due_ns: int = 0) -> list[int]:
     return ids
 
 
-def find(topic: Any, guid: int, per_turn: int = 1) -> Sought:
-    sought = Sought(topic.channel("c"), guid, slots_per_turn=per_turn, entries_per_turn=per_turn)
+def find(topic: Any, guid: int, per_turn: int = 1) -> MessageLookup:
+    lookup = MessageLookup(topic.channel("c"), guid, slots_per_step=per_turn, entries_per_step=per_turn)
     for _ in range(1000):
-        if sought.look(topic.reader):
-            return sought
+        if lookup.step(topic.reader):
+            return lookup
     raise AssertionError("not within 1000 parts")
 
 
@@ -56,16 +64,16 @@ def test_a_message_that_moves_to_where_the_search_has_been_is_found(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     first, *_, last = publish(topic, 20, 1)
-    sought = Sought(channel, last, slots_per_turn=8, entries_per_turn=8)
-    assert not sought.look(topic.reader)
+    lookup = MessageLookup(channel, last, slots_per_step=8, entries_per_step=8)
+    assert not lookup.step(topic.reader)
     topic.broker.scheduler.run_timers(mono() + 1)
     taken = {channel.take_message(consumer)[0] for _ in range(20)}
     assert {first, last} <= taken
     assert channel.requeue_message(consumer, last, HOUR_NS) == 0
-    while not sought.look(topic.reader):
+    while not lookup.step(topic.reader):
         pass
-    assert sought.place == AT_DEFERRED
-    sought.cancel()
+    assert lookup.place == AT_DEFERRED
+    lookup.cancel()
     assert channel.deferred_count == 0
     assert find(topic, last).place in (AT_FINISHED, AT_UNKNOWN)
 
@@ -87,7 +95,10 @@ def test_a_message_in_the_middle_of_the_ring_is_taken_out_and_the_rest_keeps_its
 def test_changes_are_counted_as_finished(topic):
     channel = topic.channel("c")
     for guid in publish(topic, 3):
-        assert amend.amend(topic, [channel], guid, amend.cancel, lambda: None)[0].status == amend.DONE
+        assert (
+            message_lookup.change_message(topic, [channel], guid, message_lookup.cancel, lambda: None)[0].status
+            == message_lookup.DONE
+        )
     assert (channel.depth, channel.finish_count, channel.message_count) == (0, 3, 3)
 
 
@@ -96,16 +107,16 @@ def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_se
     channel.parks_durably = True
     consumer = consumer_on(channel)
     ids = publish(topic, 5)
-    change = amend.putting_off(topic, wall() + HOUR_NS)
+    change = message_lookup.reschedule_to(topic, wall() + HOUR_NS)
     for guid in ids[1:3]:
-        amend.amend(topic, [channel], guid, change, lambda: None)
+        message_lookup.change_message(topic, [channel], guid, change, lambda: None)
     assert (channel.depth, channel.deferred_count) == (3, 2)
     assert [channel.take_message(consumer)[0] for _ in range(3)] == [ids[0], ids[3], ids[4]]
     assert channel.take_message(consumer) is None
     channel.settle(channel.parked.log.end)
     topic.check()
-    now = amend.putting_off(topic, wall())
+    now = message_lookup.reschedule_to(topic, wall())
     for guid in ids[1:3]:
-        amend.amend(topic, [channel], guid, now, lambda: None)
+        message_lookup.change_message(topic, [channel], guid, now, lambda: None)
     topic.broker.scheduler.run_timers(mono() + 1)
     assert {channel.take_message(consumer)[0] for _ in range(2)} == set(ids[1:3])

@@ -29,19 +29,39 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libc.string cimport memmove
 
-from pyqd.hot.broker.slots cimport print_of
+from pyqd.hot.broker.slots cimport fingerprint
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.arrays cimport array_release, array_reserve
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.primitives.heap cimport DeadlineHeap, Entry
 from pyqd.hot.wire.record cimport RECORD_LOST, record_body, record_ordinal, record_span
 
 cdef enum:
     SLOTS_MIN = 16
+    SLOTS_PER_BLOCK = 4096               # of a search
     ORIGINS_KEPT = 4096                  # a burst's room beyond these is given back once it is settled
 
 
+cdef uint64_t next_fingerprint(const uint16_t* fingerprints, uint64_t start, uint64_t end, uint16_t wanted) noexcept:
+    """Return the first index of `[start, end)` with that fingerprint; end: there is none."""
+    cdef uint64_t stop, index
+    cdef uint32_t hits
+    while start < end:
+        stop = min(end, start + SLOTS_PER_BLOCK)
+        hits = 0
+        # Counting has no exit in the middle, so the compiler compares many at once.
+        for index in range(start, stop):
+            hits += fingerprints[index] == wanted
+        if hits:
+            for index in range(start, stop):
+                if fingerprints[index] == wanted:
+                    return index
+        start = stop
+    return end
+
+
 @cython.final
-cdef class Parked:
+cdef class ParkedLog:
     """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`.
 
     origins_unknown_below: the ledger is lost that said which origins of the records below are finished. So that of each
@@ -74,7 +94,7 @@ cdef class Parked:
 
     def __dealloc__(self):
         array_release(&self.records_memory)
-        array_release(&self.prints_memory)
+        array_release(&self.fingerprints_memory)
         array_release(&self.origins_memory)
 
     cdef int trim(self) except -1:
@@ -139,9 +159,9 @@ cdef class Parked:
         if array_reserve(&self.records_memory, <size_t> capacity * sizeof(Record*)) != 0:
             raise MemoryError
         self.records = <const Record**> self.records_memory.base
-        if array_reserve(&self.prints_memory, <size_t> capacity * sizeof(uint16_t)) != 0:
+        if array_reserve(&self.fingerprints_memory, <size_t> capacity * sizeof(uint16_t)) != 0:
             raise MemoryError
-        self.prints = <uint16_t*> self.prints_memory.base
+        self.fingerprints = <uint16_t*> self.fingerprints_memory.base
         self.dues.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
             self.give_back(slot - 1)
@@ -162,7 +182,7 @@ cdef class Parked:
         self.dues.push(slot, record.due_ns)
         self.free_slot = <uint32_t> <uintptr_t> self.records[slot]
         self.records[slot] = record
-        self.prints[slot] = <uint16_t> (print_of(record.guid) >> 16)
+        self.fingerprints[slot] = <uint16_t> (fingerprint(record.guid) >> 16)
         return 0
 
     cdef int grow_origins(self) except -1:
@@ -207,6 +227,7 @@ cdef class Parked:
 
     cdef int add_origin(self, uint64_t origin) noexcept:
         """Note the origin of the record that is appended next; there is room for it."""
+        debug_require(self.origins_gap + self.unsettled() < self.origins_capacity)
         self.origins[self.origins_gap + self.unsettled()] = origin
         return 0
 
@@ -225,10 +246,32 @@ cdef class Parked:
         self.wait_for(<const Record*> at)
         return 0
 
+    cdef Record* copy_handed_out(
+        self, const Record* record, uint8_t source, uint16_t attempts, uint16_t handed_out, int64_t due_ns,
+    ) except NULL:
+        """Copy a record here that stays where it is for its channel; the record is the origin of the copy.
+
+        The caller repoints its slot, or its place in a ring, to the copy. Returns: the copy.
+        Raises: StorageError, MemoryError (nothing changed).
+        """
+        cdef Record* copy
+        self.prepare(record_span(record.size_bytes))
+        self.add_origin(record_ordinal(record) << 1 | source)
+        copy = <Record*> self.log.append(
+            record.guid, record.timestamp_ns, due_ns, attempts, record_body(record), record.size_bytes)
+        copy.handed_out = handed_out
+        self.ledger.hand_out()
+        return copy
+
+    cdef uint64_t find_fingerprint(self, uint64_t guid, uint64_t start, uint64_t end) noexcept:
+        """Return the first slot of `[start, end)` that has the fingerprint of an id; end: none has."""
+        return next_fingerprint(self.fingerprints, start, end, <uint16_t> (fingerprint(guid) >> 16))
+
     cdef int forget_origins(self, uint64_t end) except -1:
         """Drop the origins of the records below an ordinal: their bits are set."""
         cdef uint64_t count = self.unsettled()
         cdef uint64_t done = end - self.settled
+        assert self.settled <= end <= self.log.end
         self.origins_gap += done
         self.settled = end
         if count == done:
@@ -260,6 +303,7 @@ cdef class Parked:
     cdef const Record* take(self, uint32_t slot) except NULL:
         """Take the record of a slot out of `dues`, whether it is due or not."""
         cdef const Record* record = self.records[slot]
+        assert self.dues.contains(slot), "nothing waits in the slot"
         self.dues.remove(slot)
         self.give_back(slot)
         return record
@@ -273,9 +317,9 @@ cdef class Parked:
     cdef int forget(self) except -1:
         """Forget everything that waits here or came from here; the files stay as they are."""
         array_release(&self.records_memory)
-        array_release(&self.prints_memory)
+        array_release(&self.fingerprints_memory)
         self.records = NULL
-        self.prints = NULL
+        self.fingerprints = NULL
         self.capacity = 0
         self.free_slot = 0
         self.dues.clear()

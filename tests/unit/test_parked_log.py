@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.hot.broker.parked import Parked
+from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import mono, wall
@@ -186,14 +186,14 @@ def test_a_damaged_record_of_a_parked_log_counts_as_finished(tmp_path):
     for guid in range(1, 6):
         log.append_message(guid, b"x" * 16, 5, 17)
     ledger = Ledger(files, str(tmp_path / "ledger"))
-    Parked(log, ledger)
+    ParkedLog(log, ledger)
     assert (ledger.floor, ledger.cursor) == (0, 5)
     ledger.note_finished(1)
     ledger.note_finished(4)
     log.active.mapping.view()[128 + 3 * 64] ^= 1
     log = Log(files, str(tmp_path / "log"), 1)
     ledger = Ledger(files, str(tmp_path / "ledger"))
-    Parked(log, ledger)
+    ParkedLog(log, ledger)
     ledger.check()
     assert (ledger.floor, ledger.cursor, ledger.ones) == (0, 5, 3)
     assert list(ledger.unfinished(5)) == [0, 2]

@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.broker.limited: when a channel with a rate looks again."""
+"""Tests of pyqd.hot.broker.channel with a rate limit: when it wants to be woken next."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyqd.broker import amend, peek
-from pyqd.broker.channel_limits import NO_LIMITS, ChannelLimits
+from pyqd.broker import message_lookup, peek
+from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.primitives.durations import SECOND_NS
 from tests.support.held_clock import HeldClock
 from tests.support.storage import body_of, broker_on, consumer_on
@@ -47,7 +47,7 @@ def test_a_channel_whose_consumers_take_no_more_does_not_look_again(
 ) -> None:
     channel = topic.channel("c")
     consumer = consumer_on(channel, msg_timeout_ns=50 * SECOND_NS)
-    channel.set_limits(ChannelLimits(rate=RATE, burst=5))
+    channel.set_limits(ChannelSettings(rate=RATE, burst=5))
     publish(topic, 10, clock)
     for _ in range(ready_count):
         # What a consumer has in flight fills its RDY; its time-out is the next thing that happens.
@@ -62,8 +62,8 @@ def test_a_channel_whose_consumers_take_no_more_does_not_look_again(
 def test_a_channel_without_a_token_looks_again_when_one_has_come(topic: Any, clock: HeldClock) -> None:
     channel = topic.channel("c")
     consumer_on(channel)
-    channel.set_limits(ChannelLimits(rate=RATE, burst=1))
-    channel.bucket.take(1, clock.mono_ns)
+    channel.set_limits(ChannelSettings(rate=RATE, burst=1))
+    channel.rate_limit.take(1, clock.mono_ns)
     publish(topic, 10, clock)
     assert next_look_ns(topic, clock) == clock.mono_ns + TOKEN_NS
     clock.advance(TOKEN_NS // 4)
@@ -78,18 +78,18 @@ def test_a_token_that_comes_within_a_turn_is_waited_for_too(
     consumer = consumer_on(channel)
     publish(topic, 10, clock)
     message = channel.take_message(consumer)
-    channel.set_limits(ChannelLimits(rate=RATE, burst=1, max_attempts=1, dead_letter_topic="none"))
+    channel.set_limits(ChannelSettings(rate=RATE, burst=1, max_attempts=1, dead_letter_topic="none"))
     channel.requeue_message(consumer, message[0], 0)
-    channel.bucket.take(1, clock.mono_ns)
+    channel.rate_limit.take(1, clock.mono_ns)
 
-    def looked_up(_channel: Any) -> None:
+    def looked_up() -> None:
         # The turn has begun without a token; its dead letter is looked at before it ends.
         clock.advance(TOKEN_NS)
 
-    monkeypatch.setattr(type(channel), "dead_letter_topic", looked_up)
-    assert channel.bucket.left(clock.mono_ns) < 1
+    monkeypatch.setattr(channel.dead_letters.target, "find", looked_up)
+    assert channel.rate_limit.remaining(clock.mono_ns) < 1
     look_ns = next_look_ns(topic, clock)
-    assert channel.bucket.left(clock.mono_ns) == 1
+    assert channel.rate_limit.remaining(clock.mono_ns) == 1
     assert look_ns is not None
     assert look_ns <= clock.mono_ns + TOKEN_NS
 
@@ -115,22 +115,22 @@ def small_turns(topic: Any) -> None:
 
 def test_what_waits_is_sorted_by_another_limit_over_several_turns(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
-    assert (0 < channel.doomed_count < MANY, channel.depth) == (True, MANY)
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
+    assert (0 < channel.dead_letters_pending < MANY, channel.depth) == (True, MANY)
     small_turns(topic)
-    assert (channel.doomed_count, channel.depth) == (MANY, MANY)
+    assert (channel.dead_letters_pending, channel.depth) == (MANY, MANY)
 
 
 @pytest.mark.parametrize("between", [0, 1])
 def test_a_limit_that_changes_before_all_is_sorted_counts_for_all(topic: Any, clock: HeldClock, between: int) -> None:
     channel = many_returned(topic, clock)
     for _ in range(3):
-        channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+        channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
         for _ in range(between):
             topic.scheduler.run_wakes()
         channel.set_limits(NO_LIMITS)
     small_turns(topic)
-    assert (channel.doomed_count, channel.depth) == (0, MANY)
+    assert (channel.dead_letters_pending, channel.depth) == (0, MANY)
     consumer = consumer_on(channel)
     bodies = {channel.take_message(consumer)[3] for _ in range(MANY)}
     assert bodies == {body_of(number) for number in range(MANY)}
@@ -139,11 +139,11 @@ def test_a_limit_that_changes_before_all_is_sorted_counts_for_all(topic: Any, cl
 
 def test_a_channel_emptied_before_all_is_sorted_has_nothing(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     channel.empty()
     publish(topic, 3, clock)
     small_turns(topic)
-    assert (channel.doomed_count, channel.depth) == (0, 3)
+    assert (channel.dead_letters_pending, channel.depth) == (0, 3)
 
 
 def test_what_is_cancelled_or_comes_back_before_all_is_sorted_is_sorted_too(topic: Any, clock: HeldClock) -> None:
@@ -151,14 +151,14 @@ def test_what_is_cancelled_or_comes_back_before_all_is_sorted_is_sorted_too(topi
     publish(topic, 10, clock)
     consumer = consumer_on(channel)
     held = [channel.take_message(consumer)[0] for _ in range(10)]
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     for guid in held:
         channel.requeue_message(consumer, guid, 0)
-    [outcome] = amend.amend(topic, [channel], first_id(channel), amend.cancel, lambda: None)
-    assert outcome.status == amend.DONE
+    [outcome] = message_lookup.change_message(topic, [channel], first_id(channel), message_lookup.cancel, lambda: None)
+    assert outcome.status == message_lookup.DONE
     small_turns(topic)
     # Every second one that was taken was a fresh one.
-    assert (channel.doomed_count, channel.depth) == (MANY + 5 - 1, MANY + 10 - 1)
+    assert (channel.dead_letters_pending, channel.depth) == (MANY + 5 - 1, MANY + 10 - 1)
 
 
 def first_id(channel: Any) -> int:
@@ -170,9 +170,9 @@ def first_id(channel: Any) -> int:
 
 def test_a_topic_deleted_before_all_is_sorted_is_gone(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
-    channel.set_limits(ChannelLimits(max_attempts=1, dead_letter_topic="dead"))
+    channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     channel.consumers.clear()
     topic.broker.delete_topic("t")
     while topic.scheduler.run_wakes():
         pass
-    assert (channel.doomed_count, channel.depth) == (0, 0)
+    assert (channel.dead_letters_pending, channel.depth) == (0, 0)

@@ -1,7 +1,7 @@
-"""Messages changed by their id: cancelled, given another due time, made due at once; for one channel or for each.
+"""Messages changed by their id: cancelled, rescheduled or made due at once, on one channel or on each.
 
-Finding a message may take a while, which is spent in parts: `pause` is called between them and lets others have their
-turn. It is changed in the very turn in which it was found, so that no consumer comes in between.
+Looking a message up may take long, so it is done in steps; `pause` is called between them and yields to the event loop.
+The message is changed right after the step that found it, so that no consumer comes in between.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from pyqd.broker.channel import Channel
 from pyqd.broker.replay import Pause, prepared
 from pyqd.broker.topic import Topic
-from pyqd.hot.broker.amend import (
+from pyqd.hot.broker.message_lookup import (
     AT_DEFERRED,
     AT_FINISHED,
     AT_HELD,
@@ -19,7 +19,7 @@ from pyqd.hot.broker.amend import (
     AT_QUEUED,
     AT_RETURNED,
     AT_UNKNOWN,
-    Sought,
+    MessageLookup,
 )
 from pyqd.primitives.errors import StorageError
 
@@ -38,36 +38,36 @@ STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED}
 
 CHANNELS_PER_TURN: Final = 8
 
-Change = Callable[[Sought], None]
+Change = Callable[[MessageLookup], None]
 
 logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """What became of a change. channel: None for what the topic holds for those to come. was: the state before."""
+    """Result of a change. channel: None if the topic holds the message for channels to come. was: the state before."""
 
     channel: str | None
     status: str
     was: str | None = None
 
 
-def cancel(sought: Sought) -> None:
+def cancel(lookup: MessageLookup) -> None:
     """Finish a message unread. Raises: StorageError."""
-    sought.cancel()
+    lookup.cancel()
 
 
-def putting_off(topic: Topic, due_ns: int) -> Change:
-    """Return the change that makes a message due at a moment (Unix); one that has passed: at once."""
-    return lambda sought: sought.put_off(due_ns, topic.reader)
+def reschedule_to(topic: Topic, due_ns: int) -> Change:
+    """Return the change that makes a message due at a time (Unix); a time that has passed: at once."""
+    return lambda lookup: lookup.reschedule(due_ns, topic.reader)
 
 
-def amend(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause) -> list[Outcome]:
+def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause) -> list[Outcome]:
     """Change a message on channels, one by one. Raises: TopicGone."""
     outcomes: list[Outcome] = []
     for channel in channels:
         if len(outcomes) % CHANNELS_PER_TURN == CHANNELS_PER_TURN - 1:
             pause()
-        outcome = amend_on(topic, channel, guid, change, pause)
+        outcome = change_on_channel(topic, channel, guid, change, pause)
         if outcome is not None:
             outcomes.append(outcome)
     if not topic.channel_of and is_held(topic, guid, pause):
@@ -78,24 +78,24 @@ def amend(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, 
     return outcomes
 
 
-def amend_on(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
+def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
     """Change a message on one channel. Returns: None where the channel was deleted meanwhile. Raises: TopicGone."""
-    sought = Sought(channel, guid)
+    lookup = MessageLookup(channel, guid)
     while True:
         prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
         if channel.exiting:
             return None
-        if sought.look(topic.reader):
+        if lookup.step(topic.reader):
             break
         pause()
-    state = STATE_OF.get(sought.place)
+    state = STATE_OF.get(lookup.place)
     if state is None:
-        return Outcome(channel.name, REFUSAL_OF[sought.place])
-    if sought.due_ns():
+        return Outcome(channel.name, REFUSAL_OF[lookup.place])
+    if lookup.due_ns():
         # It is in the queue until it is parked.
         state = DEFERRED
     try:
-        change(sought)
+        change(lookup)
     except StorageError as error:
         logger.error(
             "TOPIC(%s): cannot change message %016x in channel %s: %s; the message is unchanged",
@@ -109,7 +109,7 @@ def amend_on(topic: Topic, channel: Channel, guid: int, change: Change, pause: P
 
 
 def is_held(topic: Topic, guid: int, pause: Pause) -> bool:
-    """Say whether the topic has a message that no channel was given. Raises: TopicGone."""
+    """Return True if the topic has a message that no channel was given. Raises: TopicGone."""
     prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
     ordinal = topic.reader.ordinal_of_guid(guid)
     return ordinal is not None and ordinal >= topic.end

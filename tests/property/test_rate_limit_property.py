@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyqd.hot.broker.ratelimit import TokenBucket
+from pyqd.hot.broker.rate_limit import RateLimit
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 
 RATES = st.one_of(st.floats(0.001, 10), st.floats(10, 1e6), st.sampled_from([0.1, 1 / 3, 3, 1000, 999_999]))
@@ -14,7 +14,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20 * SECOND_NS), st.integers(0, 5000))
 
 @given(rate=RATES, burst=st.floats(1, 5000), steps=STEPS)
 def test_any_span_has_at_most_the_burst_and_what_the_rate_makes_of_it(rate, burst, steps):
-    bucket = TokenBucket(rate, burst, 0)
+    bucket = RateLimit(rate, burst, 0)
     now = 0
     taken = [(0, 0)]
     for wait_ns, wanted in steps:
@@ -29,7 +29,7 @@ def test_any_span_has_at_most_the_burst_and_what_the_rate_makes_of_it(rate, burs
 
 @given(rate=RATES, burst=st.floats(1, 5000), late_ns=st.lists(st.integers(0, 3_000_000), min_size=5, max_size=40))
 def test_who_always_has_more_gets_the_rate_though_every_timer_is_late(rate, burst, late_ns):
-    bucket = TokenBucket(rate, burst, 0)
+    bucket = RateLimit(rate, burst, 0)
     bucket.take(10**9, 0)
     now = 0
     total = 0

@@ -4,7 +4,7 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 
 @final
-class Parked:
+class ParkedLog:
     def __init__(self, log: Log, ledger: Ledger, dropped_below: int = 0, origins_unknown_below: int = 0) -> None: ...
     @property
     def log(self) -> Log: ...

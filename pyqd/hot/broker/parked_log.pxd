@@ -1,4 +1,4 @@
-# A channel's parked messages: deferred, or requeued with a delay. Design notes: pyx/broker/parked.pyx.
+# A channel's parked messages: deferred, or requeued with a delay. Design notes: pyx/broker/parked_log.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.ledger cimport Ledger
@@ -8,14 +8,14 @@ from pyqd.hot.primitives.heap cimport DeadlineHeap
 from pyqd.hot.primitives.idtable cimport IdTable
 from pyqd.hot.wire.record cimport Record
 
-cdef class Parked:
+cdef class ParkedLog:
     cdef readonly Log log
     cdef readonly Ledger ledger
     cdef DeadlineHeap dues               # by slot; Unix ns, as due times outlive the process
     cdef const Record** records          # by slot; of a free one 1 + the next free slot
-    cdef uint16_t* prints                # by slot: the top of the id's fingerprint, for searches
+    cdef uint16_t* fingerprints          # by slot: the top of the id's fingerprint, for searches
     cdef Array records_memory
-    cdef Array prints_memory
+    cdef Array fingerprints_memory
     cdef uint32_t free_slot              # 1 + the first free slot; 0: there is none
     cdef uint32_t capacity
     cdef uint64_t* origins               # ordinal << 1 | source, of the records from `settled` on, behind a gap
@@ -32,12 +32,31 @@ cdef class Parked:
     cdef inline uint32_t count(self) noexcept:
         return self.dues.count
 
+    cdef inline const Record* waiting_in(self, uint32_t slot) noexcept:
+        # Return the record of a slot below `capacity`; NULL: the slot is free.
+        return self.records[slot] if self.dues.contains(slot) else NULL
+
+    cdef inline int64_t due_in(self, uint32_t slot) noexcept:
+        # Return the due time of the record in a slot that is not free.
+        return self.dues.due_of(slot)
+
+    cdef inline int64_t next_due(self) noexcept:
+        return self.dues.peek_due()
+
+    cdef inline int repoint(self, uint32_t slot, const Record* record) noexcept:
+        # Note that the record of a slot lies elsewhere now.
+        self.records[slot] = record
+        return 0
+
     cdef int prepare(self, uint64_t span_bytes) except -1
     cdef int prepare_slots(self, uint32_t count) except -1
     cdef inline uint64_t unsettled(self) noexcept:
         return self.log.end - self.settled
 
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef Record* copy_handed_out(
+        self, const Record* record, uint8_t source, uint16_t attempts, uint16_t handed_out, int64_t due_ns) except NULL
+    cdef uint64_t find_fingerprint(self, uint64_t guid, uint64_t start, uint64_t end) noexcept
     cdef inline uint64_t origin_at(self, uint64_t index) noexcept:
         return self.origins[self.origins_gap + index]
 

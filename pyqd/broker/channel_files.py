@@ -1,0 +1,227 @@
+"""Files of a channel: its ledger, its parked log, the list of cancelled messages and the attempts of a clean stop.
+
+The directory of a channel holds the ledger, the parked log with a ledger of its own once a message was parked, and
+after a clean stop the deliveries so far of the unfinished messages. An ephemeral channel has no directory; its logs and
+ledgers are in memory. Source: docs/storage.md, "Channel".
+"""
+
+import errno
+import logging
+import os
+import struct
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
+from pyqd.diskqueue.standins import StandIns
+from pyqd.hot.broker.parked_log import ParkedLog
+from pyqd.hot.broker.recovery import start_ledger
+from pyqd.hot.diskqueue.ledger import Ledger
+from pyqd.hot.diskqueue.log import Log
+from pyqd.primitives.errors import DiskFull, StorageError
+from pyqd.primitives.names import channel_dir, is_ephemeral_str
+
+if TYPE_CHECKING:
+    from pyqd.broker.topic import Topic
+
+LEDGER_FILE = "ledger"
+ATTEMPTS_FILE = "attempts"
+PARKED_LOG = "parked"
+PARKED_LEDGER = "parked.ledger"
+CANCELLED_LEDGER = "cancelled.ledger"
+
+ATTEMPTS_ENTRY = struct.Struct("<BQH")
+
+logger = logging.getLogger(__name__)
+
+
+class ChannelFiles:
+    """Files of one channel. They hold no reference to the channel: a cycle would keep those of a deleted one mapped.
+
+    found: names of the files that an earlier run left; None: the channel is new. directory: None for an ephemeral one.
+    Raises: StorageError, CorruptionError.
+    """
+
+    directory: str | None
+
+    def __init__(self, topic: "Topic", name: str, found: set[str] | None) -> None:
+        self.topic = topic
+        self.channel_name = name
+        self.files = topic.files
+        self.directory = None
+        if topic.directory is not None and not is_ephemeral_str(name):
+            self.directory = f"{topic.directory}/{channel_dir(name)}"
+        # Names of an earlier run's files, until they are taken up.
+        self.found = set() if found is None or self.directory is None else found
+        self.ledger = self.watch(self.open_ledger(found))
+
+    def open_ledger(self, found: set[str] | None) -> Ledger:
+        """Open or make the channel's ledger, and its directory; on failure a new channel leaves none.
+
+        found: the names of the files that the start has found; None: the channel is new. Without its ledger all that
+        the log keeps is unfinished.
+        """
+        if self.directory is None:
+            return Ledger(self.files, None)
+        path = self.path_of(LEDGER_FILE)
+        if found is None:
+            self.make_directory(self.directory)
+        missing = found is not None and LEDGER_FILE not in found
+        stand_ins = None if found is None else self.topic.broker.stand_ins
+        try:
+            ledger = Ledger(self.files, path, stand_ins, missing, not missing)
+        except StorageError:
+            if found is None:
+                self.topic.broker.remove_half_made(self.directory)
+            raise
+        ledger.clears_late = self.topic.broker.options.sync_fin
+        if missing:
+            logger.error("DISKQUEUE(%s): the ledger is missing; all messages in the log are delivered again", path)
+        if ledger.rebuilt:
+            self.note_names(ledger)
+        return ledger
+
+    def make_directory(self, directory: str) -> None:
+        """Make a new channel's directory, with a ledger that begins where the channel does; a kill leaves all or none.
+
+        The channel begins behind what other channels have been given; the first one takes over what the topic holds.
+        """
+        making = directory + MAKING
+        self.topic.broker.clear_half_made(directory)
+        self.files.remove_tree(making)
+        try:
+            self.files.make_directory(making)
+            ledger = Ledger(self.files, os.path.join(making, LEDGER_FILE))
+            start_ledger(ledger, self.topic.end_position())
+            self.files.rename(making, directory)
+        except StorageError:
+            self.topic.broker.remove_half_made(making)
+            raise
+
+    def note_names(self, *ledgers: Ledger) -> None:
+        """Note that entries of the channel's directory may not be on stable storage. ledgers: new ones among them."""
+        assert self.directory is not None, "an ephemeral channel has no names"
+        self.topic.names.changed(self.directory, *ledgers)
+
+    def note_if_outran(self, ledger: Ledger) -> None:
+        """Have the next sync cover a ledger that spoke of records which its log has lost.
+
+        The next messages get the ordinals of these. After a power failure the ledger of before would count them as
+        finished, and a publisher's sync writes no ledger otherwise.
+        """
+        if ledger.outran:
+            self.note_names(ledger)
+
+    def watch(self, ledger: Ledger) -> Ledger:
+        """Have the directory noted as changed when a ledger grows into another file. Returns: the ledger."""
+        if self.directory is not None:
+            ledger.on_replaced = partial(self.topic.names.changed, self.directory)
+        return ledger
+
+    def path_of(self, file: str) -> str:
+        """Return the path of one of the channel's files."""
+        assert self.directory is not None, "an ephemeral channel has no files"
+        return f"{self.directory}/{file}"
+
+    def load_attempts(self) -> dict[tuple[int, int], int]:
+        """Return {(source, ordinal): deliveries so far} as a clean stop saved it."""
+        path = self.path_of(ATTEMPTS_FILE)
+        content = b""
+        try:
+            content = self.files.read(path)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            logger.error("%s; messages are delivered again as after a kill, with attempts from 2", error)
+        whole = len(content) // ATTEMPTS_ENTRY.size * ATTEMPTS_ENTRY.size
+        return {
+            (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
+        }
+
+    def open_parked(self, stand_ins: StandIns | None = None) -> ParkedLog:
+        """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room.
+
+        stand_ins: given by a start, which goes on in memory where the disk has no room for the ledger.
+        """
+        broker, quota = self.topic.broker, self.topic.quota
+        if self.directory is None:
+            log = broker.new_log(None)
+            log.pool.limit = quota
+            return ParkedLog(log, Ledger(self.files, None))
+        path = self.path_of(PARKED_LOG)
+        if self.files.exists(path):
+            log = broker.new_log(path)
+            if not broker.names_durable:
+                self.sync_found(log, path)
+        else:
+            with quota.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
+                log = broker.new_log(path)
+        log.pool.limit = quota
+        missing = not self.files.exists(self.path_of(PARKED_LEDGER))
+        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), stand_ins))
+        ledger.clears_late = broker.options.sync_fin
+        if missing or ledger.rebuilt:
+            self.note_names(ledger)
+        if self.topic.broker.power_failed:
+            ledger.distrust()
+        if self.ledger.parked_from > log.end:
+            # Ordinals that a power failure or a damage took away may be given again.
+            self.ledger.parked_from = log.end
+            self.note_names(self.ledger)
+        parked = ParkedLog(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
+        self.note_if_outran(ledger)
+        return parked
+
+    def sync_found(self, log: Log, path: str) -> None:
+        """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.
+
+        So does the channel's name become durable, as the topic's log may then be trimmed.
+        """
+        assert self.topic.directory is not None
+        ranges, end = log.dirty_ranges()
+        for segment, start_bytes, length_bytes in ranges:
+            self.topic.broker.syncs.sync(segment.mapping, start_bytes, length_bytes)
+        if ranges:
+            mapping, length_bytes = self.ledger.sync_target()
+            self.topic.broker.syncs.sync(mapping, 0, length_bytes)
+            for directory in (path, os.path.dirname(path), self.topic.directory):
+                self.files.sync_directory(directory)
+        log.mark_synced(ranges, end)
+
+    def remove_attempts(self) -> None:
+        """Remove the file of attempts, which has been read."""
+        self.files.remove(self.path_of(ATTEMPTS_FILE))
+        self.note_names()
+
+    def open_cancelled(self) -> Ledger:
+        """Open the list of the cancelled messages that the topic's log keeps, making it when it is not there."""
+        if self.directory is None:
+            return Ledger(self.files, None)
+        path = self.path_of(CANCELLED_LEDGER)
+        missing = not self.files.exists(path)
+        ledger = self.watch(Ledger(self.files, path))
+        if missing or ledger.rebuilt:
+            self.note_names(ledger)
+        if self.topic.broker.power_failed:
+            ledger.distrust()
+        ledger.clamp(self.topic.log.first.first_ordinal, self.topic.log.end)
+        self.note_if_outran(ledger)
+        return ledger
+
+    def note_stuck(self, error: Exception) -> None:
+        """Warn of deferred messages that could not be parked."""
+        logger.warning(
+            'cannot park deferred messages of channel "%s" of topic "%s": %s; they stay in its queue',
+            self.channel_name,
+            self.topic.name,
+            error,
+        )
+
+    def save_attempts(self, content: bytes) -> None:
+        """Write the file of attempts; a full disk is given the spare segments of the topic. Raises: StorageError."""
+        try:
+            self.files.write(self.path_of(ATTEMPTS_FILE), content)
+        except DiskFull:
+            self.topic.remove_spares()
+            self.files.write(self.path_of(ATTEMPTS_FILE), content)

@@ -1,0 +1,39 @@
+# Cursor of a channel over its topic's log. Design notes: pyx/broker/log_cursor.pyx.
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.broker.readable_log cimport ReadableLog
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+
+cdef class LogCursor:
+    cdef ReadableLog readable
+    cdef Ledger ledger                   # its header holds the cursor's ordinal
+    cdef Segment segment                 # of the record at the cursor
+    cdef uint64_t offset                 # of that record in the segment
+    cdef bint ledger_full                # `next_record` met a record that the ledger has no room to finish
+
+    cdef inline uint64_t ordinal(self) noexcept:
+        return self.ledger.header.cursor
+
+    cdef inline int pass_over(self, const Record* record) except -1:
+        # Move over the record at the cursor, which is handed out now or is the origin of a parked one.
+        self.offset += record_span(record.size_bytes)
+        self.ledger.hand_out()
+        return 0
+
+    cdef inline int finish(self, const Record* record) except -1:
+        # Mark a record as finished, and have drained segments trimmed.
+        self.ledger.finish(record_ordinal(record))
+        return self.readable.note_floor(self.ledger.header.floor)
+
+    cdef const Record* next_record(self) except? NULL
+    cdef bint try_finish_next(self) except -1
+    cdef bint next_is_sound(self, const Record* record) except -1
+    cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
+    cdef int finish_missing(self, uint64_t start, uint64_t end) except -1
+    cdef int leave_drained(self) except -1
+    cdef int move_to(self, Segment segment, uint64_t offset) except -1
+    cdef int save_place(self) except -1
+    cdef bint skip_finished(self) except -1
+    cdef int note_finished_ahead(self) except -1

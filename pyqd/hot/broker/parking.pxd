@@ -1,0 +1,105 @@
+# Parking: deferred messages on their way from the topic's log to a parked log. Design notes: pyx/broker/parking.pyx.
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyqd.hot.broker.log_cursor cimport LogCursor
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.readable_log cimport ReadableLog
+from pyqd.hot.broker.slots cimport FROM_TOPIC
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.wire.record cimport Record
+
+cdef enum:
+    # As work of a turn: parking a record, beside its bytes; making the files of a parked log.
+    PARK_WORK = 150
+    OPEN_WORK = 200000
+
+cdef enum Progress:
+    CAUGHT_UP = 0                        # nothing lags any more
+    MORE_TO_PARK = 1                     # the work of this turn is used up
+    NO_SPACE_TO_PARK = 2                 # a timer has to retry
+
+cdef class Parking:
+    cdef ReadableLog readable
+    cdef Ledger ledger                   # of the topic's log
+    cdef LogCursor cursor
+    cdef object files                    # ChannelFiles: opens the parked log, and logs failures
+    cdef readonly ParkedLog parked       # None until a message is parked
+    cdef bint durable                    # origins are settled by syncs, not at once
+    cdef uint64_t settle_end             # parked records below are durable, their origins not all settled; 0: none
+    cdef uint64_t unsettled_ahead        # origins at or past the cursor that are not settled
+    cdef set rescheduled_ahead           # ordinals of those of them that were rescheduled by id; None: there are none
+    # Lag: deferred records that are readable and not parked yet.
+    cdef uint64_t deferred_seen          # of the ReadableLog's deferred_count: those parked, handed out or finished
+    cdef uint64_t counted_from           # ordinal; deferred records below it are in neither of these two counts
+    cdef uint64_t uncounted_end          # uncounted deferred records may lie below this ordinal; 0: there are none
+    cdef Segment walk_segment            # parking goes on at this place; None: at the cursor
+    cdef uint64_t walk_offset
+    cdef uint64_t walk_ordinal
+    cdef bint stuck                      # there was no space to park, and that is logged
+
+    cdef inline uint64_t pending(self) noexcept:
+        # Count the deferred messages that are readable, counted and not parked yet.
+        return self.readable.deferred_count - self.deferred_seen
+
+    cdef inline bint lags(self) noexcept:
+        return self.readable.deferred_count != self.deferred_seen or self.uncounted_end != 0
+
+    cdef inline bint is_current(self, uint64_t deferred_count) noexcept:
+        # Return True if nothing lagged when `deferred_count` had this value.
+        return self.deferred_seen == deferred_count and self.uncounted_end == 0
+
+    cdef inline bint is_rescheduled(self, uint64_t ordinal) except -1:
+        # Return True if a record past the cursor was rescheduled by id and is not settled yet.
+        return self.rescheduled_ahead is not None and ordinal in self.rescheduled_ahead
+
+    cdef inline bint is_parked(self, const Record* record) noexcept:
+        # Return True if an earlier run ended between parking the message and finishing this record of it.
+        return self.parked is not None and self.parked.has_twin(record)
+
+    cdef inline uint64_t waiting_count(self) noexcept:
+        # Count the messages in the parked log that wait for their due time.
+        return 0 if self.parked is None else self.parked.count()
+
+    cdef inline uint64_t parked_end(self) noexcept:
+        return 0 if self.parked is None else self.parked.log.end
+
+    cdef inline bint awaits_sync(self) noexcept:
+        # Return True if there are origins that a sync settles.
+        return self.durable and self.parked is not None and self.parked.unsettled() != 0
+
+    cdef inline Ledger ledger_of(self, uint8_t source):
+        # Return the ledger of the log that a record is from.
+        return self.ledger if source == FROM_TOPIC else self.parked.ledger
+
+    cdef int open(self) except -1
+    cdef int adopt(self, ParkedLog parked) except -1
+    cdef bint step_over(self, const Record* record) except -1
+    cdef bint is_origin_ahead(self, const Record* record) except -1
+    cdef int forget_ahead(self, uint64_t ordinal) except -1
+    cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1
+    cdef int reschedule_queued(self, const Record* record, int64_t due_ns) except -1
+    cdef int prepare(self, uint64_t span_bytes, uint64_t ordinal) except -1
+    cdef int prepare_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1
+    cdef int park_batch(self, const Record* first, uint32_t count) except -1
+    cdef bint try_park_published(self, const Record* record, uint16_t attempts) except -1
+    cdef int park_published(self, const Record* record, uint16_t attempts) except -1
+    cdef int pass_deferred(self, uint64_t ordinal) noexcept
+    cdef int settle_now(self) except -1
+    cdef bint settle_some(self, bint whole) except -1
+    cdef int settle_to(self, uint64_t end) except -1
+    cdef int settle_in(self, Ledger ledger, uint64_t ordinal) except -1
+    cdef int walk_to(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
+    cdef int lag_from(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1
+    cdef int lag_uncounted(self, Position position, uint64_t end) except -1
+    cdef int lag_counted(self, Position position, uint64_t count) except -1
+    cdef int lag_below(self, uint64_t end) except -1
+    cdef int forget_lag(self) except -1
+    cdef Progress catch_up(self, bint whole) except *
+    cdef const Record* next_walked(self) except? NULL
+    cdef Progress stay_behind(self, error) except *
+    cdef int look_again_below_cursor(self) except -1
+    cdef int drop_all(self) except -1
+    cdef int abandon(self) except -1
+    cdef int forget(self) except -1

@@ -1,0 +1,34 @@
+# Readable part of a topic's log, which channels share. Design notes: pyx/broker/readable_log.pyx.
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.diskqueue.log cimport Log, Position
+from pyqd.hot.diskqueue.segment cimport Segment
+from pyqd.hot.primitives.schedule cimport Scheduled, Scheduler
+
+cdef class ReadableLog:
+    cdef readonly Log log
+    cdef readonly Scheduler scheduler
+    cdef Scheduled topic                 # woken to trim the log
+    cdef uint64_t end                    # ordinal; channels may read the records below
+    cdef Segment oldest_unfinished       # first segment that some channel has not finished, as of the last trim
+    cdef bint trim_wanted                # a channel has moved past it
+    cdef readonly set parking            # channels with parked messages whose origins are not settled
+    cdef Position held                   # of `end`, while messages are held; None: not located yet, or none are held
+    cdef uint64_t deferred_count         # readable records with a due time, since the start
+    cdef bint all_lag                    # every channel knows the place where its parking goes on
+
+    cdef inline int note_floor(self, uint64_t floor) except -1:
+        # Request a trim if a channel's floor has passed the oldest unfinished segment.
+        if (
+            not self.trim_wanted and self.oldest_unfinished is not self.log.active
+            and floor >= self.oldest_unfinished.end_ordinal()
+        ):
+            self.request_trim()
+        return 0
+
+    cdef int request_trim(self) except -1
+    cdef int advance_end(self) except -1
+    cdef int note_held(self) except -1
+    cdef int forget_held(self) except -1
+    cdef Position end_position(self)
+    cdef int leave_drained_held(self) except -1

@@ -1,0 +1,162 @@
+"""Cursor of a channel over its topic's log: the next record never handed out.
+
+    topic's log   | finished | handed out, or an origin | cursor | never handed out            | readable.end
+
+The cursor moves over each record once. `next_record` skips records that are finished, lost in a hole or damaged, and
+returns the next one without moving over it. The channel then hands the record out or, if the record is deferred, leaves
+it to its Parking (see pyx/broker/parking.pyx).
+
+The ledger stores the cursor's ordinal and, as a hint that recovery checks, the place of its record.
+
+Invariant: `segment.base + offset` is the record with ordinal `ledger.cursor`, or the log's end.
+
+Source: docs/nsq/broker-semantics.md, "Delivery to a client".
+"""
+
+cimport cython
+
+from pyqd.hot.diskqueue.ledger cimport LedgerHeader
+from pyqd.hot.diskqueue.log cimport Position
+from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.wire.record cimport RECORD_LOST, RECORD_VALID, record_verdict
+
+from pyqd.primitives.errors import StorageError
+
+cdef enum:
+    SKIPPED_PER_TURN = 10000
+
+
+@cython.final
+cdef class LogCursor:
+    """Cursor of one channel. position: that of the ledger's cursor in the log, or of the first record behind it."""
+
+    def __init__(self, ReadableLog readable not None, Ledger ledger not None, Position position not None):
+        self.readable = readable
+        self.ledger = ledger
+        self.segment = position.segment
+        self.offset = position.offset
+        assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
+
+    cdef const Record* next_record(self) except? NULL:
+        """Return the record at the cursor, which is not finished, after skipping records that are.
+
+        Returns: NULL at the end of the readable part, or with `ledger_full` set: the ledger cannot grow.
+        """
+        cdef const Record* record
+        self.ledger_full = False
+        while self.ledger.header.cursor < self.readable.end:
+            self.leave_drained()
+            if self.ledger.header.cursor < self.segment.first_ordinal:
+                # A hole: missing records count as finished.
+                if not self.try_finish_next():
+                    return NULL
+                self.ledger.skip()
+                continue
+            record = <const Record*> (self.segment.base + self.offset)
+            if self.segment.unverified and not self.next_is_sound(record):
+                continue
+            assert record_ordinal(record) == self.ledger.header.cursor, "the cursor is off its record"
+            if record.flags & RECORD_LOST and not self.try_finish_next():
+                return NULL
+            if self.ledger.next_is_finished():
+                self.offset += record_span(record.size_bytes)
+                self.ledger.skip()
+                self.readable.note_floor(self.ledger.header.floor)
+                continue
+            return record
+        return NULL
+
+    cdef bint try_finish_next(self) except -1:
+        """Finish the record at the cursor, which cannot be handed out, if it is not finished yet.
+
+        Returns: False if the ledger cannot grow; `ledger_full` is set.
+        """
+        if not self.ledger.next_is_finished():
+            try:
+                self.ledger.finish(self.ledger.header.cursor)
+            except StorageError:
+                self.ledger_full = True
+                return False
+        return True
+
+    cdef bint next_is_sound(self, const Record* record) except -1:
+        """Verify a record of an earlier run when the cursor reaches it; if it is damaged, mend the segment."""
+        cdef Position position
+        cdef uint64_t cursor = self.ledger.header.cursor
+        if self.is_sound(self.segment, self.offset, cursor):
+            return True
+        self.readable.log.mend(self.segment)
+        position = self.readable.log.locate(cursor)
+        self.move_to(position.segment, position.offset)
+        return False
+
+    cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
+        """Return True if a segment has the undamaged record with that ordinal at that offset."""
+        cdef uint64_t seq = segment.header().first_seq + (ordinal - segment.first_ordinal)
+        return offset < segment.tail and record_verdict(
+            segment.base + offset, segment.tail - offset, seq) == RECORD_VALID
+
+    cdef int finish_missing(self, uint64_t start, uint64_t end) except -1:
+        """Finish the records of `[start, end)` that the topic's log has lost; the channel may read all of it.
+
+        Records behind the readable end are no part of the depth yet, so they must not be finished.
+        Raises: StorageError.
+        """
+        cdef uint64_t first, behind
+        assert end <= self.readable.end
+        for first, behind in self.readable.log.holes:
+            self.ledger.finish_range(max(first, start), min(behind, end))
+        return 0
+
+    cdef int leave_drained(self) except -1:
+        """Move on from a segment that has been read to its end; it is recycled when all of it is finished."""
+        while self.offset == self.segment.tail and self.segment.next is not None:
+            self.segment = self.segment.next
+            self.offset = SEGMENT_HEADER_BYTES
+        return 0
+
+    cdef int move_to(self, Segment segment, uint64_t offset) except -1:
+        """Set the place of the cursor; the ledger already has its ordinal."""
+        assert SEGMENT_HEADER_BYTES <= offset <= segment.tail
+        self.segment = segment
+        self.offset = offset
+        return 0
+
+    cdef int save_place(self) except -1:
+        """Store the place of the cursor's record: a hint that recovery checks."""
+        cdef LedgerHeader* header = self.ledger.header
+        if header.cursor_segment != self.segment.number:
+            # An offset of another segment may lead into a body, and a body may look like a record.
+            header.cursor_offset = 0
+            store_barrier()
+            header.cursor_segment = self.segment.number
+            store_barrier()
+        header.cursor_offset = self.offset
+        return 0
+
+    cdef bint skip_finished(self) except -1:
+        """Move over finished records, so that they do not hold a segment while the channel is idle.
+
+        Cost: one step per record, at most SKIPPED_PER_TURN. Returns: True if there are more.
+        """
+        cdef const Record* record
+        for _ in range(SKIPPED_PER_TURN):
+            self.leave_drained()
+            if self.ledger.header.cursor >= self.readable.end or not self.ledger.next_is_finished():
+                return False
+            if self.ledger.header.cursor >= self.segment.first_ordinal:
+                record = <const Record*> (self.segment.base + self.offset)
+                if self.segment.unverified and not self.next_is_sound(record):
+                    continue
+                self.offset += record_span(record.size_bytes)
+            self.ledger.skip()
+        # The last record may have ended a segment, which is recycled next.
+        self.leave_drained()
+        return True
+
+    cdef int note_finished_ahead(self) except -1:
+        """Request a trim, which calls `skip_finished`, if the record at the cursor was finished before its turn."""
+        if self.ledger.next_is_finished():
+            self.readable.request_trim()
+        return 0

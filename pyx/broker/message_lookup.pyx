@@ -1,0 +1,220 @@
+"""Message lookup: finds a message of a channel by its id, to finish it unread or to give it another due time.
+
+There is no index by message id: lookups are rare, and an index would cost 16 bytes per message. The search begins where
+it is cheapest:
+
+    in flight      the table of ids that FIN uses
+    queued         the topic's log, by the id, which grows with the ordinal (see pyx/diskqueue/logreader.pyx)
+    deferred       2 bytes of the id's fingerprint for each slot, read through: 10 million are 20 MB
+    returned       the fingerprints in the ring's entries, 16 bytes each, read through
+
+The last two are read in steps, and the caller yields to the event loop between them. Slots stay, and entries of the
+ring keep their numbers or get higher ones, so the search misses only a message that moves meanwhile. A message that
+moves to the ring's end is met there. A message that is parked again may get a slot that the search has passed: another
+round finds it, which follows whenever something was parked meanwhile, and the last round is one step. The place that
+was found is right until the loop runs; the caller changes the message at once, whatever consumers do.
+
+Changes are those of consumers, by the same means, and as safe. Finishing is a bit; another due time is a new record in
+the parked log whose origin is the old one (see pyx/broker/parked_log.pyx). One thing is special: a record at or past
+the cursor without a due time may become an origin. `rescheduled_ahead` of the channel's Parking names these while they
+are not settled. `moved_until` in the ledger's header, stored before the record, makes the start after a kill search the
+records past the cursor for them; that costs a walk up to the last of them, at that start.
+
+Invariants: 1. messages in flight are not changed. 2. A change is made whole or not at all.
+"""
+
+cimport cython
+from libc.stdint cimport uint32_t
+
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
+from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.wire.record cimport record_attempts, record_ordinal
+
+cdef enum:
+    SLOTS_PER_STEP = 1 << 22             # 8 MiB
+    ENTRIES_PER_STEP = 1 << 19           # 8 MiB
+    ROUNDS_MAX = 8                       # after these the search is one step
+
+AT_UNKNOWN, AT_FINISHED, AT_HELD, AT_QUEUED, AT_RETURNED, AT_DEFERRED, AT_IN_FLIGHT = (
+    UNKNOWN, FINISHED, HELD, QUEUED, RETURNED, DEFERRED, IN_FLIGHT)
+
+
+@cython.final
+cdef class MessageLookup:
+    """Lookup of one message of a channel. slots_per_step, entries_per_step: read at once."""
+
+    def __init__(
+        self, ChannelCore channel not None, uint64_t guid, *,
+        uint64_t slots_per_step=SLOTS_PER_STEP, uint64_t entries_per_step=ENTRIES_PER_STEP,
+    ):
+        self.channel = channel
+        self.guid = guid
+        self.slots_per_step = slots_per_step
+        self.entries_per_step = entries_per_step
+        self.begin_round()
+
+    cdef int begin_round(self) except -1:
+        self.next_slot = 0
+        self.next_number = 0
+        self.parked_end = self.channel.parking.parked_end()
+        return 0
+
+    cdef bint found(self, Place place, const Record* record, uint64_t at) noexcept:
+        self.place = place
+        self.record = record
+        self.at = at
+        return True
+
+    def step(self, LogReader reader not None):
+        """Search on, in a bounded step. reader: of the topic's log, prepared for the id.
+
+        Returns: True if the place is known, until the loop runs; if not, another step is to follow.
+        """
+        if self.channel.slots.find(self.guid) >= 0:
+            return self.found(IN_FLIGHT, NULL, 0)
+        if self.step_in_log(reader):
+            return True
+        if self.step_in_parked() or self.step_in_ring():
+            return True
+        if self.next_slot < self.slots_end() or self.next_number < self.channel.ready.end():
+            return False
+        if self.parked_end != self.channel.parking.parked_end():
+            self.round_count += 1
+            self.begin_round()
+            return False
+        return self.found(UNKNOWN if self.record == NULL else FINISHED, self.record, 0)
+
+    cdef bint step_in_log(self, LogReader reader) except -1:
+        """Find the message in the topic's log, if the log has it. Returns: True if that tells the place."""
+        cdef ChannelCore channel = self.channel
+        cdef const Record* record = reader.find(self.guid)
+        cdef uint64_t ordinal
+        self.record = self.kept = record
+        if record == NULL:
+            return channel.parking.parked is None and self.found(UNKNOWN, NULL, 0)
+        ordinal = record_ordinal(record)
+        if ordinal >= channel.readable.end:
+            return self.found(HELD, record, 0)
+        if channel.ledger.is_finished(ordinal):
+            return channel.parking.parked is None and self.found(FINISHED, record, 0)
+        if ordinal >= channel.cursor.ordinal() and not channel.parking.is_origin_ahead(record):
+            return self.found(QUEUED, record, 0)
+        return False
+
+    cdef uint64_t slots_end(self) noexcept:
+        """Return the number of slots to search."""
+        return 0 if self.channel.parking.parked is None else self.channel.parking.parked.capacity
+
+    cdef bint step_in_parked(self) except -1:
+        """Search some slots of the parked log. Returns: True if the message is there."""
+        cdef ParkedLog parked = self.channel.parking.parked
+        cdef const Record* record
+        cdef uint64_t end, slot
+        if parked is None:
+            return False
+        end = parked.capacity
+        if self.round_count < ROUNDS_MAX:
+            end = min(end, self.next_slot + self.slots_per_step)
+        while self.next_slot < end:
+            slot = parked.find_fingerprint(self.guid, self.next_slot, end)
+            if slot < end:
+                record = parked.waiting_in(<uint32_t> slot)
+                if record != NULL and record.guid == self.guid:
+                    return self.found(DEFERRED, record, slot)
+            self.next_slot = min(slot + 1, end)
+        return False
+
+    cdef bint step_in_ring(self) except -1:
+        """Search some entries of the ring, after the slots. Returns: True if the message is there."""
+        cdef ChannelCore channel = self.channel
+        cdef uint64_t end = channel.ready.end()
+        cdef uint64_t number = max(self.next_number, channel.ready.first)
+        cdef uint32_t wanted = fingerprint(self.guid)
+        cdef const ReadyEntry* entry
+        if self.next_slot < self.slots_end():
+            return False
+        if self.round_count < ROUNDS_MAX:
+            end = min(end, number + self.entries_per_step)
+        while number < end:
+            entry = channel.ready.at(number)
+            if entry.fingerprint == wanted and entry.record.guid == self.guid:
+                self.next_number = number
+                return self.found(RETURNED, entry.record, number)
+            number += 1
+        self.next_number = number
+        return False
+
+    def due_ns(self):
+        """Return the due time of the message (Unix); 0 if it has passed, or the place has none."""
+        if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
+            return self.record.due_ns
+        return 0
+
+    def cancel(self):
+        """Finish the message, which was found queued, returned or deferred since the loop ran.
+
+        A channel that is moved back does not deliver it: that is noted first, so a kill leaves it noted and finished.
+        Raises: StorageError, MemoryError (nothing changed).
+        """
+        cdef ChannelCore channel = self.channel
+        cdef ReadyEntry entry
+        assert self.place in (QUEUED, RETURNED, DEFERRED)
+        if self.place == DEFERRED:
+            channel.reach(self.record, FROM_PARKED)
+            self.note_cancelled()
+            channel.parking.parked.take(<uint32_t> self.at)
+            channel.finish_record(self.record, FROM_PARKED)
+        elif self.place == RETURNED:
+            entry = channel.ready.at(self.at)[0]
+            channel.reach(entry.record, entry.source)
+            self.note_cancelled()
+            channel.ready.remove(self.at)
+            channel.finish_record(entry.record, entry.source)
+        else:
+            channel.reach(self.record, FROM_TOPIC)
+            self.note_cancelled()
+            if self.record.due_ns != 0:
+                channel.parking.pass_deferred(record_ordinal(self.record))
+            channel.finish_record(self.record, FROM_TOPIC)
+            channel.cursor.note_finished_ahead()
+        channel.ledger.header.finish_count += 1
+
+    cdef int note_cancelled(self) except -1:
+        """Have a seek leave the message out, if the topic's log has it. Raises: StorageError (nothing changed)."""
+        if self.kept != NULL:
+            self.channel.note_cancelled(record_ordinal(self.kept))
+        return 0
+
+    def reschedule(self, int64_t due_ns, LogReader reader not None):
+        """Give the message, which was found queued, returned or deferred since the loop ran, another due time.
+
+        due_ns: Unix. A message that is due stays in its place if this time has passed, too. reader: as for `step`.
+        Raises: StorageError, MemoryError (nothing changed).
+        """
+        cdef ChannelCore channel = self.channel
+        cdef const Record* record = self.record
+        cdef ReadyEntry entry
+        assert self.place in (QUEUED, RETURNED, DEFERRED)
+        if self.place == DEFERRED:
+            channel.reach(record, FROM_PARKED)
+            channel.parking.park(record, FROM_PARKED, record_attempts(record), due_ns)
+            channel.parking.parked.take(<uint32_t> self.at)
+        elif due_ns <= wall_ns() and (self.place == RETURNED or record.due_ns <= wall_ns()):
+            return
+        elif self.place == RETURNED:
+            entry = channel.ready.at(self.at)[0]
+            channel.reach(entry.record, entry.source)
+            channel.parking.park(entry.record, entry.source, entry.attempts, due_ns)
+            channel.ready.remove(self.at)
+        else:
+            channel.readable.log.ready(channel.readable.log.segment_of(record_ordinal(record)))
+            # Verifying may have found that it is damaged.
+            self.record = reader.find(self.guid)
+            if self.record == NULL:
+                self.place = UNKNOWN
+                return
+            channel.reach(self.record, FROM_TOPIC)
+            channel.parking.reschedule_queued(self.record, due_ns)
+        channel.parking.settle_now()
+        channel.after_parking()

@@ -1,0 +1,63 @@
+"""Readable part of a topic's log: the log and `end`, the ordinal up to which channels may read.
+
+Fan-out costs no copy, as every channel is a cursor over the same log. A paused topic keeps `end` where it is, while the
+log grows behind it: those messages are *held*. The topic and its channels share one ReadableLog; a channel knows no
+more of its topic than this.
+
+Invariant: `end <= log.end`; they are equal unless the topic is paused or has no channel.
+"""
+
+cimport cython
+
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+
+
+@cython.final
+cdef class ReadableLog:
+    """Readable part of a log. topic: woken when the log can be trimmed. end: ordinal."""
+
+    def __init__(self, Log log not None, Scheduler scheduler not None, Scheduled topic not None, uint64_t end):
+        assert end <= log.end
+        self.log = log
+        self.scheduler = scheduler
+        self.topic = topic
+        self.end = end
+        self.oldest_unfinished = log.first
+        self.parking = set()
+
+    cdef int request_trim(self) except -1:
+        """Have the topic trim its log in its next turn."""
+        self.trim_wanted = True
+        return self.scheduler.request_wake(self.topic)
+
+    cdef int advance_end(self) except -1:
+        """Let the channels read all that the log has."""
+        assert self.end <= self.log.end, "channels were given records that the log does not have"
+        self.end = self.log.end
+        return 0
+
+    cdef int note_held(self) except -1:
+        """Remember the place of `end` in the log: it stays there, and the messages behind it are held."""
+        self.held = self.log.end_position()
+        return 0
+
+    cdef int forget_held(self) except -1:
+        """Note that no message is held any more."""
+        self.held = None
+        return 0
+
+    cdef Position end_position(self):
+        """Return the Position of `end`. Cost: O(1); the first call after a start may walk a segment."""
+        if self.end == self.log.end:
+            return self.log.end_position()
+        if self.held is None:
+            self.held = self.log.locate(self.end)
+        self.leave_drained_held()
+        return Position(self.held.segment, self.held.offset, self.end)
+
+    cdef int leave_drained_held(self) except -1:
+        """Move the remembered place on from the end of a segment, which may be trimmed."""
+        if self.held is not None:
+            while self.held.offset == self.held.segment.tail and self.held.segment.next is not None:
+                self.held = Position(self.held.segment.next, SEGMENT_HEADER_BYTES, self.end)
+        return 0
