@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 export PYTHON
-# cython-lint looks for pycodestyle there; and what a test starts by name is that of .venv.
+# cython-lint looks for pycodestyle on the PATH, and tests must start the programs of .venv.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 VENV := .venv
@@ -34,9 +34,9 @@ BUILD_LOG := build/compile.log
 
 # Tests wait for daemons, disks and time-outs more than they compute: more processes than cores.
 JOBS ?= $(shell expr 2 '*' $$(nproc))
-# loadgroup: tests/spark has one process, and so one Spark session; all other tests go to whoever is free.
+# loadgroup: tests/spark runs in one process, and so in one Spark session; all other tests go to any free process.
 IN_PARALLEL = -n $(JOBS) --dist loadgroup
-# The suite starts the daemon hundreds of times: compiled bytecode is kept even where the environment says otherwise.
+# The suite starts the daemon hundreds of times, so compiled bytecode is kept even if the environment disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 # ARGS goes to the tool behind a target: make test ARGS="-k requeue", make run ARGS="-mem-queue-size=0".
@@ -52,7 +52,8 @@ env: $(TOOLS) ## the environment: .venv with everything that is needed to build,
 
 build: $(READY) $(BUILT) $(BENCH_BUILT) ## environment and release build, in place; quick when nothing has changed
 
-# Neither what only tests need nor the load generator. Packages are installed while the extensions are compiled.
+# Without the load generator and packages that only tests need. Packages are installed while the extensions are
+# compiled.
 run: ## start the daemon on NSQ's ports, with its data in ./data
 	@$(MAKE) --no-print-directory --jobs=2 ready
 	@mkdir -p $(DATA)
@@ -149,7 +150,7 @@ $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)
 	@$(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }
 	@touch $@
 
-# The same step with more modules; what is built already stays.
+# The same step with more modules; modules that are built already stay.
 $(BENCH_BUILT): $(BUILT) $(BENCH_SOURCES)
 	@echo 'build: compiling the load generator, if it has changed (10 s)'
 	@PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }

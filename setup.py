@@ -39,7 +39,7 @@ WERROR = env_flag("PYQD_WERROR")
 MODE = "debug" if DEBUG else "release"
 CYTHON_DIR = Path("build") / "cython" / ("annotated" if ANNOTATE else MODE)
 
-# wraparound and cdivision change what correct code means, so they are the same in both builds. With wraparound off a
+# wraparound and cdivision change the meaning of code, so they are the same in both builds. With wraparound off a
 # negative index is a mistake, and boundscheck then reports it.
 DIRECTIVES = {
     "language_level": 3,
@@ -109,7 +109,7 @@ def interface_path(module):
 
 
 def interfaces_behind(source):
-    """Return every .pxd that a .pyx is compiled against: its own, what that cimports, and so on."""
+    """Return every .pxd that a .pyx is compiled against: its own, those that it cimports, and so on."""
     source = Path(source)
     found = set()
     waiting = [source, interface_path(module_of(source))]
@@ -169,7 +169,7 @@ class BuildExt(build_ext):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
         if self.inplace:
-            # Apart from where a wheel is put together, so that nothing of bench/ can get into one.
+            # Separate from the directory of a wheel, so that nothing of bench/ can get into one.
             self.build_lib = str(Path("build") / "inplace")
 
     def run(self):
@@ -178,7 +178,7 @@ class BuildExt(build_ext):
         if ANNOTATE:
             self.translate()
             return
-        # What is built in place and what goes into a wheel are two sets of files with a stamp each.
+        # In-place files and a wheel's files are two sets with a stamp each.
         stamp = CYTHON_DIR.parent / ("wheel.stamp" if not self.inplace else "inplace.stamp")
         identity = build_identity()
         if not stamp.exists() or stamp.read_text() != identity:

@@ -1,7 +1,7 @@
-"""What a server itself says, over HTTP, of the messages that it took in and of those that it still keeps.
+"""Comparison of the messages published with the server's own counts, read over HTTP.
 
-A generator sees what is answered and what is delivered. What was answered OK and dropped, and what lies twice in a
-queue that nobody reads any more, only the server knows.
+A generator sees answers and deliveries. Only the server knows of messages that were answered OK and dropped, or that
+lie twice in a queue which has no consumer any more.
 """
 
 import json
@@ -38,7 +38,7 @@ class Stock:
 
 @dataclass(frozen=True)
 class Account:
-    """How the figures of the server differ from what they are to be; problem: in words, "" when they do not."""
+    """Difference between the server's figures and the expected ones; problem: in words, "" if they agree."""
 
     losses: int = 0
     duplicates: int = 0
@@ -88,10 +88,9 @@ def settled_stock(server: Server, topic: str, right: Callable[[Stock], bool]) ->
 
 
 def of_publication(server: Server, topic: str, messages: int, *, deferred: bool = False) -> Account:
-    """Hold what the server took in and keeps against the messages published into a topic with one channel or none.
+    """Compare the server's counts with the messages published into a topic with at most one channel.
 
-    deferred: they are all to be kept as deferred.
-    Raises: ServerError when the server does not say.
+    deferred: all messages must be kept as deferred. Raises: ServerError if the server does not answer.
     """
 
     def kept(stock: Stock) -> int:
@@ -113,9 +112,9 @@ def of_publication(server: Server, topic: str, messages: int, *, deferred: bool 
 
 
 def of_consumption(server: Server, topic: str, messages: int) -> Account:
-    """Hold what the server took in and keeps against a load all of which was published and finished in each channel.
+    """Compare the server's counts with a load that was published and finished completely in each channel.
 
-    Raises: ServerError when the server does not say.
+    Raises: ServerError if the server does not answer.
     """
     stock = settled_stock(server, topic, lambda stock: (stock.message_count, stock.kept) == (messages, 0))
     wrong = []

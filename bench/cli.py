@@ -1,4 +1,4 @@
-"""The command line: `run` one server, `compare` several in turn, `report` on runs, and what helps with both."""
+"""Command line: `run` one server, `compare` several in turn, `report` on runs, and their helpers."""
 
 import argparse
 import math
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose_cores(arguments: argparse.Namespace) -> Cores:
-    """Return the cores that are asked for. Raises: ValueError for one that this process may not use."""
+    """Return the cores named on the command line. Raises: ValueError for one that this process may not use."""
     if arguments.unpinned:
         return Cores()
     chosen = Cores.choose()
@@ -122,7 +122,7 @@ def choose_cores(arguments: argparse.Namespace) -> Cores:
 
 
 def choose_workloads(arguments: argparse.Namespace) -> list[Workload]:
-    """Return the workloads that are asked for, of the sizes asked for. Raises: ValueError."""
+    """Return the workloads named on the command line, in the given sizes. Raises: ValueError."""
     chosen = [find(name) for name in arguments.workload] if arguments.workload else list(WORKLOADS)
     fields = shape.wanted(arguments)
     if fields and len(chosen) != 1:
@@ -168,7 +168,7 @@ def require_places(setting: Setting, results: Path) -> None:
 
 
 def warn_of_memory(workloads: Sequence[Workload], data: Mapping[str, str]) -> None:
-    """Say on standard error which workloads do not do what they are there for where the data are in memory."""
+    """Name on standard error the workloads that are meaningless if the data are in memory."""
     names = [workload.name for workload in workloads if workload.name.startswith(OF_THE_DISK)]
     if names and data["file_system"] in IN_MEMORY:
         print(
@@ -187,7 +187,7 @@ class Session:
     """One invocation: measures its workloads into a series that is written after each run."""
 
     def __init__(self, arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> None:
-        """Raises: SeriesError when what is there already does not go with it; ValueError for what cannot be run."""
+        """Raises: SeriesError if existing results do not fit; ValueError for targets that cannot run."""
         self.arguments = arguments
         self.targets = targets
         self.setting = Setting(
@@ -261,7 +261,7 @@ class Session:
 
 
 def write_page(series: Series, path: Path) -> None:
-    """Write the page and the plot beside the JSON of that path, and say what lies where."""
+    """Write the page and the plot beside the JSON of that path, and print their paths."""
     # Only here, as it takes most of a second, and memory that a generator need not have.
     from bench import plot
 
@@ -273,7 +273,7 @@ def write_page(series: Series, path: Path) -> None:
 
 
 def report(path: Path) -> None:
-    """Print and write what a series says. Raises: SeriesError."""
+    """Print and write the report of a series. Raises: SeriesError."""
     series = Series.read(path)
     for workload in series.workloads.values():
         if series.runs[workload.name]:
@@ -296,20 +296,20 @@ def keep_loaded(address: Address, seconds: float) -> int:
 
 
 def with_command(given: Sequence[str]) -> list[str]:
-    """Return the command line with `compare` where no command is named."""
+    """Return the command line, with `compare` if no command is named."""
     named = bool(given) and (not given[0].startswith("-") or given[0] in ("-h", "--help"))
     return list(given) if named else ["compare", *given]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line argv; a command that is not named is `compare`.
+    """Run the command line argv; without a command it is `compare`.
 
-    Returns: 1 when a run failed, lost a message or delivered one twice, 2 for what cannot be run (`load`: when the
-    server is not reached), 130 when interrupted, else 0.
+    Returns: 1 if a run failed, lost a message or delivered one twice, 2 for a run that is impossible (`load`: if the
+    server is not reached), 130 if interrupted, else 0.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if "--durable" in words:
-        # It has a command line of its own, which takes from this one.
+        # bench.durable has a command line of its own, which uses parts of this one.
         from bench import durable
 
         return durable.main([word for word in words if word != "--durable"])

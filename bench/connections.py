@@ -1,4 +1,4 @@
-"""Open connections to a server and bring them to where load can begin.
+"""Connections to a server, opened and negotiated until load can begin.
 
 This half is plain Python: it works once per connection, not per message.
 """
@@ -24,10 +24,10 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True)
 class Handshake:
-    """What a connection says first: IDENTIFY when there is something to identify, SUB when it is to consume.
+    """First commands of a connection: IDENTIFY if there are fields for it, SUB for a consumer.
 
-    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK.
-    silent: the connection is for HTTP, and says nothing by itself.
+    identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK. silent:
+    the connection is for HTTP, and sends nothing by itself.
     """
 
     identify: Mapping[str, int | str | bool] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""What a message costs the daemon: CPU time, of user and system apart, and instructions. `python -m bench.cost`.
+"""Cost of a message in the daemon: user and system CPU time, and instructions. `python -m bench.cost`.
 
-Both are those of a whole run, start and stop included, at two sizes of the load; what the larger one has more, by the
-messages that it has more, is the cost of one. Where a channel is filled first, what filling it costs is taken off.
+Both are measured for whole runs, start and stop included, at two sizes of the load. The difference in cost divided by
+the difference in messages is the cost of one. If a channel is filled first, the cost of filling is subtracted.
 
-CPU time is what getrusage tells of the daemon when it has ended, in microseconds. Instructions are counted by the
-processor where `perf stat` may, else by valgrind's callgrind, under which the daemon is some fifty times as slow: more
-arrives in a pass, and the figure is that of a busy daemon. Those of the kernel are not counted.
+CPU time is read with getrusage after the daemon has ended, in microseconds. Instructions are counted by the processor
+if `perf stat` may, else by valgrind's callgrind. Under callgrind the daemon is some fifty times as slow: more arrives
+in a pass, and the figure is that of a busy daemon. Instructions of the kernel are not counted.
 
 Sources: getrusage(2), RUSAGE_CHILDREN; perf-stat(1); the manual of callgrind.
 """
@@ -61,7 +61,7 @@ class CostError(Exception):
 
 @dataclass(frozen=True)
 class Counter:
-    """What counts instructions. name: "perf" or "callgrind"."""
+    """Counter of instructions. name: "perf" or "callgrind"."""
 
     name: str
     event: str = EVENT
@@ -90,7 +90,7 @@ class Counter:
 
 
 def find_counter() -> Counter:
-    """Return what counts instructions on this machine. Raises: CostError."""
+    """Return this machine's counter of instructions. Raises: CostError."""
     if shutil.which("perf"):
         tried = subprocess.run(
             ["perf", "stat", "-x,", "-e", EVENT, "true"], capture_output=True, text=True, check=False
@@ -106,7 +106,7 @@ def find_counter() -> Counter:
 
 
 def run_whole(workload: Workload, target: Target, setting: Setting) -> None:
-    """Run it on a fresh daemon, which has ended and was waited for when this returns. Raises: CostError."""
+    """Run the workload on a fresh daemon, and return after it has ended. Raises: CostError."""
     result = runner.run_once(workload, target, setting)
     if result.problem:
         raise CostError(result.problem)
@@ -133,7 +133,7 @@ def count_run(workload: Workload, counter: Counter, setting: Setting) -> int:
 
 
 def of_one_more(workload: Workload, fewer: float, measure: Callable[[Workload], Sequence[float]]) -> list[float]:
-    """Return what one more message takes, for each figure that measure returns of a whole run. Raises: CostError.
+    """Return the cost of one more message, for each figure that measure returns of a whole run. Raises: CostError.
 
     fewer: messages of the smaller load, rounded to a multiple of the batch.
     """
@@ -149,7 +149,7 @@ def of_one_more(workload: Workload, fewer: float, measure: Callable[[Workload], 
 
 
 def instructions_per_message(workload: Workload, counter: Counter, setting: Setting, scale: float = 1.0) -> float:
-    """Return what one more message takes. scale: of the two loads. Raises: CostError."""
+    """Return the instructions of one more message. scale: of the two loads. Raises: CostError."""
     fewer = COUNTED_MESSAGES[workload.name] * scale
     return of_one_more(workload, fewer, lambda load: (count_run(load, counter, setting),))[0]
 
@@ -157,7 +157,7 @@ def instructions_per_message(workload: Workload, counter: Counter, setting: Sett
 def cpu_per_message(
     workload: Workload, setting: Setting, repeat: int, scale: float = 1.0
 ) -> tuple[float, float, float]:
-    """Return the medians of what one more message takes: CPU, user and system time, ns. Raises: CostError."""
+    """Return the medians of the CPU, user and system time of one more message in ns. Raises: CostError."""
 
     def measure(load: Workload) -> tuple[float, float, float]:
         spent = cpu_of_run(load, setting)
@@ -189,7 +189,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for each workload.
 
-    Returns: 1 when a run failed, or when instructions alone were asked for and nothing counts them, else 0.
+    Returns: 1 if a run failed, or if only instructions were requested and no counter exists, else 0.
     """
     arguments = make_parser().parse_args(argv)
     setting = Setting(cores=choose_cores(arguments))

@@ -1,7 +1,6 @@
-"""Take in what a consumer was sent, once it is decrypted or decompressed, and make what it answers.
+"""Parser of deliveries and builder of FINs, for consumers behind Python's TLS and compression libraries.
 
-For consumers whose bytes go through Python libraries first: one call for a buffer of many frames, no Python object per
-message. The tally is shared by the consumers of a load.
+One call handles a buffer of many frames, without a Python object per message. The consumers of a load share the tally.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -22,11 +21,11 @@ cdef enum:
 
 
 class DeliveryError(Exception):
-    """An error frame, or what is no frame; the text says which."""
+    """An error frame, or bytes that are not a frame; the text says which."""
 
 
 cdef class Deliveries:
-    """What came of the counters 0 .. expected - 1."""
+    """Tally of the counters 0 .. expected - 1."""
 
     cdef Tally tally
 
@@ -77,7 +76,7 @@ cdef class Reader:
         free(self.output)
 
     def feed(self, bytes data not None):
-        """Take bytes of the decoded stream. Returns: what is to be answered. Raises: DeliveryError."""
+        """Parse bytes of the decoded stream. Returns: the bytes to answer. Raises: DeliveryError."""
         cdef const char* position = data
         cdef const char* end = position + len(data)
         cdef uint64_t size
@@ -102,7 +101,7 @@ cdef class Reader:
         return PyBytes_FromStringAndSize(self.output, output_end)
 
     cdef uint32_t take(self, const char* frame, uint64_t size, char* answer) except? 0:
-        """Take one frame. Returns: the bytes of its answer, which is written to `answer`."""
+        """Parse one frame. Returns: the bytes of its answer, which is written to `answer`."""
         cdef const char* body = frame + 4 + MESSAGE_HEADER_BYTES
         cdef uint32_t kind = get_u32(frame)
         if kind == FRAME_MESSAGE and size >= 4 + MESSAGE_HEADER_BYTES + COUNTER_BYTES:

@@ -1,7 +1,8 @@
 """Brokers whose OK means "on stable storage", in turns in one run on one disk: `python -m bench --durable`.
 
-pyqd runs with `--sync-every=1`. REDIS, BEANSTALKD and NATS in the environment are paths of others to set beside. Before
-it measures anything, strace shows of each that no OK leaves before its flush has returned; `--verify` does only that.
+pyqd runs with `--sync-every=1`. REDIS, BEANSTALKD and NATS in the environment are paths of other brokers to compare
+with. Before any measurement, strace shows for each broker that no OK leaves before its flush has returned; `--verify`
+does only that.
 """
 
 import argparse
@@ -54,7 +55,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """A load. outstanding: requests of a connection under way. topics beyond connections are taken in turn by each."""
+    """A load. outstanding: open requests of a connection. Topics in excess of connections are used in turn by each."""
 
     name: str
     what: str
@@ -205,7 +206,7 @@ def count_flushes(broker: Broker, row: Row, setting: Setting, seconds: float) ->
 
 
 def verify(broker: Broker, row: Row, setting: Setting, seconds: float) -> Verdict:
-    """Return what a trace proves of the OKs of a row. Raises: TraceError when it does not show each of them."""
+    """Return the verdict of a trace on the OKs of a row. Raises: TraceError if it does not show each of them."""
     traced = trace(broker, row, setting, PROVING, seconds)
     ready = traced.opened
     verdict = durable_trace.prove(
@@ -222,7 +223,7 @@ def verify(broker: Broker, row: Row, setting: Setting, seconds: float) -> Verdic
 
 @dataclass
 class Durable:
-    """One invocation. runs: of each row and server the figures of its runs, in the order in which they were made."""
+    """One invocation. runs: for each row and server the figures of its runs, in their order."""
 
     brokers: Sequence[Broker]
     rows: Sequence[Row]
@@ -233,7 +234,7 @@ class Durable:
     shown: Progress = field(default_factory=Progress)
 
     def attempt(self, what: str, step: Any, *arguments: Any) -> Any:
-        """Return what step returns; note its failure and return None."""
+        """Return the result of step; on failure log it and return None."""
         self.shown.describe(what)
         if not self.shown.on_terminal:
             self.shown.say(what)
@@ -274,7 +275,7 @@ class Durable:
                 self.failures.append(f"{broker.name}: {early[0].text}")
 
     def measure(self, repeat: int, seconds: float) -> None:
-        """Measure each row, the servers in turn, and count flushes apart."""
+        """Measure each row, the servers in turn; flushes are counted separately."""
         for row in self.rows:
             for number in range(repeat):
                 for broker in self.brokers:
@@ -294,7 +295,7 @@ class Durable:
             self.runs.setdefault((row.name, name), []).append(figures)
 
     def cell(self, row: Row, name: str, key: str, digits: int) -> str:
-        """Return median (min .. max) of a figure, "-" where there is none."""
+        """Return median (min .. max) of a figure, "-" if there is none."""
         values = [figures[key] for figures in self.runs.get((row.name, name), []) if key in figures]
         if not values:
             return "-"
@@ -310,7 +311,7 @@ class Durable:
         return cells
 
     def conditions(self) -> list[str]:
-        """Return lines that say on what, with which settings and how the runs were made."""
+        """Return lines that describe machine, settings and procedure of the runs."""
         place = self.setting.data_path()
         return [
             f"{read_cpu_model()}, {os.cpu_count()} cores; {os.uname().sysname} {os.uname().release}; "
@@ -331,7 +332,7 @@ class Durable:
         return "\n".join(lines) + "\n"
 
     def write(self, results: Path, command: str) -> None:
-        """Write the page and every run beside it as JSON, and say where."""
+        """Write the page, and every run beside it as JSON; print their paths."""
         page = results / time.strftime("durable-%Y%m%d-%H%M%S.md")
         page.write_text(self.markdown())
         runs = [{"row": row, "server": name, "figures": figures} for (row, name), figures in self.runs.items()]
@@ -367,7 +368,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose_brokers(others: Sequence[str]) -> list[Broker]:
-    """Return pyqd, the others that were asked for, and those of the environment. Raises: ValueError."""
+    """Return pyqd, the named brokers, and those of the environment. Raises: ValueError."""
     brokers = [durable_servers.of_target(Target.parse(text)) for text in ("pyqd", *others)]
     for name, variable, *_ in durable_servers.OTHERS:
         found = durable_servers.of_environment(name)
@@ -379,7 +380,7 @@ def choose_brokers(others: Sequence[str]) -> list[Broker]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the command line. Returns: 1 when a run failed or an OK left too early, else 0."""
+    """Run the command line. Returns: 1 if a run failed or an OK left too early, else 0."""
     parser = make_parser()
     arguments = parser.parse_args(given)
     try:

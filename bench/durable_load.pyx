@@ -1,7 +1,7 @@
 """Requests on connected sockets for a given time, one epoll loop in C: for brokers of any protocol with short answers.
 
-The requests are made beforehand and sent in turn, so that the loop knows nothing of a protocol but the form of its
-answers: NSQ's frames, or lines that begin as told. Answers are taken to come in the order of the requests.
+The requests are made beforehand and sent in turn. So the loop knows only the form of the protocol's answers: NSQ's
+frames, or lines with given beginnings. Answers are assumed to come in the order of the requests.
 """
 
 cimport cython
@@ -38,7 +38,7 @@ cdef struct Asker:
     uint32_t request_count         # requests in the buffer: one turn, and `outstanding` of the next
     uint32_t turn_count            # requests of one turn
     const char* output
-    uint32_t* ends                 # where each request of the buffer ends
+    uint32_t* ends                 # end of each request in the buffer
     uint32_t next_request          # index within the turn of the next one that is not queued
     uint32_t queued_begin          # bytes of output that are queued and not sent
     uint32_t queued_end
@@ -57,9 +57,9 @@ cdef struct Asker:
 cdef class DurableLoad:
     """One load over `fds`, which stay the caller's. It runs once.
 
-    requests: for each fd the requests that it sends in turn, again and again.
-    outstanding: requests of a connection under way at a time. answers: how many answers a request has.
-    lines: how each line of one answer begins, 1 or 2 of at most 15 bytes; (): an answer is a frame of NSQ's.
+    requests: for each fd the requests that it sends in turn, again and again. outstanding: open requests of a
+    connection. answers: number of answers to a request. lines: the beginning of each line of one answer, 1 or 2 of at
+    most 15 bytes; (): an answer is a frame of NSQ's.
     """
 
     cdef list kept
@@ -225,7 +225,7 @@ cdef class DurableLoad:
                 return 0
 
     cdef int run_slice(self, int64_t end_ns, bint spin, int64_t* worked_ns) noexcept nogil:
-        """Serve events until end_ns. Returns: what `hear` does."""
+        """Serve events until end_ns. Returns: the result of `hear`."""
         cdef epoll_event[EVENT_COUNT] events
         cdef int count, index, state
         cdef int64_t now_ns, begun_ns = monotonic_ns()

@@ -38,7 +38,7 @@ def connect(address: Address) -> socket.socket:
 
 
 def ask(connection: socket.socket, request: bytes, end: bytes) -> bytes:
-    """Send a request and return what comes until it ends as told. Raises: ProtocolError when the server hangs up."""
+    """Send a request and return the bytes up to `end`. Raises: ProtocolError if the server closes the connection."""
     connection.sendall(request)
     received = b""
     while not received.endswith(end):
@@ -61,7 +61,7 @@ class Nsq:
         """Make the topics ready to be published to."""
 
     def hello(self, _client: Client) -> bytes:
-        """Return what the connection sends first."""
+        """Return the first bytes of the connection."""
         return b"  V2"
 
     def greet(self, connection: socket.socket, hello: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Brokers whose OK means "on stable storage": how each of them is started, and which strace calls are flushes."""
+"""Brokers whose OK means "on stable storage": their commands, and the strace calls that are flushes."""
 
 import os
 import shutil
@@ -113,7 +113,7 @@ def running(
 ) -> Iterator[Server]:
     """Run the broker with an empty data directory on a free loopback port; stop it and remove the data afterwards.
 
-    tracer: words before its command, for strace -D, which leaves the process of the server our child.
+    tracer: words before its command, for strace -D, which keeps the server process as our child.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_root) as directory:
         data_path = Path(directory) / "data"

@@ -1,12 +1,12 @@
-"""Traces of strace: whether an OK left before a flush of its record had returned, and how many flushes there were.
+"""Check of strace logs: whether an OK left before a flush of its record had returned, and the number of flushes.
 
 The order of the lines is that of the events: strace stops a thread before a call is made and before the thread learns
-what came of it, so a call that begins on a later line was made after one that ended on an earlier line had returned.
-A record is stored after its request was received and may be stored through a mapping, which no call shows. So for every
-OK the trace must show a flush that began after the last byte of its request was received and returned without an error
-before the call that sent the OK began. An msync(2) of the same range as an earlier one does not count: new records make
-a range longer, so that is the header of a file. All this is necessary, not sufficient: the trace does not show which
-record a flush covered.
+its result. So a call that begins on a later line was made after a call that ended on an earlier line had returned. A
+record is stored after its request was received and may be stored through a mapping, which no call shows. So for every
+OK the trace must show a flush that began after the last byte of its request was received and that returned without an
+error before the call that sent the OK began. An msync(2) of the same range as an earlier one does not count: new
+records make a range longer, so that is the header of a file. All this is necessary, not sufficient: the trace does not
+show which record a flush covered.
 """
 
 import re
@@ -91,7 +91,7 @@ class Event:
 
 @dataclass
 class Conversation:
-    """Traffic of one connection. arrivals: of each request the line on which its last byte was received."""
+    """Traffic of one connection. arrivals: for each request the line with its last received byte."""
 
     received_bytes: int = 0
     arrivals: list[tuple[int, str]] = field(default_factory=list)
@@ -147,7 +147,7 @@ def range_of(event: Event) -> tuple[int, int] | None:
 
 
 def sent_bytes(event: Event) -> bytes:
-    """Return what a call sent. Raises: TraceError when strace has cut it."""
+    """Return the bytes that a call sent. Raises: TraceError if strace has truncated them."""
     pieces = STRING.findall(event.arguments)
     if any(cut for _, cut in pieces):
         raise TraceError(f"line {event.line}: a string is cut off")
@@ -165,19 +165,19 @@ class Proof:
     request_bytes: int
     hello_bytes: int
     verdict: Verdict = field(default_factory=Verdict)
-    # Line on which the latest of those flushes began that have returned without an error.
+    # Line on which the latest successful flush began.
     covered: int = 0
     begun: dict[str, int] = field(default_factory=dict)
     covered_at_send: dict[str, int] = field(default_factory=dict)
-    # Lines on which the writes began that io_submit(2) has started and whose ends have not been seen.
+    # Lines of the beginnings of io_submit(2) writes whose ends have not been seen.
     submitted: list[int] = field(default_factory=list)
     last_failure: str = ""
-    # Address and bytes of what msync(2) has flushed and is still mapped.
+    # Address and bytes of the mapped ranges that msync(2) has flushed.
     ranges: set[tuple[int, int]] = field(default_factory=set)
     conversations: dict[str, Conversation] = field(default_factory=dict)
 
     def read(self, lines: Iterable[str]) -> Verdict:
-        """Return what the trace proves. Raises: TraceError."""
+        """Return the verdict of the trace. Raises: TraceError."""
         for event in events(lines):
             if event.call == ENDED:
                 self.end_submitted(event)
@@ -204,7 +204,7 @@ class Proof:
             self.last_failure = ""
 
     def end_submitted(self, event: Event) -> None:
-        """Note the writes that have ended. Which of several they were is not shown: the one that began first counts."""
+        """Record the ended writes. The trace does not show which of several ended: the first one to begin counts."""
         for result in RESULT.findall(event.arguments) if event.returned else ():
             if not self.submitted:
                 raise TraceError(f"line {event.line}: the trace does not show where this write began")
@@ -248,7 +248,7 @@ class Proof:
         conversation.sent = conversation.sent[end:]
 
     def judge(self, event: Event, conversation: Conversation) -> None:
-        """Look whether the next OK of a connection left in time; it is sent by the call that ends on event's line."""
+        """Check whether the next OK of a connection left in time; the call that ends on the event's line sends it."""
         conversation.answered += 1
         if conversation.answered > len(conversation.arrivals):
             text = f"OK {conversation.answered} at {event.time} answers a request that had not been received whole"
@@ -264,7 +264,7 @@ class Proof:
 
 
 def prove(lines: Iterable[str], *, answer: bytes, request_bytes: int, hello_bytes: int) -> Verdict:
-    """Return which OKs of a trace a flush preceded, and which not. Raises: TraceError."""
+    """Return the OKs of a trace with and without a flush before them. Raises: TraceError."""
     return Proof(answer, request_bytes, hello_bytes).read(lines)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Figure:
     """A measured quantity: its key in Result.figures, its name for people, the factor and digits to print it with.
 
-    better: what is better, "more" or "less"; "" where neither is, as for seconds of a load whose size is free. Only
-    where it is known, a ratio of two servers says something.
+    better: the better direction, "more" or "less"; "" if neither is, as for the seconds of a load of free size. A ratio
+    of two servers is meaningful only with a better direction.
     """
 
     key: str

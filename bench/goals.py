@@ -1,4 +1,4 @@
-"""What pyqd is to reach, as data: ratios against nsqd in the same run, and limits of its own."""
+"""Goals of pyqd as data: ratios against nsqd in the same run, and absolute limits."""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ cdef enum:
     OCTAVE_BUCKETS = 128
     EXACT_MAX = 256
     BUCKET_COUNT = 4608
-    DURATION_BITS = 42             # 73 minutes; what is longer counts as that
+    DURATION_BITS = 42             # 73 minutes; longer durations count as that
 
 
 cdef struct Histogram:
@@ -64,5 +64,5 @@ cdef inline int64_t histogram_quantile(const Histogram* histogram, double share)
     middle = (<int64_t>(bucket - shift * OCTAVE_BUCKETS) << shift) + ((<int64_t>1 << shift) >> 1)
     return middle if middle < histogram.most else histogram.most
 
-# A bench.outcome.Latency of what was counted.
+# The bench.outcome.Latency of a histogram.
 cdef object summarize(const Histogram* histogram)

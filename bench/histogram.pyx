@@ -14,7 +14,7 @@ cdef Histogram* check(Histogram* histogram, double share) except NULL:
 
 
 cdef class LatencyHistogram:
-    """Durations in ns, 0 to 2**42 - 1; what lies outside counts as the nearest of these."""
+    """Durations in ns, 0 to 2**42 - 1; values outside count as the nearest of these."""
 
     cdef Histogram histogram
 
@@ -33,7 +33,7 @@ cdef class LatencyHistogram:
         return histogram_quantile(check(&self.histogram, share), share)
 
     def latency(self):
-        """Return what a report says of them."""
+        """Return the figures for a report."""
         return summarize(&self.histogram)
 
 

@@ -1,4 +1,4 @@
-# What the generator needs to know of an HTTP response: whether it is all there, whether it is 200, where it ends.
+# Parser of an HTTP response for the generator: its end, and whether its status is 200.
 from libc.stdint cimport int64_t
 from libc.string cimport memcmp
 

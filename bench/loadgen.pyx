@@ -121,7 +121,7 @@ cdef class Load:
         return connection
 
     cdef bytes build_command(self, bytes topic, uint32_t batch, uint32_t defer_ms):
-        """Return one command with zero counters and note where these stand."""
+        """Return one command with zero counters, and store the counters' offsets."""
         cdef bytes body = bytes(COUNTER_BYTES) + self.filler[:self.body_bytes - COUNTER_BYTES]
         cdef bytes sized = self.body_bytes.to_bytes(4, "big") + body
         cdef bytes head
@@ -138,7 +138,7 @@ cdef class Load:
         return command
 
     cdef bytes build_request(self, bytes topic, uint32_t batch, bint lines):
-        """Return one request with zero counters and note where these stand."""
+        """Return one request with zero counters, and store the counters' offsets."""
         cdef bytes body = bytes(COUNTER_BYTES) + self.filler[:self.body_bytes - COUNTER_BYTES]
         cdef bytes sized = self.body_bytes.to_bytes(4, "big") + body
         cdef bytes target = b"/pub?topic=" + topic
@@ -220,7 +220,7 @@ cdef class Load:
         return 0
 
     def add_consumers(self, fds, *, uint32_t rdy, uint32_t channel=0):
-        """Let each of fds, subscribed, ask for rdy messages in flight and FIN what it receives.
+        """Add consumers: each of fds, subscribed, asks for rdy messages in flight and sends FIN for each message.
 
         channel: the number, from 0, of the channel that they are subscribed to. Raises: ValueError beyond the load's.
         """

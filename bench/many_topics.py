@@ -58,7 +58,7 @@ def create(client: Client, first: int, count: int, channel_count: int) -> None:
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """Return what of a process is resident, in MB: all of it, and what is its own and no file."""
+    """Return the resident memory of a process in MB: all of it, and the private part without files."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = {key: re.search(rf"^{key}:\s+(\d+)", status, re.MULTILINE) for key in ("VmRSS", "RssAnon")}
     return {key: int(match[1]) * 1024 / MEGA for key, match in found.items() if match is not None}

@@ -1,4 +1,4 @@
-"""What one load produced, as the generator saw it."""
+"""Result of one load as the generator saw it."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ChannelCount:
-    """What the consumers of one channel received: received = unique + duplicates + foreign."""
+    """Messages that the consumers of one channel received: received = unique + duplicates + foreign."""
 
     unique: int
     duplicates: int
@@ -27,15 +27,14 @@ class ChannelCount:
 class LoadReport:
     """Counters of one `Load.run`.
 
-    confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign, each of them
-    over all channels.
-    Times are in seconds since the first byte of the load was sent; one that never came is 0. worked_s is the
-    time spent on events; what is missing to elapsed_s the generator spent waiting for the server.
+    confirmed counts messages whose command was answered OK; received = unique + duplicates + foreign, each over all
+    channels. Times are in seconds since the first byte of the load was sent; 0 for an event that never came. worked_s
+    is the time spent on events; the generator spent the rest of elapsed_s waiting for the server.
 
-    sent_s: when the last command was sent. answers: of each command, from sending it to its answer. deliveries: of
-    each message that was published by the same load, from sending it, or from its due time when it was deferred.
-    Of a load with a rate both begin at the intended time, and behind is how much later a command was sent than that.
-    early: deferred messages that came before their due time, which count as 0 in deliveries.
+    sent_s: time of the last command. answers: for each command, from sending it to its answer. deliveries: for each
+    message that the same load published, from sending it, or from its due time if it was deferred. In a load with a
+    rate both begin at the intended time, and behind is how much later a command was sent. early: deferred messages that
+    came before their due time, which count as 0 in deliveries.
     """
 
     messages: int

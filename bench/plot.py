@@ -35,7 +35,7 @@ class Bar:
 
 
 def bars_of(row: Row) -> dict[str, Bar]:
-    """Return the bars of a row by target. Where less is better a ratio is turned over: more is always better."""
+    """Return the bars of a row by target. If less is better the ratio is inverted: more is always better."""
     found = {}
     for name, versus in row.versus.items():
         values = (versus.ratios.median, versus.ratios.least, versus.ratios.most)

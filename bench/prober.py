@@ -93,7 +93,7 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
     if core is not None:
         os.sched_setaffinity(0, {core})
     with contextlib.suppress(PermissionError):
-        # It shares a core with the load, and what it waits for that core would count as the server's silence.
+        # The prober shares a core with the load; its wait for that core would count as the server's silence.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     samples: list[Sample] = []
     with socket.create_connection(address, timeout=ANSWER_WITHIN_S) as connection:
@@ -102,8 +102,8 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
         told.send(None)
         due_s = time.monotonic()
         while not samples or not told.poll():
-            # From the answer on: where turns of the loop take longer than the interval, questions that are due while
-            # one is open would queue up behind it, and the last would count the length of the queue as silence.
+            # Counted from the answer on. If passes of the loop take longer than the interval, probes that came due
+            # meanwhile would queue up, and the last would count the length of the queue as silence.
             due_s = max(due_s + INTERVAL_S, time.monotonic())
             time.sleep(max(0.0, due_s - time.monotonic()))
             asked_s = time.monotonic()
@@ -122,7 +122,7 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
 
 @contextlib.contextmanager
 def probing(server: Server, core: int | None, found: list[Silence], *, ends: bool = False) -> Iterator[None]:
-    """Probe the server for the length of the context, and append what came of it to `found`.
+    """Probe the server for the length of the context, and append the result to `found`.
 
     ends: the server may stop meanwhile.
     """

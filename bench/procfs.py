@@ -1,4 +1,4 @@
-"""Read what a process costs from /proc; source: proc(5)."""
+"""Readings of a process's cost from /proc; source: proc(5)."""
 
 import os
 import re
@@ -30,8 +30,8 @@ class CpuTime:
 class Memory:
     """Memory of a process in bytes.
 
-    private_bytes: Private_Clean + Private_Dirty, what would be free again if the process alone ended.
-    anonymous_bytes: Pss_Anon, the part that no file backs: heap, stacks, anonymous maps.
+    private_bytes: Private_Clean + Private_Dirty, the memory that the end of the process would free. anonymous_bytes:
+    Pss_Anon, the part without a file: heap, stacks, anonymous maps.
     """
 
     rss_bytes: int
@@ -40,7 +40,7 @@ class Memory:
 
 
 def read_cpu_time(pid: int) -> CpuTime:
-    """Return what a process that runs has used so far; the kernel rounds each part to one tick (10 ms)."""
+    """Return the CPU time of a running process so far; the kernel rounds each part to one tick (10 ms)."""
     # The name may contain blanks and parentheses; the last ")" ends it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return CpuTime(
@@ -88,7 +88,7 @@ def read_file_system(path: Path) -> str:
         mount, _, source = line.partition(" - ")
         # Blanks in names are written as octal numbers.
         point = re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), mount.split()[4]).rstrip("/")
-        # Of two mounts on one another the later one is seen.
+        # Of two mounts at the same place the later one is visible.
         if (place + "/").startswith(point + "/") and len(point) >= longest:
             found, longest = source.split()[0], len(point)
     return found

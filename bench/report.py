@@ -10,7 +10,7 @@ from bench.series import Run, Series
 from bench.workloads import Workload
 
 SIZED = ("idle", "memory", "start")
-# What counts for a workload without goals: the first of these that was measured.
+# Deciding figure of a workload without goals: the first of these that was measured.
 COUNTING = (("rate_per_s",), ("message_anonymous_bytes",), ("private_bytes", "cpu_percent"), ("start_s",))
 
 
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Versus:
-    """A comparison of the first target with another one; reached: the goal, None where there is none."""
+    """Comparison of the first target with another one; reached: the goal, None if there is none."""
 
     ratios: Spread
     goal: float | None
@@ -57,9 +57,9 @@ class Row:
     within: bool | None = None
 
     def verdict(self) -> str:
-        """Return yes, no, or against which targets the goal is reached; "" without a goal.
+        """Return yes, no, or the targets against which the goal is reached; "" without a goal.
 
-        Where the goal speaks of a size, other sizes say nothing about it.
+        If the goal is for a certain size, other sizes do not decide it.
         """
         if self.workload.scale != 1 and self.workload.kind in SIZED:
             return "not at full size"
@@ -135,7 +135,7 @@ def make_row(series: Series, workload: Workload, figure: Figure, goal: Goal | No
 
 
 def counting_rows(series: Series, workload: Workload) -> list[Row]:
-    """Return what counts for a workload: the figures of its goals, or what its kind is about."""
+    """Return the deciding rows of a workload: the figures of its goals, or the main figures of its kind."""
     goals = goals_of(workload.name)
     if goals:
         return [make_row(series, workload, figure_of(goal.key), goal) for goal in goals]

@@ -1,4 +1,4 @@
-"""Run one workload once against a fresh server and turn what happened into figures."""
+"""Run of one workload against a fresh server, and the figures of its result."""
 
 import os
 import time
@@ -52,7 +52,7 @@ def latency_values(prefix: str, latency: Latency) -> dict[str, float]:
 
 
 def channel_problems(report: LoadReport) -> list[str]:
-    """Say which channels did not get each message once."""
+    """Name the channels that did not get each message once."""
     return [
         f"channel {index}: {report.messages - count.unique} lost, {count.duplicates} twice, {count.foreign} foreign"
         for index, count in enumerate(report.channels)
@@ -61,7 +61,7 @@ def channel_problems(report: LoadReport) -> list[str]:
 
 
 def consumption_account(target: Target, server: Server, report: LoadReport) -> Account:
-    """Ask the server what it has left. A sink cannot tell, and what was not delivered is known to be left."""
+    """Compare the server's remaining messages. A sink cannot tell; undelivered messages are known to remain."""
     if target.program == "sink" or report.timed_out:
         return Account()
     return accounts.of_consumption(server, TOPIC, report.messages)
@@ -127,7 +127,7 @@ def publish(workload: Workload, server: Server, setting: Setting) -> tuple[LoadR
 
 
 def run_publish(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Publish into a topic without channels, or with one that nobody consumes."""
+    """Publish into a topic without channels, or with a channel without consumers."""
     if workload.existing:
         create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
     report, meter = publish(workload, server, setting)
@@ -160,7 +160,7 @@ def run_http_publish(workload: Workload, target: Target, server: Server, setting
 
 
 def publication_account(workload: Workload, target: Target, server: Server, report: LoadReport) -> Account:
-    """Ask the server what became of a load once all of it was answered; a sink cannot tell more than its answers."""
+    """Compare the server's counts after all of a load was answered; a sink has nothing beyond its answers."""
     unconfirmed = report.messages - report.confirmed
     if unconfirmed:
         return Account(losses=unconfirmed, problem=f"{unconfirmed} not confirmed after {report.elapsed_s:.1f} s")
@@ -173,7 +173,7 @@ def publication_result(workload: Workload, target: Target, server: Server, repor
     account = publication_account(workload, target, server, report)
     figures = load_figures(report, meter, report.published_s)
     figures["lost_count"] = float(account.losses)
-    # Nobody knows what a sink took in twice.
+    # A sink does not count duplicates.
     if target.program != "sink":
         figures["twice_count"] = float(account.duplicates)
     return Result(

@@ -19,7 +19,7 @@ FORMAT = 2
 
 
 class SeriesError(Exception):
-    """The file is no series, or does not go with what is to be added to it."""
+    """The file is not a series, or does not fit the runs to be added."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Run:
 
 @dataclass
 class Series:
-    """All runs, by workload in the order in which the workloads first came; sessions are as JSON has them."""
+    """All runs, by workload in the order of first appearance; sessions in their JSON form."""
 
     sessions: list[dict[str, Any]] = field(default_factory=list)
     workloads: dict[str, Workload] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Series:
         return sum(run.result.target == target and not run.result.problem for run in self.runs.get(workload, ()))
 
     def core_counts(self) -> dict[str, int]:
-        """Return the targets in the order in which they first came, each with the cores it could use."""
+        """Return the targets in the order of first appearance, each with the cores it could use."""
         return {target["name"]: target["core_count"] for session in self.sessions for target in session["targets"]}
 
     def programs(self) -> dict[str, str]:
@@ -108,7 +108,7 @@ class Series:
             raise SeriesError(f"{path}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Replace the file as a whole, so that an end at any moment leaves the old one or the new one."""
+        """Replace the file atomically, so that an interruption leaves the old one or the new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_name(path.name + ".part")
         written.write_text(json.dumps(self.as_document(), indent=1) + "\n")
@@ -126,7 +126,7 @@ def as_run(entry: dict[str, Any]) -> Run:
 
 
 def read_commit() -> str:
-    """Return what git calls the state of this checkout; "" without git."""
+    """Return git's name for the state of this checkout; "" without git."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--tags"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -135,7 +135,7 @@ def read_commit() -> str:
 
 
 def describe_session(targets: Sequence[Target], setting: Setting, command: str) -> dict[str, Any]:
-    """Return when, where and on what a session runs. Raises: ValueError when a target is no server."""
+    """Return time, machine and settings of a session. Raises: ValueError if a target is not a server."""
     return {
         "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": command,

@@ -21,7 +21,7 @@ Program = Literal["pyqd", "sink", "nsqd"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 20.0
-# On SIGTERM an nsqd writes what it holds in memory to files, for up to half a minute; these are removed anyway.
+# On SIGTERM an nsqd writes its memory queues to files, for up to half a minute; the files are removed anyway.
 NSQD_STOP_S = 0.5
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2000
@@ -80,12 +80,12 @@ class Target:
         )
 
     def version(self) -> str:
-        """Return what the program says of its version, "" of a sink. Raises: ValueError when it is no server."""
+        """Return the program's version, "" for a sink. Raises: ValueError if it is not a server."""
         return "" if self.program == "sink" else ask_version(self.command)
 
 
 def ask_version(command: Sequence[str]) -> str:
-    """Return what a program answers to -version. Raises: ValueError when that is not "nsqd v..." or "pyqd v..."."""
+    """Return a program's answer to -version. Raises: ValueError unless it is "nsqd v..." or "pyqd v..."."""
     what = " ".join(command)
     try:
         asked = subprocess.run(

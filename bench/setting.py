@@ -1,4 +1,4 @@
-"""What a run needs besides its workload, what comes out of it, and the meters that read the server meanwhile."""
+"""Settings and results of a run besides its workload, and the meters that read the server meanwhile."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ SETTLE_DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Cores:
-    """Where server and generator run; None: wherever the kernel puts them."""
+    """Cores of server and generator; None: any, as the kernel chooses."""
 
     server: int | None = None
     generator: int | None = None
@@ -45,28 +45,28 @@ class Cores:
         return None not in (self.server, self.generator) and self.server != self.generator
 
     def of(self, target: Target) -> tuple[int, ...]:
-        """Return the cores target is pinned to: the server's, and the generator's too where one is not enough."""
+        """Return the cores target is pinned to: the server's, and also the generator's if one core is not enough."""
         given = (self.server, self.generator) if target.core_count > 1 else (self.server,)
         return tuple(core for core in given if core is not None)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all runs of a session. flags: further flags, given to every server."""
+    """Settings of all runs of a session. flags: further flags, given to every server."""
 
     cores: Cores = field(default_factory=Cores)
     data_root: Path | None = None
     flags: tuple[str, ...] = ()
 
     def data_path(self) -> Path:
-        """Return where the data directories are made. Raises: OSError when there is no place for temporary files."""
+        """Return the directory for data directories. Raises: OSError if there is no place for temporary files."""
         return (self.data_root or Path(tempfile.gettempdir())).absolute()
 
     def of(self, target: Target) -> "Setting":
         """Return the setting of a run of target.
 
-        A server on two cores shares the generator's. A generator without a core of its own sleeps where it would
-        poll otherwise, and so leaves the server what it does not need.
+        A server on two cores shares the generator's. A generator without a core of its own sleeps instead of polling,
+        and so leaves the server the time that it does not need.
         """
         return self if target.core_count == 1 else replace(self, cores=replace(self.cores, generator=None))
 
@@ -93,7 +93,7 @@ class Result:
 
 @dataclass
 class Meter:
-    """What the body of `metered` cost the server, and what its cores spent on others meanwhile."""
+    """Cost of the body of `metered` for the server, and the time its cores spent on other processes meanwhile."""
 
     server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
     others_s: float = 0.0
@@ -105,7 +105,7 @@ def metered(server: Server) -> Iterator[Meter]:
     """Measure over the body; others_s stays 0 when the server is not pinned."""
 
     def core_time_s() -> float:
-        # On two cores one of them is the generator's, which is no stranger.
+        # On two cores one of them is also the generator's, whose time does not count as foreign.
         own_s = time.process_time() if len(server.cores) > 1 else 0.0
         return sum(map(read_core_time_s, server.cores)) - own_s
 
@@ -120,7 +120,7 @@ def metered(server: Server) -> Iterator[Meter]:
 
 
 def settle(server: Server) -> float:
-    """Wait, bounded, until the server has nothing left to do; return the seconds waited."""
+    """Wait, bounded, until the server is idle; return the seconds waited."""
     start_s = time.monotonic()
     before = read_cpu_time(server.pid)
     while time.monotonic() - start_s < SETTLE_DEADLINE_S:

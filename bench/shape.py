@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.workloads import Workload
 
-# Option, field of Workload, what it says.
+# Option, field of Workload, help text.
 OPTIONS = (
     ("messages", "messages", "in all, rounded up to whole commands"),
     ("batch", "batch", "messages in a command"),
@@ -44,9 +44,9 @@ def wanted(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def reshaped(workload: Workload, fields: Mapping[str, int]) -> Workload:
-    """Return a workload with other sizes, named after them, so that no goal is held against it.
+    """Return a workload with other sizes, named after them, so that no goal applies to it.
 
-    Raises: ValueError for what this kind of load has not.
+    Raises: ValueError for a size that this kind of load does not have.
     """
     option_of = {field: option for option, field, _ in OPTIONS}
     for field in fields:

@@ -75,13 +75,13 @@ cdef struct Client:
     char* input                    # owned, as the next two
     char* replies
     char* frames                   # NULL until the first message leaves
-    uint32_t frame_bytes           # for which frames was prebuilt
+    uint32_t frame_bytes           # number of messages for which frames was prebuilt
 
 cdef struct Sink:
     int epoll_fd
     int listener_fd                # borrowed, as the next one
     int http_listener_fd
-    int store_fd                   # where all that comes in is written; -1: nowhere
+    int store_fd                   # file for all received bytes; -1: none
     uint32_t client_count          # slots used; a slot is not used again
     uint32_t body_bytes            # of the messages given out: that of the last one published
     uint32_t empty_passes          # since the last event
@@ -94,7 +94,7 @@ cdef struct Sink:
     size_t due_begin
     size_t due_end
     size_t due_max
-    Client** clients               # CONNECTION_COUNT_MAX pointers, NULL where the client left
+    Client** clients               # CONNECTION_COUNT_MAX pointers, NULL for a closed client
 
 
 cdef void drop(Sink* sink, uint32_t index) noexcept nogil:
@@ -298,7 +298,7 @@ cdef const char* on_body_command(
         Sink* sink, Client* client, const char* line, const char* body, const char* end) noexcept nogil:
     """Begin a PUB, MPUB, DPUB or IDENTIFY whose body starts at `body`.
 
-    Returns where its counted header ends, NULL when more bytes are needed; body_left is set to what is to follow.
+    Returns the end of its counted header, NULL if more bytes are needed; sets body_left to the bytes that follow.
     """
     cdef bint many = line[0] == b"M"
     if end - body < (12 if many else 4):
@@ -425,7 +425,7 @@ cdef bint any_left(Sink* sink) noexcept nogil:
 
 
 cdef int turn(Sink* sink) noexcept nogil:
-    """Serve one batch of events, then hand out what was published; -1 when the sink cannot go on."""
+    """Serve one batch of events, then send the published messages; -1 if the sink cannot go on."""
     cdef epoll_event[EVENT_COUNT_MAX] events
     cdef Client* client
     cdef uint32_t index
@@ -464,8 +464,8 @@ cdef int turn(Sink* sink) noexcept nogil:
 def serve(int listener_fd, int http_listener_fd, int store_fd=-1):
     """Serve on two listening non-blocking sockets until a signal ends the process.
 
-    store_fd: a file that everything received is appended to, or -1. A failed write ends the connection it came from.
-    Raises: MemoryError when memory or the 16384 slots of connections are used up; what a signal handler raises.
+    store_fd: a file to which all received bytes are appended, or -1. A failed write ends the connection it came from.
+    Raises: MemoryError if memory or the 16384 slots of connections are used up; the exception of a signal handler.
     """
     cdef Sink sink
     cdef uint32_t index

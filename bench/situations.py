@@ -1,6 +1,6 @@
 """Situations in which one command, or one background job, has much to do; `bench.stalls` measures each.
 
-Each is a generator: what it does before its `yield` sets the situation up, and what follows is measured. The sizes are
+Each is a generator: the part before its `yield` sets the situation up, the part after it is measured. The sizes are
 those of the table in docs/performance.md; a smoke run divides them.
 """
 
@@ -40,7 +40,7 @@ Step = Iterator[None]
 
 @dataclass
 class Bench:
-    """A server and what is done to it. scale: factor on all counts."""
+    """A server and the operations on it. scale: factor on all counts."""
 
     server: Server
     scale: float
@@ -68,13 +68,13 @@ class Bench:
         return f"http://{host}:{port}{path}"
 
     def channel_stats(self) -> list[dict[str, Any]]:
-        """Return what /stats says of the topic's channels."""
+        """Return the topic's channels from /stats."""
         topics = json.loads(self.get(f"/stats?format=json&include_clients=false&topic={TOPIC}"))["topics"]
         found: list[dict[str, Any]] = topics[0]["channels"] if topics else []
         return found
 
     def wait_for(self, what: str, holds: Callable[[], bool]) -> None:
-        """Return when a condition holds. Raises: TimeoutError."""
+        """Wait until a condition holds. Raises: TimeoutError."""
         end_s = time.monotonic() + TIMEOUT_S
         while not holds():
             if time.monotonic() > end_s:
@@ -117,7 +117,7 @@ class Bench:
         self.publish(count, command="DMPUB {topic} {delay}", topic=topic)
 
     def consumers(self, count: int, **identify: int) -> "Consumers":
-        """Subscribe clients, which take nothing yet."""
+        """Subscribe clients that receive nothing yet."""
         handshake = Handshake(topic=TOPIC, channel="c0", identify=identify)
         made = Connections.open(self.server.tcp_address, count, handshake, timeout_s=TIMEOUT_S)
         self.stack.callback(made.close)

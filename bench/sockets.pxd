@@ -1,4 +1,4 @@
-# What the C library offers for non-blocking sockets: send, recv, epoll, the monotonic clock. See epoll(7).
+# C library calls for non-blocking sockets: send, recv, epoll, the monotonic clock. See epoll(7).
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from "<sys/types.h>" nogil:
@@ -86,7 +86,7 @@ cdef inline int64_t monotonic_ns() noexcept nogil:
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
 
-# Register (EPOLL_CTL_ADD) or change (EPOLL_CTL_MOD) what is awaited of fd; index comes back with its events.
+# Register (EPOLL_CTL_ADD) or change (EPOLL_CTL_MOD) the events of fd; they arrive with this index.
 cdef inline int watch(int epoll_fd, int operation, int fd, uint32_t index, uint32_t events) noexcept nogil:
     cdef epoll_event event
     event.events = events

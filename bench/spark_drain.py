@@ -72,7 +72,7 @@ def by_drain(spark: SparkSession, address: str, path: Path, rows: int) -> float:
 
 
 def by_plain_sink(spark: SparkSession, address: str, path: Path, rows: int) -> float:
-    """Write what format("pyqd") reads with Spark's Parquet sink. Returns: seconds."""
+    """Write the rows of format("pyqd") with Spark's Parquet sink. Returns: seconds."""
     return by_sink(spark, address, path, rows)
 
 
@@ -82,7 +82,7 @@ def by_day_sink(spark: SparkSession, address: str, path: Path, rows: int) -> flo
 
 
 def by_sink(spark: SparkSession, address: str, path: Path, rows: int, *directories: str) -> float:
-    """Write what format("pyqd") reads with Spark's Parquet sink. Returns: seconds."""
+    """Write the rows of format("pyqd") with Spark's Parquet sink. Returns: seconds."""
     from pyspark.sql import functions
 
     cores = spark.sparkContext.defaultParallelism

@@ -49,7 +49,7 @@ def row(situation: Situation, silence: Silence) -> str:
 
 
 def chosen(words: Sequence[str]) -> list[Situation]:
-    """Return the situations whose function or text has one of the words; all where there are none."""
+    """Return the situations whose function or text contains one of the words; all if there are none."""
     return [
         each
         for each in SITUATIONS
@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what is asked for and print the table, a row at a time."""
+    """Measure the chosen situations and print the table, a row at a time."""
     arguments = make_parser().parse_args(words)
     scale, repeat = (SMOKE_SCALE, 1) if arguments.smoke else (arguments.scale, arguments.repeat)
     cores = choose_cores(arguments)

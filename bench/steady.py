@@ -16,7 +16,7 @@ OPEN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Carried:
-    """What went through. problem: of the last round, "" when each message came once."""
+    """Messages carried. problem: of the last round, "" if each message came once."""
 
     messages: int = 0
     problem: str = ""
@@ -36,7 +36,7 @@ def run_round(address: Address, workload: Workload) -> LoadReport:
 
 
 def problem_of(report: LoadReport) -> str:
-    """Return what is wrong with a round, "" when each message came once."""
+    """Return the problem of a round, "" if each message came once."""
     losses = report.messages - report.unique
     if not (report.timed_out or losses or report.duplicates or report.foreign):
         return ""

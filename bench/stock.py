@@ -1,4 +1,4 @@
-"""What a stock of queued messages takes: memory for each, and time at the next start."""
+"""Cost of a stock of queued messages: memory for each, and time at the next start."""
 
 import json
 import shutil
@@ -72,9 +72,9 @@ def fill(workload: Workload, server: Server, setting: Setting) -> str:
 
 
 def run_memory(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Queue messages in a channel and read what memory they added.
+    """Queue messages in a channel and read the memory they added.
 
-    "anonymous" is what no file backs; pages of the server's own files, which the kernel may write out and drop, are
+    "anonymous" is memory without a file; pages of the server's own files, which the kernel may write out and drop, are
     in "private" and RSS only.
     """
     create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)

@@ -23,7 +23,7 @@ def show_ratios(spread: Spread) -> str:
 
 
 def describe(workload: Workload) -> str:
-    """Return what a workload does, and its size where it is not the full one."""
+    """Return the description of a workload, with its size if it is not the full one."""
     return workload.what if workload.scale == 1 else f"{workload.what}; at {workload.scale:g} of its full size"
 
 
@@ -60,7 +60,7 @@ def workload_table(series: Series, workload: Workload) -> str:
 
 
 def summary_cells(series: Series, rows: Sequence[Row]) -> Cells:
-    """Return a row per figure that counts: the targets, for each but the first the ratio, and what is aimed at."""
+    """Return a row per deciding figure: the targets, the ratio to each but the first, and the goal."""
     first, *others = series.core_counts()
     cells = [["workload", "figure", first, *others, *(f"/ {name}" for name in others), "aim", "reached"]]
     for row in rows:
@@ -72,7 +72,7 @@ def summary_cells(series: Series, rows: Sequence[Row]) -> Cells:
 
 
 def summary_table(series: Series) -> str:
-    """Return one table of all workloads, and below it where and on what it was made."""
+    """Return one table of all workloads, followed by machine and settings."""
     rows = all_counting_rows(series)
     lines = ["medians (min .. max), ratios are medians of those of neighbouring runs"]
     lines += format_columns(summary_cells(series, rows), left=2)
@@ -85,7 +85,7 @@ def all_failures(series: Series) -> list[tuple[str, str]]:
 
 
 def conditions(series: Series) -> list[str]:
-    """Return lines that say when, where and on what the runs were made, each once."""
+    """Return lines with time, machine and settings of the runs, each once."""
     lines: list[str] = []
     for session in series.sessions:
         lines += [describe_machine(session["machine"]), *map(describe_target, session["targets"])]

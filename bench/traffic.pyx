@@ -100,7 +100,7 @@ cdef int arm(Traffic* traffic, Connection* connection, bint writing) noexcept no
 
 
 cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil:
-    """Send what is unsent; 1 when all left, 0 when the socket is full, -1 on failure."""
+    """Send the unsent bytes; 1 if all left, 0 if the socket is full, -1 on failure."""
     cdef ssize_t sent
     while connection.output_start < connection.output_end:
         sent = send(
@@ -360,7 +360,7 @@ cdef int on_event(Traffic* traffic, Connection* connection, uint32_t events) noe
                 return 0
         elif connection.role in (PUBLISHER, HTTP_PUBLISHER) and publish_more(traffic, connection) < 0:
             return -1
-    # EPOLLERR and EPOLLHUP come unasked; recv tells what they mean.
+    # EPOLLERR and EPOLLHUP are always reported; recv returns the error.
     if events & ~(<uint32_t>EPOLLOUT):
         return on_readable(traffic, connection)
     return 0
@@ -391,7 +391,7 @@ cdef bint received_all(Traffic* traffic) noexcept nogil:
 
 
 cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
-    """Note what was reached in this pass; 1 when the load is complete, else 0, or -1 on failure."""
+    """Record the milestones reached in this pass; 1 if the load is complete, else 0, or -1 on failure."""
     if traffic.publisher_count and not traffic.published_ns and traffic.confirmed == traffic.messages:
         traffic.published_ns = now_ns
     if traffic.consumer_count:

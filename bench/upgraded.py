@@ -1,8 +1,7 @@
 """Consumers over TLS, snappy and deflate.
 
-The codecs are libraries of C, called from Python for some hundred KiB at once; frames are taken in by
-bench.deliveries. So Python costs some microseconds for a thousand messages, and the codec is what the generator is
-busy with.
+The codecs are C libraries, called from Python for some hundred KiB at once; bench.deliveries parses the frames. So
+Python costs some microseconds for a thousand messages, and the codec dominates the generator's time.
 """
 
 import atexit
@@ -38,7 +37,7 @@ SELECT_S = 0.1
 
 
 class Layer(Protocol):
-    """What lies between the frames and the socket. decode may return less than came, and the rest later."""
+    """Layer between the frames and the socket. decode may return less than it received, and the rest later."""
 
     def decode(self, data: bytes) -> bytes: ...
 
@@ -77,7 +76,7 @@ class TlsLayer:
 
 
 class DeflateLayer:
-    """Raw deflate, decoded by ISA-L where it is there, as it is quicker than zlib."""
+    """Raw deflate, decoded by ISA-L if it is installed, because it is faster than zlib."""
 
     def __init__(self, _connection: socket.socket) -> None:
         self._decompressor: Any = None
@@ -98,7 +97,7 @@ class DeflateLayer:
 
 
 class SnappyLayer:
-    """Snappy's framing format. Checksums of what comes are not looked at."""
+    """Snappy's framing format. Checksums of received chunks are ignored."""
 
     def __init__(self, _connection: socket.socket) -> None:
         from cramjam import snappy
@@ -207,11 +206,11 @@ class Consumer:
             raise HandshakeError(f"not OK: {decoded.decode('utf-8', 'replace')}")
 
     def send(self, data: bytes) -> None:
-        # FINs are a tenth of what comes, and the server reads them: this does not wait long.
+        # FINs are a tenth of the received bytes, and the server reads them: this does not wait long.
         self.socket.sendall(self.layer.encode(data))
 
     def on_readable(self) -> None:
-        """Take in what came, and answer it. Raises: LoadError."""
+        """Parse the received bytes, and answer them. Raises: LoadError."""
         data = self.socket.recv(RECEIVED_BYTES_MAX)
         if not data:
             raise LoadError("connection closed by the server")

@@ -71,17 +71,17 @@ class Workload:
         return (*self.flags, *self.nsqd_memory()) if program == "nsqd" else self.flags
 
     def nsqd_memory(self) -> tuple[str, ...]:
-        """Return what lets an nsqd hold the whole load in memory, where it would write most of it to files otherwise.
+        """Return flags that let an nsqd hold the whole load in memory; otherwise it would write most of it to files.
 
-        That is nsqd at its fastest. Left out where the flags say how it stores, where the rate is given and nothing
-        heaps up, and for starts, which need the files.
+        That is nsqd at its fastest. None if the flags already set nsqd's storage, if the rate is given and nothing
+        piles up, and for starts, which need the files.
         """
         if self.flags or self.rate_per_s or self.kind == "start" or self.messages <= NSQD_IN_MEMORY_COUNT:
             return ()
         return (f"-mem-queue-size={self.messages}",)
 
     def runs(self, wanted: int) -> int:
-        """Return how many runs of each server to make where wanted are asked for."""
+        """Return the number of runs of each server, given the wanted number."""
         return min(wanted, self.runs_max) if self.runs_max else wanted
 
     def scaled(self, scale: float) -> "Workload":
@@ -101,7 +101,7 @@ UPGRADES: tuple[tuple[str, Upgrade, int], ...] = (
     ("snappy", "snappy", 2_000_000),
     ("deflate", "deflate", 2_000_000),
 )
-# What a client library says about itself when its user sets nothing; nothing about output buffers.
+# A client library's IDENTIFY with its defaults, without the fields for output buffers.
 DEFAULT_CLIENT: Mapping[str, int | str | bool] = {
     "client_id": "bench",
     "hostname": "localhost",

@@ -30,7 +30,9 @@ class Cut(Exception):  # noqa: N818 (a condition, not an error)
 
 
 class Changes:
-    """Makes changes and notes what they mean for the messages. subscribe: connects a consumer; raises Cut."""
+    """Changes of channels and topics, with their effects on the messages. subscribe: connects a consumer;
+    raises Cut.
+    """
 
     def __init__(self, world: World, daemon: Any, rng: random.Random, subscribe: Subscribe) -> None:
         self.world = world
@@ -78,7 +80,7 @@ class Changes:
         return status, body
 
     def settle(self, stats: Stats) -> None:
-        """Decide by what a start shows about the changes that a kill has cut."""
+        """Decide by the state after a start which cut-off changes took effect."""
         for decide in self.unsettled:
             decide(stats)
         self.unsettled.clear()
@@ -93,7 +95,7 @@ class Changes:
             topic.holding = split
 
     def asked(self) -> int:
-        """Return the event of a request: what was acknowledged until now is in front of it."""
+        """Return the event of a request: everything acknowledged so far is ahead of it."""
         return self.world.next_event()
 
     # Pause
@@ -213,17 +215,17 @@ class Changes:
         return str(self.rng.choice(topic.marks[-MARKS_TRIED:])[0])
 
     def split_of(self, topic: Topic, place: str, asked: int) -> Split:
-        """Return what a place, asked for by an event, splits for certain."""
+        """Return the certain split of the messages at a place requested at an event."""
         if place == "latest":
             return Split(asked if topic.holding is None else NEVER, topic.sent)
         if place == "earliest":
             return Split(topic.split_at(topic.earliest).acknowledged_until, FOR_EVER)
         split = topic.split_at(int(place))
-        # In a topic that holds messages the place is what was handed to channels, if that comes first.
+        # In a topic that holds messages the place is the end of the messages given to channels, if that comes first.
         return split if topic.holding is None else Split(NEVER, split.sent_from)
 
     def split_found(self, topic: Topic, place: str, asked: int, position: int) -> Split:
-        """Return what the position of an answer splits."""
+        """Return the split at the position in an answer."""
         split = topic.split_at(position)
         until = split.acknowledged_until
         if place == "latest" and topic.holding is None:

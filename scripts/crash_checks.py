@@ -150,7 +150,7 @@ class Channel:
             self.set_state(key, UNSURE)
 
     def note_kill(self) -> None:
-        """Forget what is known of connections that are gone."""
+        """Forget the state of closed connections."""
         self.unanswered_fins.clear()
         self.finished_ns.clear()
 
@@ -199,7 +199,7 @@ class Letters(Channel):
     unread_max: int = 0
 
     def note_unread(self, rdy: int) -> None:
-        """Note a kill: what was handed out to a consumer of the source channel may not have been sent or read."""
+        """Record a kill: messages given to a consumer of the source channel may not have been sent or read."""
         self.unread_max += rdy
 
     def unearned(self) -> set[int]:
@@ -255,7 +255,7 @@ class Topic:
         return len(self.due_ns)
 
     def split_at(self, position: int) -> Split:
-        """Return what the marks say of a position."""
+        """Return the split that the marks give for a position."""
         low = bisect.bisect_right(self.marks, position, key=lambda mark: mark[0])
         high = bisect.bisect_left(self.marks, position, key=lambda mark: mark[0])
         return Split(
@@ -435,7 +435,7 @@ class World:
         return None
 
     def see(self, channel: Channel, key: Any, index: int, attempts: int, connection: int, sent_after_ns: int) -> None:
-        """Check one delivery against what is known of the message, and note it.
+        """Check one delivery against the message's state, and record it.
 
         sent_after_ns: the daemon cannot have sent it before.
         """
@@ -510,7 +510,7 @@ class World:
         if copy.excused or channel.seeking:
             return
         killed = copy.round < self.round
-        # Where this program was slow to read, the daemon's time may have been over while ours was not.
+        # If this program was slow to read, the daemon's time-out may have passed and this program's not.
         timed_out = now_ns - copy.sent_after_ns >= (MSG_TIMEOUT_MS - SENT_LATE_MS) * MS_NS
         if attempts == 1:
             self.note("attempts_errors", f"{where}: seen {copy.deliveries} times before")
@@ -535,7 +535,7 @@ class World:
         for index in range(min(topic.sent, split.sent_from)):
             at = topic.acknowledged_at[index]
             channel.states[index] = NOT_OWED if at and at <= split.acknowledged_until else UNSURE
-        # What came before the answer to SUB was noted.
+        # Deliveries before the answer to SUB were recorded.
         for index in {*channel.copies, *(index for index, state in enumerate(earlier) if state)}:
             if channel.states[index] == NOT_OWED:
                 self.note("not_owed", f"{self.where(channel)}, message {index}")

@@ -187,7 +187,7 @@ class Daemon:
 
 
 def stats_by_name(ask: Any) -> dict[str, Any]:
-    """Return what /stats says of each topic, its channels by name too. Raises: RuntimeError."""
+    """Return /stats by topic, with the channels by name too. Raises: RuntimeError."""
     stats = ask("/stats?format=json&include_clients=false")
     if stats is None:
         raise RuntimeError("/stats was refused")
@@ -291,7 +291,7 @@ class Harness:
         return consumers, publishers
 
     async def load(self, seconds: float) -> None:
-        """Work for a time, kill, and read what the daemon had sent."""
+        """Work for a time, kill, and read the bytes that the daemon had sent."""
         world, changes = self.world, self.changes
         consumers, publishers = await self.connect_all()
         left = self.arguments.messages
@@ -331,7 +331,7 @@ class Harness:
             channel.note_kill()
 
     def look(self) -> None:
-        """Compare /stats after a start with what was done."""
+        """Compare /stats after a start with the operations done."""
         world = self.world
         with self.daemon.connected() as ask:
             stats = stats_by_name(ask)

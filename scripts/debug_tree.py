@@ -18,7 +18,7 @@ IGNORED_SUFFIXES = (".so", ".pyc")
 
 
 def walk(tree: Path) -> Iterator[Path]:
-    """Yield what the copy shares with the checkout, relative to the tree."""
+    """Yield the paths that the copy shares with the checkout, relative to the tree."""
     for name in FILES:
         if (tree / name).is_file():
             yield Path(name)

@@ -14,7 +14,7 @@ DOCSTRING = re.compile(r'r?"""(.*?)(?:"""|\n)')
 
 
 def first_line(path: Path) -> str:
-    """Return the first line of what a source says of itself."""
+    """Return the first line of a source's docstring."""
     text = path.read_text()
     if path.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]

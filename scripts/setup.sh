@@ -68,7 +68,7 @@ find_missing() {
         return
     fi
     if ! have_python; then
-        # A name that the user chose is not what the distribution would install.
+        # A package name chosen by the user is not the distribution's default.
         local brought=()
         [[ $PYTHON == python3 ]] && brought=(python3 python3-venv python3-dev)
         lacks "Python 3.10 or newer ('$PYTHON' is none; PYTHON names another)" "${brought[@]}"
@@ -106,7 +106,7 @@ install_missing() {
     [[ ${#missing[@]} -eq 0 ]] || explain_missing
 }
 
-# One section of docs/how-to.md publishes from PHP; its test is skipped where there is none.
+# One section of docs/how-to.md publishes from PHP; its test is skipped without PHP.
 install_php() {
     command -v php >/dev/null && return
     if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then

