@@ -44,8 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    """With --dist loadgroup all of tests/spark that shares the Spark session runs in one process, and what has drivers
-    of its own on the cluster in another; the rest runs wherever it can.
+    """With --dist loadgroup, the tests in tests/spark that share the Spark session run in one process, those with
+    drivers of their own on the cluster in another; the rest runs in any process.
 
     The marks that xdist reads for this are lost on the way with pytest 9.2: the scheduler sees names of tests only.
     """

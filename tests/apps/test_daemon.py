@@ -1,4 +1,4 @@
-"""The daemon's command line, its start, its stop, and what a clean stop leaves for the next start."""
+"""Command line, start and stop of the daemon, and the state that a clean stop leaves for the next start."""
 
 import http.client
 import os
@@ -253,7 +253,7 @@ def test_a_daemon_whose_clients_have_gone_sleeps(tmp_path: Path) -> None:
 
 
 def held(daemon: Daemon, topic: str, channel: str) -> tuple[int, int, int]:
-    """Return depth with what is in flight, deferred, and message_count of a channel."""
+    """Return depth with in-flight messages, deferred, and message_count of a channel."""
     stats = daemon.channel(topic, channel)
     assert stats is not None
     return stats["depth"] + stats["in_flight_count"], stats["deferred_count"], stats["message_count"]

@@ -211,7 +211,8 @@ def test_a_client_that_does_not_finish_a_command_is_closed(start: Callable[..., 
 
 
 def test_the_largest_buffers_go_when_all_together_take_too_much(start: Callable[..., Daemon]) -> None:
-    # The largest holds 3.1 to 6.3 MB, as its bytes happen to arrive: a buffer grows to twice what is in it.
+    # The largest buffer holds 3.1 to 6.3 MB, depending on the arrival of its bytes: a buffer grows to twice its
+    # content.
     daemon = start("--max-buffer-bytes=5000000", "--max-http-connections=0")
     small, large, largest = raw(daemon), raw(daemon), raw(daemon)
     with small, large, largest, socket.create_connection(daemon.http_address, WAIT_S) as web:

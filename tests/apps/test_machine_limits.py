@@ -1,4 +1,6 @@
-"""Limits of the machine: what is new is refused with the remedy, what exists goes on, and a restart works."""
+"""Limits of the machine: new connections and topics are refused with the remedy, old ones go on, and a
+restart works.
+"""
 
 import contextlib
 import os
@@ -91,7 +93,7 @@ def expect_refusal_and_service(daemon: Daemon, code: bytes, remedy: bytes) -> No
 
 
 def told_by(daemon: Daemon) -> bytes:
-    """Return the error that a new client gets; empty where so many were refused that it is closed without one."""
+    """Return the error that a new client gets; empty if so many were refused that it is closed without one."""
     with Client(daemon.tcp_address) as late:
         try:
             late.send(identify({}))

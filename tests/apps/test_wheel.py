@@ -1,4 +1,4 @@
-"""What is released works: from the source distribution to a wheel, installed away from any checkout, to a daemon."""
+"""The release works: from the source distribution to a wheel, installed away from any checkout, to a daemon."""
 
 import importlib.util
 import shutil
@@ -59,7 +59,7 @@ def link_dependencies(directory: Path) -> None:
 def test_the_wheel_built_of_the_source_distribution_runs_as_the_page_installs_it(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What is packed is looked at, and not how fast it is.
+    # The test examines the content of the wheel, not its speed.
     monkeypatch.setenv("PYQD_CFLAGS", "-O0 -g0")
     python, log, dist = Path(sys.executable), tmp_path / "log", machine.home / "dist"
     wheels.build_wheel(python, wheels.build_sdist(python, log, dist), log, dist)
@@ -129,7 +129,7 @@ def test_a_wheel_without_a_template_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def interpreter(directory: Path, name: str, says: str) -> None:
-    """Make a program that answers as an interpreter does when it is asked what it is."""
+    """Make a program that answers questions about its version as an interpreter does."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
     path.write_text(f"#!/bin/sh\n{says}\n")

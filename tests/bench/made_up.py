@@ -1,4 +1,4 @@
-"""Runs that nobody measured, and series of them."""
+"""Invented runs, and series of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a server says of the messages that it took in and keeps, held against what was published."""
+"""Comparison of a server's counts with the published messages."""
 
 import threading
 import urllib.request

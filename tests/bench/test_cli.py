@@ -1,4 +1,4 @@
-"""What the benchmark refuses before its first run, and what it says of where it runs."""
+"""Refusals of the benchmark before its first run, and its report of the machine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ NO_CORE = 9999
 
 
 def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what stands on standard error when the command line is refused."""
+    """Return standard error of a refused command line."""
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
@@ -137,7 +137,7 @@ def test_one_core_for_both_is_said(
 
 
 def test_a_load_on_a_server_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    # Bound, so that nobody else gets the port, but nobody listens.
+    # Bound, so that no other process gets the port, but without a listener.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]

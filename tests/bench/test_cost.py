@@ -1,4 +1,4 @@
-"""What a message costs: how it is counted and read."""
+"""Cost of a message: how it is counted and read."""
 
 import shutil
 import sys
@@ -119,7 +119,7 @@ def test_a_row_shows_the_cpu_time_of_a_message(capsys: pytest.CaptureFixture[str
     assert cost.main(["--count", "no", "-w", "pub", "--scale", "0.02", "--repeat", "1", "--unpinned"]) == 0
     name, total, user, system = capsys.readouterr().out.splitlines()[-1].replace(",", "").split()
     assert name == "pub"
-    # So short a load may disappear in what one start takes more than another.
+    # The cost of so short a load may disappear in the difference between two starts.
     assert abs(int(user) + int(system) - int(total)) <= 1
 
 

@@ -30,7 +30,7 @@ SMALL_BATCHES = replace(ROWS[4], batch=5, outstanding=2)
 IN_TURN = replace(ROWS[-1], topics=3, outstanding=5)
 FRAME_OK = b"\0\0\0\x06\0\0\0\0OK"
 HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
-# Where packages put them; NATS has no package.
+# Paths of the distribution's packages; NATS has no package.
 PROGRAMS = {"redis": "redis-server", "beanstalkd": "beanstalkd", "nats": "nats-server"}
 
 

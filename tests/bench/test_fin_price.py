@@ -1,4 +1,4 @@
-"""Tests of bench.fin_price: what `--sync-fin` costs."""
+"""Tests of bench.fin_price: the price of `--sync-fin`."""
 
 import pytest
 

@@ -23,7 +23,7 @@ HOT = (
     "pyqd.hot.tcp.outbox.Outbox.flush",
 )
 SCRIPT = REPOSITORY / "scripts" / "flame.sh"
-# Runs what -c gives, as the script's own probe does; of a benchmark it only writes down the arguments.
+# Runs the argument of -c, as the script's own probe does; for a benchmark it only writes down the arguments.
 PYTHON = """#!/bin/sh
 if [ "$1" = -c ]; then exec "{python}" "$@"; fi
 printf '%s\\n' "$*" >"{directory}/benchmark"

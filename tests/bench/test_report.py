@@ -1,4 +1,4 @@
-"""Tables, goals, plot and file of series of runs that nobody measured."""
+"""Tables, goals, plot and file of series of invented runs."""
 
 import json
 from pathlib import Path

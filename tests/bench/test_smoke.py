@@ -1,4 +1,4 @@
-"""Every workload in a tiny size through a real server: what is measured here is whether measuring works."""
+"""Every workload in a tiny size through a real server: the test is whether measuring works."""
 
 import json
 import math

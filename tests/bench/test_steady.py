@@ -1,4 +1,4 @@
-"""Load without measuring: what it carries, and what it says when a message was not carried once."""
+"""Load without measuring: the carried messages, and the report if a message was not carried exactly once."""
 
 from dataclasses import replace
 

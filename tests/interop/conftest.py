@@ -85,7 +85,7 @@ class Clients:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what needs a daemon against this project's own, and against Go's nsqd where its path is given."""
+    """Run tests that need a daemon against this project's own, and against Go's nsqd if its path is given."""
     if "implementation" in metafunc.fixturenames:
         path = metafunc.config.getoption("--nsqd")
         servers = [pyqd(), nsqd(path)] if path else [pyqd()]
@@ -152,7 +152,7 @@ def topic() -> str:
 
 @pytest.fixture(scope="session")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Give a function that compiles go/main.go once, and skips the test where that cannot be done."""
+    """Give a function that compiles go/main.go once, and skips the test if that is impossible."""
     compiled: list[Path] = []
     obstacle = ""
 

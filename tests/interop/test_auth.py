@@ -1,4 +1,4 @@
-"""pynsq says its secret, and does what that permits."""
+"""pynsq sends its secret, and uses the granted permissions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Depths = dict[str, tuple[int, bool, dict[str, tuple[int, bool]]]]
 
 @pytest.fixture
 def nsqd_path(request: pytest.FixtureRequest) -> str:
-    """Give the path of Go's nsqd, and skip the test where none is given."""
+    """Give the path of Go's nsqd, and skip the test if none is given."""
     path = request.config.getoption("--nsqd")
     if not path:
         pytest.skip("no nsqd is given, by --nsqd=PATH or the environment variable NSQD")
@@ -38,7 +38,7 @@ def daemons() -> Iterator[list[Daemon]]:
 
 
 def tool(*arguments: str | Path) -> str:
-    """Run one of pyqd's tools. Returns: what it printed."""
+    """Run one of pyqd's tools. Returns: its output."""
     command = [sys.executable, "-m", "pyqd.apps.cli", *map(str, arguments)]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=START_WAIT_S, check=False)
     assert result.returncode == 0, result.stderr
@@ -91,7 +91,7 @@ def fill(daemon: Daemon) -> None:
         consumer.req(again[1], FAR_MS)
         consumer.read_messages(2)
         daemon.wait_for_channel("orders", "email", in_flight_count=8, deferred_count=2)
-    # What it had in flight stays so until its time-out, and is in flight when the daemon stops.
+    # Its in-flight messages stay so until their time-out, and are in flight when the daemon stops.
 
 
 def depths(daemon: Daemon) -> Depths:
@@ -106,7 +106,7 @@ def depths(daemon: Daemon) -> Depths:
 
 
 def drain(daemon: Daemon) -> dict[tuple[str, str], list[Message]]:
-    """Take everything, also what is paused, and finish nothing. Returns: each queue's messages by their ids."""
+    """Take every message, also of paused channels, and finish nothing. Returns: each queue's messages by their ids."""
     set_paused(daemon, False, "frozen")
     set_paused(daemon, False, "orders", "quiet")
     found = {}

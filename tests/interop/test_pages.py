@@ -1,4 +1,4 @@
-"""Pages of the documentation do what they say: each section is followed as it stands, in an empty home directory."""
+"""Pages of the documentation work: each section is followed unchanged, in an empty home directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRAMS = ("curl", "openssl", "php", "go", "tar")
 
 
 def obstacle(blocks: list[Block]) -> str:
-    """Return what a section needs and this machine lacks, or an empty string."""
+    """Return the requirement of a section that this machine lacks, or an empty string."""
     text = "\n".join(block.text for block in blocks if block.language == "sh")
     for program in PROGRAMS:
         if f"{program} " in text and shutil.which(program) is None:
@@ -46,9 +46,9 @@ def obstacle(blocks: list[Block]) -> str:
 
 
 def fetch_modules(commands: str, directory: Path) -> dict[str, str]:
-    """Fetch the Go modules of a section into this machine's cache, as a namespace has no network.
+    """Fetch the Go modules of a section into this machine's cache, because a namespace has no network.
 
-    Returns: settings by which Go finds them there. Skips the test where they cannot be had.
+    Returns: settings by which Go finds them there. Skips the test if they cannot be fetched.
     """
     wanted = re.findall(r"^go get (\S+)$", commands, re.MULTILINE)
     if not wanted:
@@ -80,7 +80,7 @@ def prepare_broker(reader: Reader) -> None:
 
 
 def prepare_nsqd(reader: Reader) -> None:
-    """Leave the data of a stopped nsqd where the page has them."""
+    """Leave the data of a stopped nsqd at the path in the page."""
     data = reader.machine.var_lib / "nsqd"
     data.mkdir()
     write_metadata(data, {"orders": ["email"]})
@@ -88,7 +88,7 @@ def prepare_nsqd(reader: Reader) -> None:
 
 
 def prepare_pyqd(reader: Reader) -> None:
-    """Leave the data of a stopped pyqd where the page has them."""
+    """Leave the data of a stopped pyqd at the path in the page."""
     data = reader.machine.var_lib / "pyqd"
     data.mkdir()
     broker = Broker(parse_args([f"--data-path={data}"]))

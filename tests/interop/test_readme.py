@@ -30,7 +30,7 @@ def is_built() -> bool:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    """Someone whose home directory is a clone: links to this checkout, without what runs have left in it."""
+    """A reader whose home directory is a clone: links to this checkout, without leftovers of runs."""
     if not is_built():
         pytest.skip("the build is not that of the sources: make build")
     machine = Machine(tmp_path)

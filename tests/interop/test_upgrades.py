@@ -12,7 +12,8 @@ from tests.support.server import Daemon, Implementation
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(120)]
 
-# What the libraries can do against nsqd: the snappy of pynsq and the compressions of gnsq lose frames there too.
+# Combinations that the libraries support against nsqd: the snappy of pynsq and the compressions of gnsq lose frames
+# there.
 CASES = [
     ("pynsq", "tls_v1"),
     ("go-nsq", "tls_v1"),

@@ -1,7 +1,7 @@
 """The layers of pyqd, in one table, and the imports of each module, read from the sources.
 
 A module imports from its own layer and from those below. Its path gives its layer: pyqd/<layer>/ for Python,
-pyx/<layer>/ and pyqd/hot/<layer>/ for what is compiled.
+pyx/<layer>/ and pyqd/hot/<layer>/ for compiled code.
 """
 
 import ast
@@ -31,7 +31,7 @@ LAYERS = (
 LOWEST_LAYER_OF_GEVENT = "net"
 SWITCHING_PACKAGES = ("gevent", "greenlet")
 
-# The Spark source is a client of the daemon: it shares what both ends of the wire need, and no more.
+# The Spark source is a client of the daemon: it shares only the code that both ends of the wire need.
 LAYERS_OF_SPARK = ("primitives", "wire")
 SPARK_PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
@@ -59,7 +59,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def layer_of(name: str) -> str | None:
-    """Return the layer of a dotted name; None for the package itself, for what is not in it and for unknown names."""
+    """Return the layer of a dotted name; None for the package itself, for names outside of it and for unknown ones."""
     parts = name.split(".")
     if parts[0] in SPARK_PACKAGES:
         return "apps"

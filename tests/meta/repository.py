@@ -1,4 +1,4 @@
-"""What the tests of the repository itself share: where it is and which files belong to it."""
+"""Shared helpers for tests of the repository itself: its path and its own files."""
 
 import subprocess
 import sys

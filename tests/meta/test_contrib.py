@@ -1,4 +1,4 @@
-"""What lies ready for others to run pyqd with: it names metrics, flags and files that exist."""
+"""Tests of contrib/: its files name metrics, flags and files that exist."""
 
 import configparser
 import json

@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type exists."""
+"""Every command in the documentation exists."""
 
 import importlib.util
 import re
@@ -32,7 +32,7 @@ def linked_documents() -> list[Path]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Yield what a reader may type: lines of shell blocks, continued ones joined, and inline code."""
+    """Yield the commands that a reader may type: lines of shell blocks, continued ones joined, and inline code."""
     for language, block in FENCE.findall(text):
         if language in SHELL_LANGUAGES:
             for line in block.replace("\\\n", " ").splitlines():

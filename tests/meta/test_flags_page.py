@@ -1,4 +1,4 @@
-"""docs/flags.md is what the table of options makes of it, and docs/configuration.md has an example that works."""
+"""docs/flags.md equals the page made from the table of options; docs/configuration.md has a working example."""
 
 import os
 import re

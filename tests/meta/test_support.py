@@ -37,7 +37,7 @@ def test_stepping_that_the_system_refuses_is_seen(
 
 
 class Refusing:
-    """A system that lets nobody trace."""
+    """A system that allows no tracing."""
 
     def ptrace(self, *_: object) -> int:
         return -1

@@ -56,7 +56,7 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def names_in(directory: str) -> list[str]:
-    """Return what is in a tree of directories, each with its names; a directory's end is marked by its own name."""
+    """Return the names in a tree of directories; a directory's end is marked by its own name."""
     found = []
     waiting = [directory]
     while waiting:

@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(kind: str, path: Path, flags: int = 0) -> None:
-    """Mount a file system in memory; skip the test where this user may not."""
+    """Mount a file system in memory; skip the test if this user may not."""
     name = kind.encode()
     if _libc.mount(name, os.fsencode(path), name, ctypes.c_ulong(flags), b"") != 0:
         pytest.skip(f"mounting takes root here - {os.strerror(ctypes.get_errno())}")
@@ -57,7 +57,7 @@ def start_on(path: Path, *command: str) -> str:
 def test_a_data_path_without_permission_to_write_is_refused(tmp_path: Path) -> None:
     command: tuple[str, ...] = ()
     if os.geteuid() == 0:
-        # Root without the capability to pass over permissions is held to them like everybody.
+        # Without the capability to override permissions, root is held to them like any user.
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             pytest.skip("taking a capability from root needs setpriv")

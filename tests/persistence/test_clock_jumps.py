@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 HOUR_S = 3600
 HALF_HOUR_MS = 1800 * 1000
-# What is due by a clock that jumped ahead is found within 10 s.
+# Messages that are due by a clock that jumped ahead are found within 10 s.
 LOOK_AGAIN_S = 20.0
 
 SHIFTED_CLOCK = """

@@ -1,4 +1,4 @@
-"""A short run of scripts/crash_loop.py, and that it sees what it is there to see."""
+"""A short run of scripts/crash_loop.py, and proof that it notices the faults it is made for."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(WAIT_S + 20)]
 
 
 def run(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the script. Returns: its exit code and what it reports."""
+    """Run the script. Returns: its exit code and its report."""
     result = subprocess.run(
         [sys.executable, str(SCRIPT), "--json", f"--directory={directory}", *arguments],
         capture_output=True,

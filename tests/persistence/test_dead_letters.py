@@ -31,7 +31,7 @@ def letters_in(broker: Any) -> set[int]:
 
 
 def unfinished_in(broker: Any) -> set[int]:
-    """Return what the channel still has, in whatever state."""
+    """Return the remaining messages of the channel, in any state."""
     channel = broker.topic_of["t"].channel_of["c"]
     found = {
         number_of(body)
@@ -145,7 +145,7 @@ class World:
         self.files = PowerFiles(after, boot, self.random.randrange(1000), self.files.chance)
         self.open()
         self.agrees(set(range(1, self.durable + 1)))
-        # What was lost with the power is not waited for any more.
+        # Messages lost with the power are not awaited any more.
         self.finished |= set(range(self.durable + 1, self.count + 1))
 
     def agrees(self, expected: set[int]) -> None:

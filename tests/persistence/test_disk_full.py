@@ -48,7 +48,7 @@ def daemon(disk: Path) -> Iterator[Daemon]:
 
 
 def cut_power(daemon: Daemon) -> None:
-    """Kill the daemon and have the next start take it for a power failure; what was written is there."""
+    """Kill the daemon and have the next start take it for a power failure; written bytes are kept."""
     daemon.kill()
     node = json.loads((daemon.data_path / "node.json").read_text())
     (daemon.data_path / "node.json").write_text(json.dumps({**node, "boot": "another"}))

@@ -89,7 +89,7 @@ def views_of_copy(directory: Path) -> dict[str, Any]:
 
 
 def assert_all_or_nothing(bench: Bench, operation: Callable[[], object]) -> None:
-    """Step through an operation: what a start finds is for each thing what was there before, or what is there after.
+    """Step through an operation: for each object a start finds the state before or the state after.
 
     Due times that the operation computes are equal to the hour's half.
     """

@@ -1,4 +1,4 @@
-"""What a stopped broker holds becomes a data directory of nsqd; what a directory holds is listed and left as it is."""
+"""The data of a stopped broker become a data directory of nsqd; a data directory is listed and left as it is."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def make_example(path):
 
 
 def queue_of(path, name):
-    """Return (body, attempts) of a queue of nsqd, and what was not as it should be."""
+    """Return (body, attempts) of a queue of nsqd, and the irregularities."""
     notes: list[str] = []
     found = list(NsqdQueue(NsqdDirectory(Files(), str(path)), name, notes.append).messages())
     assert notes == []

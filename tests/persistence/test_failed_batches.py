@@ -1,4 +1,4 @@
-"""What becomes of MPUBs that a pass stores together, when they cannot be written or something else breaks."""
+"""MPUBs that a pass stores together, when they cannot be written or something else breaks."""
 
 import sys
 from collections.abc import Iterator

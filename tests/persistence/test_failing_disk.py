@@ -1,4 +1,4 @@
-"""A daemon on a disk of which a part cannot be read, for real: the kernel raises SIGBUS for what is mapped of it."""
+"""A daemon on a real disk of which a part cannot be read: the kernel raises SIGBUS for its mapped pages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_blocks_that_cannot_be_read_cost_the_records_in_them_and_no_other_topic(
         stats = daemon.channel("bad", "c")
         assert stats is not None
         readable = (page * PAGE_BYTES - HEADER_BYTES) // RECORD_BYTES
-        # Some kernels answer for a few pages behind the cut with what they held before.
+        # Some kernels return the former content of a few pages behind the cut.
         assert readable <= stats["depth"] <= COUNT
         daemon.wait_for_channel("whole", "c", depth=COUNT)
         daemon.kill()

@@ -36,7 +36,7 @@ def taken(channel):
 
 
 def write_example(path):
-    """Write three topics whose channels are where channels get after a while, one topic and one channel paused."""
+    """Write three topics with channels at typical positions, one topic and one channel paused."""
     write_metadata(path, {"a": ["x", "y", "z"], "b": [], "c": ["p"]}, paused=("a:y", "c"))
     write_queue(path, "a:x", messages(3, 4, 5, 6))
     write_queue(path, "a:y", [message(1, 2), *messages(4, 5), message(6, 1)])
@@ -256,7 +256,9 @@ def test_a_large_queue_beside_a_small_one_takes_long_runs(tmp_path):
 
 
 class KilledFiles(Files):
-    """Fails at the n-th change of the file system and does nothing from then on: what a kill at that moment leaves."""
+    """Fails at the n-th change of the file system and does nothing after it: the state that a kill at that
+    time leaves.
+    """
 
     def __init__(self, changes: int) -> None:
         self.changes = changes

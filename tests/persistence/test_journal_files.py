@@ -86,7 +86,7 @@ def delivered(daemon: Daemon, count: int) -> list[bytes]:
 
 
 def fail_power(daemon: Daemon) -> None:
-    """Have what was not synced gone, and the next start on another boot."""
+    """Discard the unsynced bytes, and have the next start be on another boot."""
     node = node_of(daemon)
     (daemon.data_path / "node.json").write_text(json.dumps({**node, "boot": "another"}))
     for segment in (daemon.data_path / "topics" / "t.topic" / "log").glob("*.seg"):

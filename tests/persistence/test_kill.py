@@ -1,4 +1,4 @@
-"""What is there after SIGKILL: messages in each state, due times, counters, pauses, what was said to be finished."""
+"""State after SIGKILL: messages in each state, due times, counters, pauses, confirmed FINs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -251,5 +251,5 @@ def test_files_of_drained_segments_go_after_a_kill_too(daemon):
             client.fin(message)
         client.expect_alive()
     kill_and_start(daemon)
-    # What stays: the segment that is written to, and two spares.
+    # The active segment and two spares stay.
     wait_until(lambda: segments() <= 3, "drained segments are removed")

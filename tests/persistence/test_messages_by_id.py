@@ -1,4 +1,4 @@
-"""Messages that are looked at, cancelled and rescheduled on a running daemon, and what a SIGKILL leaves of that."""
+"""Messages that are listed, cancelled and rescheduled on a running daemon, and the state after a SIGKILL."""
 
 from collections.abc import Iterator
 from pathlib import Path

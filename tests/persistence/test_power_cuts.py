@@ -31,7 +31,7 @@ HELD = [b"%d" % number for number in range(10)]
 
 
 def run_now(job: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run a job on the spot, and hand its error to whoever waits for it."""
+    """Run a job at once, and pass its error to `done`."""
     try:
         result = job()
     except Exception as error:
@@ -60,7 +60,7 @@ class Machine:
         return Machine(directory, self.cut_count + 1, self.journaled)
 
     def start(self, root: Path) -> None:
-        """Start a broker on what a disk holds, after a boot."""
+        """Start a broker on a disk's content, after a boot."""
         self.files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
         self.opened.append(self.files)
         self.load()
@@ -76,7 +76,7 @@ class Machine:
         self.commit = GroupCommit(self.broker, run_now, gevent.get_hub().loop.run_callback)
 
     def cut(self, written: tuple[Change, ...] = ()) -> None:
-        """Cut the power after the kernel has written some of what is dirty, and start again."""
+        """Cut the power after the kernel has written some of the dirty pages, and start again."""
         self.cut_count += 1
         root = self.directory / f"after {self.cut_count}"
         self.files.cut(root, written)
@@ -92,7 +92,7 @@ class Machine:
         return self.broker.topic("t")
 
     def found(self) -> list[bytes]:
-        """Return what the channels of topic t deliver, or a new one if there is none."""
+        """Return the messages that the channels of topic t deliver, or a new one if there is none."""
         topic = self.topic()
         topic.pause(False)
         channels = list(topic.channel_of.values()) or [topic.channel("new")]
@@ -160,7 +160,7 @@ def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: M
 
 
 def subsets(machine: Machine) -> list[tuple[Change, ...]]:
-    """Return every choice of what is dirty; a part of them if there are very many."""
+    """Return every subset of the dirty changes; a part of them if there are very many."""
     changes = machine.files.changes()
     count = 1 << len(changes)
     chosen = range(count) if count <= SUBSETS_MAX else machine.files.random.sample(range(count), SUBSETS_MAX)
@@ -184,7 +184,7 @@ def one_that_was_given_something(topic: Any) -> None:
 
 
 def assert_held_after_every_cut(machine: Machine) -> None:
-    """Cut the power with every choice of what has been written: the held messages come, whatever channels there are."""
+    """Cut the power with every subset of written changes: the held messages come, whatever channels there are."""
     for number, written in enumerate(subsets(machine)):
         cut = machine.branch(number, written)
         assert set(HELD) <= set(cut.found()), written
@@ -294,7 +294,7 @@ def test_an_id_of_a_parked_message_is_not_given_again_though_its_topics_log_is_l
 
 
 def kept_in(channel: Any) -> set[bytes]:
-    """Return what a channel delivers now or later."""
+    """Return the messages that a channel delivers now or later."""
     consumer = consumer_on(channel)
     kept = set()
     while (taken := channel.take_message(consumer)) is not None:
@@ -415,7 +415,7 @@ def test_zeros_in_the_synced_part_of_the_open_segment_are_reported(
         file.seek(PAGE_BYTES)
         file.write(bytes(segment.mapping.size_bytes - PAGE_BYTES))
     machine.start(root)
-    # The journal has put back what lies behind the zeros that are not in it.
+    # The journal has restored the records behind the zeros that are not in it.
     assert ("damaged in the middle" if machine.journaled else "the last record is damaged") in caplog.text
     assert machine.broker.damage.as_dict()["count"] == 1
     assert machine.broker.damage.as_dict()["records_lost"] >= 1

@@ -1,4 +1,4 @@
-"""The whole daemon with --sync-every=1: what clients over TCP and HTTP were told survives a power cut."""
+"""The whole daemon with --sync-every=1: confirmed messages of clients over TCP and HTTP survive a power cut."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""With --sync-fin nothing that was finished comes again after a power cut, but what was in flight."""
+"""With --sync-fin no finished message comes again after a power cut, except those in flight."""
 
 import os
 import random
@@ -53,11 +53,11 @@ class Machine:
         self.start(directory / "before")
 
     def start(self, root: Path) -> None:
-        """Start a broker on what a disk holds, after a boot."""
+        """Start a broker on a disk's content, after a boot."""
         self.files = PowerFiles(root, f"boot {self.cut_count}", chance=0.0)
         self.broker = broker_on(root, self.files, sync_fin=True)
         self.broker.parks_durably = True
-        # Channels that the start has opened know nobody yet.
+        # The channels opened by the start are not registered anywhere yet.
         self.fin_sync = FinSync(self.broker, run_now, gevent.get_hub().loop.run_callback)
         self.channel = self.broker.topic("t").channel("c")
         self.channel.on_finished = self.fin_sync.note
@@ -87,7 +87,7 @@ class Machine:
         assert self.consumer.unsynced_count == 0
 
     def left(self, written: tuple[Change, ...]) -> list[bytes]:
-        """Return what the channel has after a power cut now, the kernel having written some of what is dirty."""
+        """Return the channel's messages after a power cut now, the kernel having written some of the dirty pages."""
         self.cut_count += 1
         root = self.directory / f"after {self.cut_count}"
         self.files.cut(root, written)
@@ -99,7 +99,7 @@ class Machine:
         return found
 
     def left_whatever_is_written(self) -> list[list[bytes]]:
-        """Return the same for each subset of what is dirty, or for some of these where they are many."""
+        """Return the same for each subset of the dirty changes, or for some of the subsets if there are many."""
         changes = self.files.changes()
         subsets = [each for size in range(len(changes) + 1) for each in combinations(changes, size)]
         return [self.left(each) for each in random.Random(1).sample(subsets, min(len(subsets), 32))]

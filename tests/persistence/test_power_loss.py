@@ -28,7 +28,7 @@ FLAGS: dict[str, Any] = {"sync_every": 1, "sync_timeout": 3600 * 10**9, "max_req
 
 
 class World:
-    """A broker under load on a disk that forgets, and what its clients were told.
+    """A broker under load on a disk that forgets, and the answers to its clients.
 
     journaled: commits go to a journal.
     """
@@ -109,7 +109,7 @@ class World:
                 assert channel.requeue_message(self.consumers[name], guid, self.random.choice((0, HOUR_NS))) == 0
 
     def compact(self) -> None:
-        """Move what is unfinished out of the oldest segments of the parked logs."""
+        """Move unfinished messages out of the oldest segments of the parked logs."""
         for name in CHANNELS:
             parked = self.channel(name).parked
             if parked is not None and parked.log.first is not parked.log.active:
@@ -152,7 +152,9 @@ class World:
 
 
 def unfinished(channel: Any) -> tuple[Counter[bytes], Counter[bytes]]:
-    """Return what the channel delivers at once, and what it keeps for later, by the first 8 bytes of the body."""
+    """Return the messages that the channel delivers at once, and those it keeps for later, by the first 8 bytes of the
+    body.
+    """
     consumer = consumer_on(channel)
     channel.check()
     now: Counter[bytes] = Counter()
@@ -191,7 +193,7 @@ def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed:
         assert found <= world.published, "something nobody has published"
         assert not set(now) & world.later, "a deferred message comes early"
         if world.files.chance > 0.0:
-            # A ledger's pages may be of different times; what it has forgotten is delivered again.
+            # A ledger's pages may be of different times; messages whose FIN it has lost are delivered again.
             continue
         assert not set(now) & set(later), "a message is there twice"
         assert max(now.values(), default=1) == max(later.values(), default=1) == 1, "a message is there twice"

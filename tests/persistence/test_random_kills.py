@@ -1,4 +1,4 @@
-"""Many kills of a broker without sockets, each at a random moment of random work, against a model of what was done."""
+"""Many kills of a broker without sockets, each at a random time of random work, against a model of the work."""
 
 import dataclasses
 import json
@@ -116,7 +116,7 @@ class Worker:
 
 
 def run_child(directory: Path, seed: int, first: int, seconds: float) -> list[Any]:
-    """Let a child work for a time and kill it. Returns: what it said."""
+    """Let a child work for a time and kill it. Returns: its output."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -146,7 +146,7 @@ def run_child(directory: Path, seed: int, first: int, seconds: float) -> list[An
 
 
 def apply(model: Model, what: str, begun: dict[str, Any], ended: dict[str, Any]) -> None:
-    """Do to the model what the child did."""
+    """Apply the child's operation to the model."""
     if what == "publish":
         due_ns = (begun["due"], begun["due"]) if begun["due"] > 1 else None
         for messages in model.values():
@@ -183,7 +183,7 @@ def agrees(messages: dict[int, Message], view: Any) -> bool:
 
 
 def check(directory: Path, model: Model, under_way: tuple[str, dict[str, Any]] | None) -> int:
-    """Start on a copy and compare; what was under way was done or was not, in each channel.
+    """Start on a copy and compare; the operation in progress was done or was not, in each channel.
 
     Returns: in how many channels it was.
     """

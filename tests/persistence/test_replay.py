@@ -115,7 +115,7 @@ class Consumer(threading.Thread):
                 frame = self.client.read_frame(wait_s=0.2)
             except TimeoutError:
                 continue
-            # An error: what it finishes was taken away from it by the seek.
+            # An error: the seek took away the message that the FIN names.
             if frame.type == MESSAGE:
                 message = parse_message(frame.data)
                 self.numbers.append(number_of(message.body))

@@ -1,6 +1,6 @@
-"""A small log, torn and damaged everywhere: what recovery finds against a plain model of it.
+"""A small log, torn and damaged everywhere: recovery against a plain model of it.
 
-The model: a record is there when none of its bytes was touched. A torn tail loses the records it touches, damage in the
+The model: a record is there if none of its bytes was touched. A torn tail loses the records it touches, damage in the
 middle loses the records it touches and no others; none comes changed, twice or out of order.
 """
 
@@ -45,7 +45,7 @@ def bodies_of(log: Log) -> list[bytes]:
 
 
 def goes_on(root: Path, log: Log, found: list[bytes]) -> None:
-    """What is appended now is there after the next start, beside what was found."""
+    """Records appended now are there after the next start, beside those found."""
     log.append_message(99, b"after")
     log.check()
     assert bodies_of(Log(Files(), str(root / "log"), 1)) == [*found, b"after"]
@@ -92,7 +92,7 @@ def test_any_damaged_byte_loses_its_record_and_no_other(tmp_path, origin, flip):
         changed[at] ^= flip
         log = recovered(tmp_path, name, bytes(changed))
         hit = sum(end <= at for end in OFFSETS[1:])
-        # What changes in place after a record was written, and zeros behind the body, are not covered by the checksum.
+        # The checksum covers neither fields that change in place after a record was written, nor zeros behind the body.
         padding = at >= OFFSETS[hit] + 48 + SIZES[hit] or at - OFFSETS[hit] in (44, 45)
         found = bodies_of(log)
         assert found == (BODIES if padding else BODIES[:hit] + BODIES[hit + 1 :]), at

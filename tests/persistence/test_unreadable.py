@@ -204,7 +204,7 @@ def test_a_sync_after_a_failed_one_leaves_out_what_cannot_be_read(tmp_path: Path
 
 
 class NoReading(Files):
-    """Files whose small ones cannot be read where the path ends so. ends: of paths."""
+    """Files whose small ones cannot be read if their path has one of the ends. ends: of paths."""
 
     def __init__(self, *ends: str) -> None:
         self.ends = ends

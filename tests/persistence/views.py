@@ -1,4 +1,4 @@
-"""What clients of a data directory would see of it after a start."""
+"""View that clients of a data directory would have after a start."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ def counts_of(channel: Any) -> tuple[int, int, int]:
 
 
 def deferred_in(channel: Any) -> list[tuple[bytes, int]]:
-    """Return body and due time of what waits for its time."""
+    """Return body and due time of the deferred messages."""
     if channel.parked is None:
         return []
     finished = channel.parked.ledger.has_finished
@@ -29,7 +29,7 @@ def deferred_in(channel: Any) -> list[tuple[bytes, int]]:
 
 
 def view_of(channel: Any) -> View:
-    """Take and finish what a channel has; what is not due stays."""
+    """Take and finish the messages of a channel; deferred ones stay."""
     consumer = consumer_on(channel)
     paused = channel.paused
     queued = []
@@ -47,7 +47,7 @@ def view_of(channel: Any) -> View:
 
 
 def views_in(directory: Path) -> dict[str, Any]:
-    """Start on a directory. Returns: channel names with their View, and what the topic itself holds."""
+    """Start on a directory. Returns: channel names with their View, and the messages held by the topic itself."""
     broker = broker_on(directory)
     found: dict[str, Any] = {"places damaged": broker.damage.found_count}
     for topic in broker.topic_of.values():

@@ -1,4 +1,4 @@
-"""Topics and channels against a plain model, over kills, clean stops, full disks, pauses and what clients do."""
+"""Topics and channels against a plain model, over kills, clean stops, full disks, pauses and actions of clients."""
 
 import dataclasses
 import shutil
@@ -133,7 +133,7 @@ class ChannelMachine(RuleBasedStateMachine):
         else:
             for number in numbers:
                 self.deliver(number, state)
-            # What lags is parked in slices, in turns of the channels.
+            # Lagging messages are parked in slices, in wakes of the channels.
             for _ in numbers:
                 self.broker.scheduler.run_wakes()
         self.files.room = None

@@ -1,4 +1,4 @@
-"""What is printed as a duration or an integer is read back as the same value."""
+"""A printed duration or integer is read back as the same value."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The short way of a plain publish against the parser and the routes, which define what a request means."""
+"""The fast path of a plain publish against the parser and the routes, which define the meaning of a request."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MESSAGES = st.builds(
     st.binary(min_size=16, max_size=16),
     st.binary(max_size=200),
 )
-# What a channel's queue holds: numbers of messages, each with its deliveries so far.
+# Content of a channel's queue: numbers of messages, each with its deliveries so far.
 QUEUES = st.dictionaries(st.integers(0, 60), st.integers(0, 2) | st.just(65_534), max_size=40)
 ORDERS = st.randoms(use_true_random=False)
 

@@ -34,7 +34,7 @@ class UnsyncedFiles(FullFiles):
 
 
 class AmendMachine(ChannelMachine):
-    """The same model; and what was parked may have to wait for a sync before its old record is finished."""
+    """The same model; parked messages may have to wait for a sync before their old record is finished."""
 
     @initialize(durable=st.booleans(), ahead=st.booleans())
     def begin(self, durable, ahead):

@@ -23,7 +23,7 @@ def test_any_span_has_at_most_the_burst_and_what_the_rate_makes_of_it(rate, burs
     for first, (start, before) in enumerate(taken[:-1]):
         for at, total in taken[first + 1 :]:
             allowed = Fraction(bucket.burst) + Fraction(rate) * (at - start) / SECOND_NS
-            # What was taken at `start` itself is counted in `before`: the span begins behind it.
+            # Tokens taken at `start` itself are counted in `before`: the span begins after it.
             assert total - before <= allowed * (1 + Fraction(1, 10**9)) + Fraction(1, 10**4)
 
 

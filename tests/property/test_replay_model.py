@@ -49,7 +49,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.topic.channel("holder")
 
     def open(self):
-        # What a killed broker leaves is what its files hold; it is kept, so that nothing closes them.
+        # A killed broker leaves its files' content; the object is kept, so that nothing closes them.
         self.kept.append(self.topic)
         self.topic = broker_on(self.directory).topic("t")
         self.channel = self.topic.channel("c")

@@ -25,12 +25,12 @@ OPERATIONS = st.lists(
 
 
 def ledger_offset(field):
-    """Return where a number of the ledger's header stands. Source: docs/storage.md, "Ledger"."""
+    """Return the offset of a number in the ledger's header. Source: docs/storage.md, "Ledger"."""
     return {"floor": 24, "cursor": 32, "absorb_from": 96, "absorb_to": 104, "reset_to": 112}[field]
 
 
 def play(ledger, operations, end):
-    """Do to a ledger what a channel may."""
+    """Do to a ledger the operations of a channel."""
     for name, ordinal, count in operations:
         if name == "hand out" and ledger.cursor < end:
             ledger.note_handed_out()

@@ -17,7 +17,7 @@ from tests.support.server import Daemon, Implementation, nsqd, pyqd
 
 Connect = Callable[..., Client]
 
-# Compression off on both sides: what is negotiated here is the plain protocol.
+# Compression off on both sides: these tests negotiate the plain protocol.
 PLAIN_FLAGS = ("-deflate=false", "-snappy=false")
 NARROW_FLAGS = (
     *PLAIN_FLAGS,
@@ -102,7 +102,7 @@ def own_server(implementation: Implementation, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority, and what it signed for a server and a client."""
+    """An authority, and its certificates for a server and a client."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 

@@ -1,4 +1,4 @@
-"""AUTH over TCP: who is asked and how, what is permitted then, and what becomes of it with time."""
+"""AUTH over TCP: the request to the auth server, the permissions that follow, and their expiry."""
 
 from __future__ import annotations
 

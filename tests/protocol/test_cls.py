@@ -1,4 +1,4 @@
-"""CLS: no more messages; what is in flight may still be settled."""
+"""CLS: no more messages; those in flight may still be settled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.server import Daemon
 
 
 def closing(client: Client, topic: str, in_flight_count: int = 1) -> list[bytes]:
-    """Take messages, say CLS and read CLOSE_WAIT; return the ids of what is in flight."""
+    """Take messages, send CLS and read CLOSE_WAIT; return the ids of the messages in flight."""
     client.mpub(topic, [b"x"] * (in_flight_count + 1))
     client.sub(topic, rdy_count=in_flight_count)
     ids = [message.id for message in client.read_messages(in_flight_count)]

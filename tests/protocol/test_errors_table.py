@@ -1,7 +1,7 @@
 """Every error a client can provoke, letter by letter, in the order the checks are made.
 
-What a server says must not depend on how it is written: clients match these texts. Errors that need a state or a clock
-stand with their subject: test_fin_req_touch, test_states, test_msg_timeout, test_sub.
+The texts must not depend on the server's implementation: clients match them. Errors that need a state or a clock are
+tested with their subject: test_fin_req_touch, test_states, test_msg_timeout, test_sub.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_an_error_after_sub_is_told_to_the_letter_and_fatal(
     client.expect_fatal(code, text)
 
 
-# What Go's %q makes of bytes, which is how names come back in errors.
+# Results of Go's %q, which is the form of names in errors.
 QUOTED = [
     (b'"', r'"\""'),
     (b"\\", r'"\\"'),

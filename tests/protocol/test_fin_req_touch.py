@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH: what a consumer does with a message in flight; no reply when it works."""
+"""FIN, REQ and TOUCH on a message in flight; no reply on success."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def expect_answers(client: Client) -> None:
 
 
 def line_of(size_bytes: int, end: bytes = b"\n") -> bytes:
-    """Return a NOP line of this many bytes in all; what comes after the first space does not matter to NOP."""
+    """Return a NOP line of this many bytes in all; NOP ignores everything after the first space."""
     return b"NOP ".ljust(size_bytes - len(end), b"x") + end
 
 

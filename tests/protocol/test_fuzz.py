@@ -1,4 +1,6 @@
-"""A short campaign of the fuzzer, and that it sees what it is there to see. For a longer one: scripts/fuzz.py."""
+"""A short campaign of the fuzzer, and proof that it notices the faults it is made for. A longer one:
+scripts/fuzz.py.
+"""
 
 from __future__ import annotations
 

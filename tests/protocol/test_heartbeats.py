@@ -1,4 +1,4 @@
-"""Heartbeats: sent to every client at its interval; who is silent for two of them is closed."""
+"""Heartbeats: sent to every client at its interval; a client that is silent for two of them is closed."""
 
 from __future__ import annotations
 

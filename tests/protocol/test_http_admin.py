@@ -1,4 +1,4 @@
-"""POST /topic/* and /channel/*: what is refused and how, and what they do to messages and clients."""
+"""POST /topic/* and /channel/*: refusals, and the effects on messages and clients."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_deleted_channel_is_gone_with_its_messages_and_clients(server: Daemon,
     consumer.expect_closed()
     assert server.channel(topic, "c") is None
     expect_refused(server, f"/channel/delete?topic={topic}&channel=c", 404, "CHANNEL_NOT_FOUND")
-    # The topic goes on, and holds what comes until there is a channel.
+    # The topic goes on, and holds new messages until there is a channel.
     publisher.pub(topic, b"4")
     later = connect()
     later.sub(topic, "c", rdy_count=5)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 class Load:
-    """Publishers and consumers in threads, and what they saw."""
+    """Publishers and consumers in threads, and the messages they saw."""
 
     def __init__(self, server: Daemon) -> None:
         self.server = server
@@ -85,7 +85,7 @@ class Load:
                         self.seen[topic, channel].add(number)
 
     def finish_one(self, client: Client) -> int | None:
-        """Return the number of the next message, finished; None where none comes soon. Raises: Closed."""
+        """Return the number of the next message, finished; None if none comes soon. Raises: Closed."""
         try:
             frame = client.read_frame(wait_s=0.2)
         except TimeoutError:
@@ -117,7 +117,7 @@ class Load:
 
 
 def operate(server: Daemon, rng: random.Random) -> list[tuple[float, float, str, str]]:
-    """Do one thing after another. Returns: (asked, answered, topic, channel or nothing) of what was deleted."""
+    """Do one operation after another. Returns: (asked, answered, topic, channel or nothing) of the deleted objects."""
     deleted = []
     paused = dict.fromkeys((*TOPICS, STEADY), False)
     for _ in range(OPERATIONS):
@@ -135,7 +135,7 @@ def operate(server: Daemon, rng: random.Random) -> list[tuple[float, float, str,
         assert (reply.status, reply.body) == (200, b""), (path, reply)
         if not of_channel:
             paused[topic] = action == "pause" or (action == "empty" and paused[topic])
-        # What a paused topic holds is no channel's yet, and the next channel of that name gets it.
+        # Messages held by a paused topic belong to no channel yet, and the next channel of that name gets them.
         if action == "delete" and not (of_channel and paused[topic]):
             deleted.append((asked_s, time.monotonic(), topic, channel if of_channel else ""))
     return deleted
@@ -180,7 +180,7 @@ def test_nothing_is_lost_and_nothing_comes_back(own_server: Daemon, seed: int) -
 
 
 def drain(load: Load) -> None:
-    """Take what is left, and see that the counters come to nothing with it."""
+    """Take the remaining messages, and check that the counters reach zero with them."""
     server = load.server
     load.over.clear()
     consumers = [
@@ -200,7 +200,7 @@ def drain(load: Load) -> None:
         )
 
     try:
-        # What the last consumers held times out first.
+        # The messages in flight to the last consumers time out first.
         wait_until(drained, "everything is consumed", 30)
     finally:
         load.over.set()

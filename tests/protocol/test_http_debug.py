@@ -1,4 +1,4 @@
-"""/debug: what nsqd answers too, and what is shown of a process of CPython."""
+"""/debug: answers that nsqd gives too, and the diagnostics of a CPython process."""
 
 from __future__ import annotations
 

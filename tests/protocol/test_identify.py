@@ -1,4 +1,4 @@
-"""IDENTIFY: which JSON is understood, what each field may say, and what the reply tells."""
+"""IDENTIFY: accepted JSON, valid values of each field, and the reply."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def measuring(implementation: Implementation, tmp_path_factory: pytest.TempPathF
 
 
 def latencies(daemon: Daemon, topic: str) -> tuple[Any, dict[str, Any]]:
-    """Return what the statistics have for a topic, and by name for its channels."""
+    """Return the statistics' percentiles of a topic, and by name of its channels."""
     stats = daemon.topic(topic)
     assert stats is not None
     channels = {channel["channel_name"]: channel["e2e_processing_latency"] for channel in stats["channels"]}

@@ -1,4 +1,4 @@
-"""Clients that promise too much, stop half-way or never read: they hurt nobody but themselves."""
+"""Clients that promise too much, stop half-way or never read: they harm no other client."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_connections_that_come_and_go_leave_nothing_behind(connect: Connect, ser
 
 
 def test_the_greatest_command_of_all_is_taken(client: Client, server: Daemon, topic: str) -> None:
-    # Five messages of the greatest size do not fit the greatest body; what they are over it the inner sizes allow.
+    # Five messages of the greatest size do not fit the greatest body; the inner sizes may exceed it.
     client.send(mpub(topic, [b"x" * 1048576] * 6, body_size=5242880))
     client.expect_ok()
     server.wait_for_topic(topic, message_count=6, message_bytes=6 * 1048576)

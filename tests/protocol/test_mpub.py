@@ -190,7 +190,7 @@ def test_an_inner_size_out_of_range_is_fatal_and_nothing_is_queued(
 def test_a_count_too_great_waits_for_the_messages_it_promised(client: Client, server: Daemon, topic: str) -> None:
     client.send(mpub(topic, [b"one", b"two"], count=3))
     other_topic = f"{topic}_other"
-    # Three messages are asked for, so the next command is read as the third: its size is what "PUB " is as a number.
+    # Three messages are announced, so the next command is read as the third: its size is "PUB " read as a number.
     client.send(pub(other_topic, b"x"))
     client.expect_fatal("E_BAD_MESSAGE", "MPUB message too big 1347764768 > 1048576")
     server.wait_for_topic(topic, message_count=0)

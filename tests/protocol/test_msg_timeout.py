@@ -146,6 +146,6 @@ def _touch_until_a_message_comes(client: Client, touched: Message) -> Message:
             continue
         if frame.type == MESSAGE:
             return parse_message(frame.data)
-        # Between its time-out and its next delivery the message is nobody's.
+        # Between its time-out and its next delivery the message belongs to no client.
         assert frame == (ERROR, b"E_TOUCH_FAILED TOUCH " + touched.id + b" failed ID not in flight")
     raise AssertionError("no message came")

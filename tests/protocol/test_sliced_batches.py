@@ -1,4 +1,4 @@
-"""MPUBs in slices: what other clients see meanwhile, and what is left when something ends in the middle.
+"""MPUBs in slices: the view of other clients meanwhile, and the remaining messages if a slice is interrupted.
 
 The daemon stores small batches in slices, and stops between two slices for as long as a file is there.
 """
@@ -72,7 +72,7 @@ class Sliced:
         wait_until(self.begun_file.exists, "a batch is under way")
 
     def no_pause(self) -> None:
-        """Store what is queued."""
+        """Store the queued batches."""
         self.hold_file.unlink()
         self.begun_file.unlink()
 

@@ -43,7 +43,7 @@ COMMANDS = {
     "WRONG": b"WRONG\n",
 }
 
-# One row a command: what comes back in the states init, subscribed, closing.
+# One row per command: its answers in the states init, subscribed, closing.
 TABLE: dict[str, tuple[Frame | None, Frame | None, Frame | None]] = {
     "IDENTIFY": (OK, refused("IDENTIFY"), refused("IDENTIFY")),
     "AUTH": (error("E_AUTH_DISABLED AUTH disabled"), refused("AUTH"), refused("AUTH")),

@@ -1,4 +1,4 @@
-"""What a statsd server is sent: keys, types, values and packets."""
+"""Packets to a statsd server: keys, types, values and sizes."""
 
 from __future__ import annotations
 

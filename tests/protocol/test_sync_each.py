@@ -78,7 +78,7 @@ class Controlled:
                 client.pub(topic, b"prepared")
 
     def is_journaled(self, client: Client) -> bool:
-        """Publish to a topic of nobody's. Returns: whether a file of the journal has a commit."""
+        """Publish to a topic without consumers. Returns: whether a file of the journal has a commit."""
         client.pub("probe", b"x")
         files = (self.daemon.data_path / "journal").glob("*")
         return any(file.read_bytes()[: len(JOURNAL_MAGIC)] == JOURNAL_MAGIC for file in files)
@@ -164,7 +164,7 @@ def test_a_failed_commit_is_told_to_all_that_wait_for_it_and_for_nothing_else(
     assert first.read_frame().data.startswith(b"E_PUB_FAILED ")
     first.expect_closed()
     controlled.switch("failing", False)
-    # What came meanwhile is the next commit's: the logs themselves are synced.
+    # Publishes that came meanwhile belong to the next commit: the logs themselves are synced.
     for client in others:
         client.expect_ok(3)
     for client in clients:

@@ -1,4 +1,4 @@
-"""TLS by its flags: what is refused without it, which clients are let in, HTTPS, and certificates that are renewed."""
+"""TLS by its flags: refusals without it, accepted client certificates, HTTPS, and renewed certificates."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_stats_name_version_and_suite_as_go_does(
 def only(certificates: Certificates, version: ssl.TLSVersion) -> ssl.SSLContext:
     """Return the context of a client that speaks one version of TLS."""
     context = certificates.client_context()
-    # The client's library wants to be asked for what is old.
+    # The client's library must be told to allow old versions.
     context.set_ciphers("ALL:@SECLEVEL=0")
     with (
         pytest.warns(DeprecationWarning, match="TLSv1")

@@ -1,4 +1,4 @@
-"""TLS, snappy and deflate: what is granted, what follows, and that all else is as without them."""
+"""TLS, snappy and deflate: the granted features, the upgrade, and unchanged behaviour after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Upgrading = Callable[..., Client]
 
 
 def follow(client: Client, reply: dict[str, object], context: ssl.SSLContext) -> None:
-    """Do what the reply grants, in its order, reading an OK after each."""
+    """Do the upgrades that the reply grants, in its order, reading an OK after each."""
     if reply["tls_v1"]:
         client.start_tls(context)
     if reply["snappy"]:

@@ -1,7 +1,7 @@
 """A broker with an HTTP server and nothing else, as a process: prints its address, stops when its input ends.
 
-Arguments: data directory, address to listen on, flags of the daemon. A segment of the topic "full" beyond its first is
-refused by the disk. The environment variable PROFILERS is where the program is looked for that draws profiles.
+Arguments: data directory, address to listen on, flags of the daemon. The disk refuses every segment of the topic "full"
+beyond its first. The environment variable PROFILERS is the search path for py-spy.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Every series, key and column shows its own number: in a broker where each has a value that no other has."""
+"""Every series, key and column shows its own number: in a broker with a different value for each of them."""
 
 from __future__ import annotations
 

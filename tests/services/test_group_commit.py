@@ -33,7 +33,7 @@ class Held:
         self.come.set()
 
     def finish_one(self) -> None:
-        """Wait for a job, do it, and let those who wait for it go on."""
+        """Wait for a job, do it, and wake its waiting publishers."""
         assert self.come.wait(WAIT_S)
         job, done = self.jobs.pop(0)
         if not self.jobs:
@@ -236,7 +236,7 @@ def test_the_syncer_beside_it_finds_nothing_more_to_write_of_the_log(
 
 
 class BrokenError(Exception):
-    """What no disk raises."""
+    """Error that no disk raises."""
 
 
 def raise_bug(*_args: object) -> None:

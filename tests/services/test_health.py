@@ -36,7 +36,7 @@ class SickFiles(Files):
 
 
 class Watched:
-    """A broker on such a disk, with what tells of its health."""
+    """A broker on such a disk, with the sources of its health."""
 
     def __init__(self, path: Path) -> None:
         self.files = SickFiles()

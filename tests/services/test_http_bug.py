@@ -1,4 +1,4 @@
-"""What a bug in a handler of the HTTP API does to the daemon."""
+"""Effect of an internal error in a handler of the HTTP API on the daemon."""
 
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ NONE = {
 
 @pytest.fixture
 def channel(app: HttpApp, request: pytest.FixtureRequest) -> str:
-    """A channel of its own for each test: what to put into the query to name it."""
+    """A channel of its own for each test: the part of a query that names it."""
     topic = "t" + str(abs(hash(request.node.name)))
     for target in (f"/topic/create?topic={topic}", f"/channel/create?topic={topic}&channel=c"):
         assert app.post(target).status == 200

@@ -103,7 +103,7 @@ def token_file(directory: Path, lines: list[str], mode: int = 0o600) -> Path:
 def request(
     daemon: Daemon, method: str, path: str, token: str | None = None, body: bytes | None = None, header: str = ""
 ) -> Reply:
-    """Make a request. header: the Authorization header, where it is not that of a bearer's token."""
+    """Make a request. header: the Authorization header, if it is not that of a bearer's token."""
     connection = http.client.HTTPConnection(*daemon.http_address, timeout=10)
     headers = {"Authorization": header or f"Bearer {token}"} if header or token is not None else {}
     try:
@@ -321,7 +321,7 @@ def test_a_file_of_the_owner_alone_is_not_warned_of(start: Start) -> None:
 
 
 def end_of(directory: Path, *flags: str) -> str:
-    """Run a daemon that does not start. Returns: what it said."""
+    """Run a daemon that does not start. Returns: its output."""
     daemon = Daemon(pyqd(), directory, flags)
     with pytest.raises(AssertionError):
         daemon.start()

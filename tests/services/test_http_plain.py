@@ -41,7 +41,7 @@ def test_both_ways_give_the_same_answer(app: HttpApp) -> None:
     answers = [
         DATE.sub(b"", app.exchange(data + publish("same", b"end", "Connection: close"))) for data in (plain, odd)
     ]
-    # Where the id of the message is told, it differs.
+    # The answers differ in the id of the message.
     first, second = (re.sub(rb"[0-9a-f]{16}", b"ID", answer) for answer in answers)
     assert first == second
     assert counts(app, "same") == (5, 16)

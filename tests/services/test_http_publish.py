@@ -1,4 +1,4 @@
-"""POST /pub and /mpub: what is accepted, and for which fault the rest is refused."""
+"""POST /pub and /mpub: accepted requests, and the fault for which others are refused."""
 
 import struct
 import time

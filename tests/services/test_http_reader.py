@@ -60,7 +60,7 @@ def test_requests_do_not_depend_on_where_the_bytes_are_cut_once() -> None:
 
 
 def assert_refused(data: bytes) -> None:
-    """Whole and byte by byte: the reader fails with 400, and what follows is no request."""
+    """Whole and byte by byte: the reader fails with 400, and later bytes are no request."""
     following = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
     whole = reader()
     whole.feed(memoryview(data + following))

@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus is told, in its own format, and no more of it than was asked for."""
+"""GET /metrics: the metrics in Prometheus' own format, and no more of them than the limit allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is dirty is written to stable storage, in order, once, and again where it failed."""
+"""Dirty bytes are written to stable storage, in order, once, and again after a failure."""
 
 import re
 import time
@@ -24,7 +24,7 @@ from tests.support.storage import broker_on
 
 
 class RecordingFiles(Files):
-    """A disk that notes what is synced, and may refuse to."""
+    """A disk that records its syncs, and may refuse them."""
 
     def __init__(self) -> None:
         self.root = ""
@@ -58,7 +58,7 @@ class RecordingFiles(Files):
         super().sync_directory(path)
 
     def taken(self) -> list[str]:
-        """Return what was synced since the last call."""
+        """Return the syncs since the last call."""
         synced, self.synced = self.synced, []
         return synced
 
@@ -336,7 +336,7 @@ def test_a_sync_runs_in_a_thread_after_the_timeout(tmp_path: Path, files: Record
 
 def test_a_bug_in_a_sync_is_told_of_and_the_next_sync_is_tried(broker: Broker, files: RecordingFiles) -> None:
     class BrokenError(Exception):
-        """What no disk raises."""
+        """Error that no disk raises."""
 
     def fail() -> None:
         raise BrokenError("not what was thought of")

@@ -1,4 +1,4 @@
-"""docs/security.md: the sample file of tokens lets nobody in, and its commands make one that serves."""
+"""docs/security.md: the sample file of tokens admits no client, and its commands make a valid one."""
 
 import re
 import stat

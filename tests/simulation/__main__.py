@@ -56,7 +56,7 @@ def report(seed: int) -> None:
 
 
 def kind_of(failure: Violation) -> str:
-    """Return what a failure has in common with others of its kind: its words without names and numbers."""
+    """Return the text that failures of one kind share: the words without names and numbers."""
     return " ".join(word for word in str(failure).split() if word.isalpha())
 
 

@@ -41,7 +41,7 @@ class Administration(Operations):
         return replay.Place(position=self.broker_topic(topic).reader.position_of(ordinal))
 
     def after_seek(self, topic: Topic, place: replay.Place) -> dict[int, Copy]:
-        """Return what a channel has after it was moved to a place."""
+        """Return the messages of a channel after it was moved to a place."""
         found = self.broker_topic(topic)
         target = min(replay.find(found, place, lambda: None), found.end)
         return {
@@ -158,7 +158,7 @@ class Administration(Operations):
             copy.due_reached = due_ns <= self.wall_ns
             copy.stamp = self.model.tick()
 
-    # What is asked.
+    # Requests.
 
     def do_read(self, topic_number: int, pick: int) -> None:
         topic = self.topic_at(topic_number)
@@ -300,7 +300,7 @@ class Administration(Operations):
         super().finale()
 
     def drain_graveyard(self) -> None:
-        """Consume all dead letters, and compare them with what has gone from the channels."""
+        """Consume all dead letters, and compare them with the messages that the channels have lost."""
         topic = self.model.topics.get(GRAVEYARD)
         if topic is not None and topic.channels:
             # A power cut may have taken the channel away that had them.

@@ -1,6 +1,6 @@
-"""After a start: what the broker has is compared with what it must and may have, and the model takes it over.
+"""After a start: compares the broker's messages with those it must and may have, and copies them into the model.
 
-The broker is asked by the pages that operators see of its messages, which change nothing.
+The broker is read through the listings for operators, which change nothing.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,12 +95,12 @@ class Adoption:
         for path, inode in self.world.disk.files() if self.world.was_damaged else ():
             log = log_of(path)
             if log is not None:
-                # A further cut may take the bridge, and with it the way to what follows.
+                # A further cut may remove the bridge, and with it the way to the records after it.
                 not_yet.setdefault(log[0], set()).update(numbers_behind_bridges(inode.now(), inode.durable))
         self.model.note_synced(self.model.tick(), not_yet)
 
     def topic_for(self, name: str, former: dict[str, Topic]) -> Topic:
-        """Return what the model knows of a topic that the broker has."""
+        """Return the model's topic for a topic of the broker."""
         topic = former.get(name)
         at, ghost = self.model.deleted.get(name, (0, None))
         returns = ghost is not None and ((self.power and at > self.model.deletions_synced) or name in self.doubt.topics)
@@ -111,7 +111,7 @@ class Adoption:
             expect(may_be, f"topic {name} was deleted or never made")
             topic = Topic(name, 0)
         if returns and ghost is not None and (name not in former or not self.is_durable_topic(topic)):
-            # It may be the one of before. What is demanded of the new one is not demanded then.
+            # It may be the former topic. The demands on the new one do not apply then.
             topic.messages = {**ghost.messages, **topic.messages}
             topic.note_cancelled_before(ghost)
             # A topic made again may give the same ids.
@@ -177,7 +177,7 @@ class Adoption:
         if self.world.power_failed or topic.name in self.excuses.topics:
             self.forget_lost_ids(topic, found)
         self.check_batch(topic)
-        # What is there by chance is not on stable storage for that.
+        # A message that is present by chance is not on stable storage.
         self.model.tick()
         topic.created = topic.created or self.model.stamp
         for channel in topic.channels.values():
@@ -247,12 +247,12 @@ class Adoption:
         channel.note_limits(found.limits, channel.limits_stamp if found.limits == channel.limits else self.model.tick())
 
     def adopt_held(self, topic: Topic, found: Any, gone: list[Channel], before: dict[int, int]) -> None:
-        """Compare what no channel was given."""
+        """Compare the messages that no channel was given."""
         rows = rows_of(found, None, peek.READY) + rows_of(found, None, peek.DEFERRED)
         numbers = {row.number for row in rows}
         topic.missing = 0
         if self.world.was_damaged:
-            # A segment of which nothing was promised; what was in it counts until a channel comes.
+            # A segment without promised messages; its messages count until a channel comes.
             topic.missing = found.depth - len(rows)
         expect(len(rows) == len(numbers) == found.depth - topic.missing, f"{topic.name} holds", len(rows), found.depth)
         anything = topic.name in self.doubt.topics
@@ -328,7 +328,7 @@ class Adoption:
             self.adopt_channel_limits(topic, channel, found)
         else:
             channel.note_limits(found.limits, self.model.stamp)
-            # It may be the one of before, with its list of what a seek leaves out.
+            # It may be the former channel, with its list of messages that a seek skips.
             channel.cancelled |= topic.cancelled_before.get(channel.name, set())
         channel.paused = found.paused
         self.note_spent(channel)
@@ -344,7 +344,7 @@ class Adoption:
             channel.lost = counts[0] - len(ready)
             counts = (len(ready), *counts[1:])
         expect(counts == (len(ready), len(deferred), 0), f"counts of {name}", counts, len(ready), len(deferred))
-        # What a power cut has left twice stays so over further starts.
+        # Messages that a power cut has left twice stay so over further starts.
         twice_before, channel.twice = channel.twice, set()
         rows = self.by_number(channel, ready + deferred + letters, twice_before, name)
         self.note_unknown(topic, ready + deferred + letters)
@@ -395,7 +395,9 @@ class Adoption:
         return (topic, channel) in self.forgotten
 
     def by_number(self, channel: Channel, found: list[Found], twice_before: set[int], name: str) -> dict[int, Found]:
-        """Return what was found of each message, and note what is there twice. twice_before: what was so already."""
+        """Return the found copies of each message, and record those found twice. twice_before: messages that were twice
+        already.
+        """
         rows: dict[int, Found] = {}
         for row in found:
             if row.number in rows:
@@ -420,17 +422,18 @@ class Adoption:
         if self.power:
             must = {number for number in must if topic.messages[number].durable}
             may |= {number for number, at in channel.done.items() if at > channel.synced or self.world.torn}
-            # What was given only to channels that are gone may go to another one.
+            # Messages given only to channels that are gone may go to another one.
             may |= {number for number in topic.messages if number not in channel.done}
             may |= {number for number, message in topic.messages.items() if message.stamp > self.model.synced}
             if channel.created > self.model.synced:
-                # Where it begins was not durable either: what others had taken over may be held, and so its own, again.
+                # Its beginning was not durable either: messages that others had taken over may be held, and so its own,
+                # again.
                 may = set(topic.messages)
         kept = channel.kept.items() if not {(topic.name, channel.name), (topic.name, "")} & self.forgotten else ()
         may -= {number for number, at in kept if number not in channel.copies and channel.done.get(number) == at}
-        # What was parked may come again if nothing says any more that it was.
+        # Parked messages may come again if nothing records any more that they were parked.
         may |= self.excuses.lost.get((topic.name, channel.name), set())
-        # What a paused topic holds again goes to the channel when it goes on.
+        # Messages that a paused topic holds again go to the channel when it is resumed.
         return must - self.held_now - self.excuses.numbers(topic.name, channel.name), may
 
     def check_row(self, topic: Topic, channel: Channel, row: Found, name: str, deferred: list[Found]) -> None:
@@ -458,6 +461,6 @@ class Adoption:
             expect(row.attempts >= 1, f"{name}: attempts of", row, copy)
 
     def copy_of(self, row: Found, parked: bool) -> Copy:
-        """Return what is known of a message from now on. parked: whether the parked log has it."""
+        """Return the model's copy of a found message. parked: whether the parked log has it."""
         due_ns = row.due_ns if row.state == DEFERRED else 0
         return Copy(row.number, row.state, due_ns, row.attempts, parked, due_ns <= wall(), stamp=self.model.stamp)

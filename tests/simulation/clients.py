@@ -1,4 +1,4 @@
-"""Clients of the simulated broker, over socket pairs: NSQ's frames taken apart, answers told to whoever asked."""
+"""Clients of the simulated broker, over socket pairs: NSQ's frames parsed, answers passed to their callbacks."""
 
 import contextlib
 import socket
@@ -17,7 +17,9 @@ Delivered = Callable[["Client", int, int, bytes], None]
 
 
 class Client:
-    """One connection. answers: who waits for a response, in order; called with its data, or None for an error."""
+    """One connection. answers: callbacks of the pending responses, in order; called with the data, or None for an
+    error.
+    """
 
     def __init__(self, number: int, sock: socket.socket, on_message: Delivered) -> None:
         self.number = number
@@ -39,7 +41,7 @@ class Client:
             self.sock.sendall(data)
 
     def receive(self, limit: int | None = None) -> int:
-        """Take in what has come, at most `limit` bytes. Returns: how many bytes."""
+        """Receive at most `limit` bytes. Returns: how many bytes."""
         received = 0
         while limit is None or received < limit:
             try:

@@ -9,7 +9,7 @@ from tests.simulation.schedule import Schedule, Step, play, quiet
 
 @pytest.fixture
 def simulate() -> Callable[..., None]:
-    """Return a function that plays a schedule, as `Schedule` has it. It raises what the broker does wrong."""
+    """Return a function that plays a schedule given as to `Schedule`. It raises the broker's violations."""
 
     def played(sync_each: bool, steps: list[Step], features: Iterable[str] = ()) -> None:
         with quiet() as failures:

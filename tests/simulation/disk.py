@@ -93,7 +93,7 @@ class Inode:
                 yield page, content[page]
 
     def write_back(self, start: int, end: int) -> None:
-        """Put a range on stable storage, apart from what the kernel takes for written."""
+        """Put a range on stable storage, except for pages that the kernel takes for written."""
         content = self.now(start, end)
         kept = {page: self.durable[page : page + PAGE_BYTES] for page in self.forgotten if start <= page < end}
         self.durable[start:end] = content
@@ -132,7 +132,7 @@ class Directory:
 
 
 Node = Inode | Directory
-# What one call changes: in a directory a name stands for a node, or for nothing.
+# Changes of one call: in a directory a name stands for a node, or for nothing.
 Change = list[tuple[Directory, str, Node | None]]
 
 
@@ -163,7 +163,9 @@ class Disk:
         self.pending.append(list(changes))
 
     def sync_names(self, directory: Directory) -> None:
-        """Put the names of a directory on stable storage, and of others what came together with them or before."""
+        """Put the names of a directory on stable storage, and names of others that changed together with them or
+        before.
+        """
         wanted = {directory}
         chosen = []
         for change in reversed(self.pending):
@@ -190,7 +192,7 @@ class Disk:
                 yield node
 
     def write_back(self, rng: random.Random, chance: float) -> None:
-        """Put a part of what is dirty on stable storage, as the kernel does when it likes."""
+        """Put a part of the dirty pages on stable storage, as the kernel does by itself."""
         held_back: set[Directory] = set()
         for change in list(self.pending):
             if rng.random() < chance and not any(each in held_back for each, _, _ in change):
@@ -203,7 +205,7 @@ class Disk:
                     inode.durable[page] = content
 
     def cut(self, rng: random.Random, chance: float) -> None:
-        """Take the power away: what is on stable storage is left, and a part of what is dirty."""
+        """Cut the power: the bytes on stable storage remain, and a part of the dirty ones."""
         self.write_back(rng, chance)
         self.pending.clear()
         self.boot_count += 1
@@ -242,9 +244,9 @@ class Disk:
 
 
 class SimulatedFiles(Files):
-    """The files of one process. After its death nothing that it does changes the disk.
+    """Files of one process. After its death nothing that it does changes the disk.
 
-    library: of `deaths`. fault: what is to fail. die_at: the call, counted from 1, before which the process dies.
+    library: of `deaths`. fault: the planned failure. die_at: the call, counted from 1, before which the process dies.
     in_parts: small files are written in two calls of write(2), and the file of a failed write is removed.
     """
 
@@ -334,7 +336,7 @@ class SimulatedFiles(Files):
             raise RuntimeError("more mappings than the simulator knows of")
 
     def drop_unused(self) -> None:
-        """Let go of the mappings that nobody else holds any more."""
+        """Drop the mappings that have no other reference any more."""
         for address, (mapping, _, _) in list(self.mappings.items()):
             # The dictionary's tuple, `mapping` and the argument.
             if sys.getrefcount(mapping) <= 3:
@@ -429,7 +431,7 @@ class SimulatedFiles(Files):
             inode.write_back(start_bytes, end)
 
     def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-        """Nothing: the kernel may write what is dirty at any time."""
+        """Do nothing: the kernel may write dirty pages at any time."""
 
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
         if mapping.path is None or length_bytes <= 0 or self.dead:
@@ -582,7 +584,7 @@ class SimulatedFiles(Files):
         inode = self._file("write", path)
         end = start_bytes + len(content)
         for at in {start_bytes // PAGE_BYTES * PAGE_BYTES, (end - 1) // PAGE_BYTES * PAGE_BYTES}:
-            # What of a page is not written is read before.
+            # The part of a page that is not written is read first.
             if not start_bytes <= at <= at + PAGE_BYTES <= end:
                 self._require_readable(inode, path, at, at + PAGE_BYTES)
         # A death may come when a part of it is there.

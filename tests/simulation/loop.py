@@ -67,7 +67,7 @@ class Loop:
         return Timer()
 
     def run_once(self) -> bool:
-        """Run what can be run now. Returns: whether there was something."""
+        """Run the callbacks that are ready. Returns: whether there were any."""
         if self.callbacks:
             for _ in range(len(self.callbacks)):
                 function, args = self.callbacks.popleft()
@@ -110,6 +110,6 @@ class Hub(greenlet):
             self.main.switch()
 
     def run_until_idle(self) -> None:
-        """Run what can be run."""
+        """Run until no callback is ready."""
         self.main = getcurrent()
         self.switch()

@@ -49,7 +49,7 @@ class Mirror:
                 self.add(node, f"{path}/{name}")
 
     def link(self, inode: "Inode", path: str) -> None:
-        """Give a file a name, replacing what had it."""
+        """Give a file a name, replacing the former owner of the name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         os.symlink(f"/proc/self/fd/{inode.fd}", path)

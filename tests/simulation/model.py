@@ -1,14 +1,14 @@
-"""Plain model of what a broker must and may deliver: topics, channels, and each message in each channel.
+"""Plain model of the messages that a broker must and may deliver: topics, channels, and each message in each channel.
 
-Time is counted in *stamps*, one for each thing that happens. A completed sync makes durable what happened before it was
-gathered (`synced`). With --sync-every=1 an OK makes its message durable, and the channels that were there before it.
+Time is counted in *stamps*, one for each event. A completed sync makes every event before its gathering durable
+(`synced`). With --sync-every=1 an OK makes its message durable, and the channels that existed before it.
 
-After a start the model is compared with what the broker has, and takes that over. What it compares:
+After a start the model is compared with the broker, and takes over the broker's state. The comparison covers:
 
 - after a clean stop, everything, attempts too;
-- after a kill, everything but what the operation in progress was about to change (`Doubt`);
-- after a power cut: whatever is durable and not finished is there; nothing is there that was finished durably, or that
-  nobody has published.
+- after a kill, everything except the effects of the operation in progress (`Doubt`);
+- after a power cut: every durable unfinished message is there; no message is there that was finished durably, or that
+no client has published.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ GRAVEYARD = "dead"
 
 
 class Violation(Exception):  # noqa: N818 - what was found, not what went wrong in the simulator
-    """The broker did what it must not do."""
+    """The broker broke a rule."""
 
 
 def expect(condition: object, text: str, *details: Any) -> None:
@@ -60,7 +60,7 @@ class Copy:
 
 @dataclasses.dataclass(slots=True)
 class Channel:
-    """One channel. done: when what was finished last. reset: when it was last emptied or moved; 0: never."""
+    """One channel. done: stamp of the last FIN. reset: stamp of the last emptying or seek; 0: never."""
 
     name: str
     created: int
@@ -104,8 +104,8 @@ class Channel:
 
     def note_reset(self, stamp: int) -> None:
         """Note that the channel was moved or emptied, before its messages are others."""
-        # Of two before a sync, a power cut may leave what was there between them as well.
-        # What may be a dead letter already was not there for sure.
+        # Of two resets before a sync, a power cut may also leave the state between them. Possible dead letters were not
+        # certainly there.
         copies = {number for number, copy in self.copies.items() if not self.spends(copy)}
         self.before_reset = copies if self.before_reset is None else self.before_reset & copies
         self.reset = stamp
@@ -141,18 +141,18 @@ class Topic:
     acknowledged_count: int = 0
     count: int = 0
     missing: int = 0
-    # What is held that channels may have been given before a power cut.
+    # Held messages that channels may have been given before a power cut.
     held_again: set[int] = dataclasses.field(default_factory=set)
     # Retention and quota, as (retention_bytes, retention_time_ns, bytes_max).
     own_limits: tuple[int | None, int | None, int | None] = (None, None, None)
     own_stamp: int = 0
     # Channels that were deleted, with when: a power cut may bring them back.
     deleted: dict[str, int] = dataclasses.field(default_factory=dict)
-    # What was cancelled on them, and on those of the topic of before.
+    # Messages cancelled on its channels, and on those of the former topic of that name.
     cancelled_before: dict[str, set[int]] = dataclasses.field(default_factory=dict)
 
     def note_cancelled_before(self, other: "Topic") -> None:
-        """Note what was cancelled on channels of a topic, this or the one of before, which may come back."""
+        """Record the messages cancelled on channels of a topic, this or the former one, which may come back."""
         for name, numbers in list(other.cancelled_before.items()):
             self.cancelled_before[name] = self.cancelled_before.get(name, set()) | numbers
         for name, channel in other.channels.items():
@@ -212,14 +212,14 @@ class Model:
         return self.topics[name]
 
     def add_channel(self, topic: Topic, name: str, now_ns: int) -> Channel:
-        """Return a channel, made if it is missing: then it gets what the topic has held."""
+        """Return a channel, created if it is missing: a new one gets the held messages of the topic."""
         if name not in topic.channels:
             topic.channels[name] = Channel(name, self.tick())
             self.show_held(topic, now_ns)
         return topic.channels[name]
 
     def show_held(self, topic: Topic, now_ns: int) -> None:
-        """Give channels what the topic has held."""
+        """Give channels the held messages of the topic."""
         if topic.shows:
             for channel in topic.channels.values():
                 channel.lost += topic.missing

@@ -1,7 +1,7 @@
-"""Operations of a schedule: what clients, operators, the kernel, the disk and the clock do.
+"""Operations of a schedule: actions of clients, operators, the kernel, the disk and the clock.
 
-Each is a method `do_NAME` of whole numbers that choose among what there is, so that a schedule from which some steps
-were taken means much the same still. `WEIGHTS` says how often a generated schedule has each.
+Each is a method `do_NAME` of whole numbers that choose among the existing objects, so that a schedule keeps most of its
+meaning if some steps are removed. `WEIGHTS` says how often a generated schedule has each.
 """
 
 import random
@@ -42,7 +42,7 @@ MS_NS = 1_000_000
 
 
 class Operations(World):
-    """A world with what can be done to it."""
+    """A world with the operations on it."""
 
     def do(self, name: str, *numbers: int) -> None:
         """Do one step of a schedule."""
@@ -52,7 +52,7 @@ class Operations(World):
         else:
             self.step(lambda: function(*numbers))
 
-    # What is planned for the step that follows.
+    # Plans for the next step.
 
     def do_fail(self, kind: int, skipped: int, times: int) -> None:
         kinds = kinds_of(self.features, FAULTS)
@@ -76,7 +76,7 @@ class Operations(World):
         self.plan_death(cut, seed)
 
     def plan_death(self, cut: int, seed: int) -> None:
-        """Say what the next death is: a kill, or a power cut after which so much of what is dirty is there."""
+        """Plan the next death: a kill, or a power cut that keeps a given share of the dirty pages."""
         self.after_death = (CUT if cut else KILL, seed, CHANCES[(cut - 1) % len(CHANCES)])
 
     # The machine.
@@ -226,7 +226,7 @@ class Operations(World):
         return self.broker_topic(topic).channel_of[channel.name]
 
     def refused(self, function: Callable[[], object]) -> bool:
-        """Call what the system may refuse. Returns: whether it did."""
+        """Call a function that the system may refuse. Returns: whether it did."""
         try:
             function()
         except (StorageError, LimitReached) as error:
@@ -253,7 +253,7 @@ class Operations(World):
         self.doubt.channels.add((topic_name, name))
         known = self.model.topics.get(topic_name)
         if topic_name == GRAVEYARD and known is not None and not known.channels and name.endswith("#ephemeral"):
-            # It takes what the topic holds, and ends with the process.
+            # The lost letters include the topic's held ones, and end with the process.
             self.letters_lost = True
 
         def make() -> None:
@@ -380,7 +380,7 @@ class Operations(World):
         return client
 
     def publish(self, topic_name: str, messages: list[Message], command: bytes) -> None:
-        """Send a command that publishes, and note what came of it."""
+        """Send a command that publishes, and record its outcome."""
         client = self.publisher()
         if client is None or self.died():
             return
@@ -446,7 +446,7 @@ class Operations(World):
         self.publish_batch(0, SEGMENT_BYTES_MIN // record_span(SIZES[FILLING_SIZE]), FILLING_SIZE)
 
     def do_commit(self, topic: int, size: int) -> None:
-        """Publish a message, and let what waits for a thread be done."""
+        """Publish a message, and run the jobs that wait for a thread."""
         self.do_pub(topic, size)
         self.do_jobs()
 
@@ -548,7 +548,7 @@ class Operations(World):
             client.close()
 
     def held_by(self, number: int, pick: int, count: int) -> tuple[Client, Topic, Channel, list[Copy]] | None:
-        """Return a client, and some of what it has in flight."""
+        """Return a client, and some of its messages in flight."""
         holders = []
         for client in self.clients:
             if client.channel is None or client.closed:
@@ -660,7 +660,7 @@ class Operations(World):
         while self.model.topics:
             self.do("delete_topic", 0)
         self.do("jobs")
-        # What could not be removed is removed later.
+        # Files that could not be removed are removed later.
         self.do("housekeep")
         self.do("jobs")
         self.check_space()
@@ -687,7 +687,7 @@ class Operations(World):
         expect(not channel.copies or channel.muddled, f"{topic_name}/{channel.name} keeps", sorted(channel.copies))
 
     def drop_spent(self, topic_name: str, channel: Channel) -> None:
-        """Note as dead letters what is left of messages with too many attempts in an empty channel."""
+        """Record as dead letters the remaining messages with too many attempts in an empty channel."""
         left = {number for number, copy in channel.copies.items() if channel.spends(copy) and copy.state != IN_FLIGHT}
         if left and left == set(channel.copies):
             self.do("sync")
@@ -700,7 +700,7 @@ class Operations(World):
         """Consume the dead letters."""
 
     def check_drained(self) -> None:
-        """Check that nothing is left of what was delivered and finished."""
+        """Check that no delivered and finished message remains."""
         for topic in self.alive.broker.topic_of.values():
             known = self.model.topics[topic.name]
             if known.held or topic.name == GRAVEYARD or any(each.muddled for each in known.channels.values()):

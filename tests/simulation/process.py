@@ -1,8 +1,7 @@
 """One life of the simulated daemon: broker, TCP server, syncer, group commit and housekeeper, without threads.
 
-A job for a thread is a `Job` in a list: the schedule says when it runs and when the loop is told of its end. The
-syncer's greenlet is resumed likewise. What stands here in place of the daemon's wiring is what `pyqd.apps.daemon` does,
-in its order.
+A job for a thread is a `Job` in a list: the schedule decides when it runs and when the loop is told of its end. The
+syncer's greenlet is resumed likewise. The wiring here follows `pyqd.apps.daemon`, in its order.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do what a thread does."""
+        """Run the thread's part."""
         try:
             self.result = self.function()
         except Exception as error:
@@ -121,7 +120,7 @@ def options_of(sync_every: int, sync_fin: bool = False) -> Options:
 
 
 class Failures(logging.Handler):
-    """Collects what is logged as critical: an internal error of a connection, a service or a turn."""
+    """Collector of critical log records: an internal error of a connection, a service or a scheduled run."""
 
     def __init__(self) -> None:
         super().__init__(logging.CRITICAL)
@@ -133,10 +132,10 @@ class Failures(logging.Handler):
 
 
 class WatchedFinSync(FinSync):
-    """Tells of the rounds.
+    """FinSync that reports its rounds.
 
-    on_begin: called with the channels of a round when it has gathered; returns what it covers. on_success: called with
-    that when the round is complete.
+    on_begin: called with the gathered channels of a round; returns the covered FINs. on_success: called with these when
+    the round is complete.
     """
 
     on_begin: Callable[[list[Any]], Any]
@@ -201,7 +200,7 @@ class Process:
         job.done(job.result, job.error)
 
     def in_thread(self, function: Callable[[], None]) -> None:
-        """Run a function as a job, and switch back when its end is told. Raises: what it raises."""
+        """Run a function as a job, and switch back when its end is reported. Raises: the function's error."""
         current: Any = getcurrent()
         ended: list[BaseException | None] = []
 
@@ -216,7 +215,7 @@ class Process:
             raise ended[0]
 
     def begin_sync(self, on_end: Callable[[bool], None]) -> None:
-        """Sync what is dirty, in jobs. on_end: told whether all went well."""
+        """Start a sync of everything dirty, in jobs. on_end: called with whether all went well."""
         assert self.syncing is None
 
         def run() -> None:
@@ -240,7 +239,7 @@ class Process:
         self.requests.append(start_raw(self.hub, function))
 
     def turn(self) -> None:
-        """Do what the loop does at the end of a pass: turns, then the times that have come."""
+        """Run the end of the loop's pass: wakes, then the due timers."""
         self.hub.run_until_idle()
         scheduler = self.broker.scheduler
         scheduler.run_timers(mono())

@@ -74,7 +74,7 @@ WEIGHTS: dict[str, tuple[float, tuple[int, ...]]] = {
 }
 
 
-# Operations that mean something together; each schedule has some of these beside what comes by chance.
+# Sequences of related operations; each schedule has some of them beside the random ones.
 PHRASES = (
     ("fill", "stop"),
     ("fill", "fin", "fin"),

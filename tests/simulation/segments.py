@@ -43,7 +43,7 @@ def header_of(content: bytes) -> SegmentHeader | None:
 
 
 def next_record(content: bytes, offset: int, seq: int) -> int | None:
-    """Return where the record with a number is, or the first one behind what is damaged there; None at the end."""
+    """Return the offset of the record with a number, or of the first one after damage; None at the end."""
     at = offset
     while at + RECORD_HEADER_BYTES < len(content):
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
@@ -56,7 +56,7 @@ def next_record(content: bytes, offset: int, seq: int) -> int | None:
 
 
 def records_from(content: bytes, offset: int, seq: int) -> Iterator[tuple[int, int, RecordHeader]]:
-    """Yield (start, end, header) of the sound records from a place on, past what is damaged."""
+    """Yield (start, end, header) of the sound records from an offset on, skipping damage."""
     while (at := next_record(content, offset, seq)) is not None:
         record = parse_record_header(content[at : at + RECORD_HEADER_BYTES])
         offset, seq = at + record_span(record.size_bytes), record.seq + 1

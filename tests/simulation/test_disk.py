@@ -1,4 +1,4 @@
-"""The simulated disk and deaths keep and lose what they should: a simulator that loses nothing would find nothing."""
+"""The simulated disk and deaths keep and lose the right bytes: a simulator that loses nothing would find nothing."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Schedules that the simulator has found and shrunk, each with a name for what was wrong."""
+"""Schedules that the simulator has found and shrunk, each named after its fault."""
 
 import pytest
 
@@ -640,7 +640,7 @@ def test_records_that_a_start_has_bridged_before_it_ended_count_as_lost_in_the_n
 
 
 def test_records_bridged_by_a_start_are_promised_only_once_they_are_synced(simulate):
-    """A second power cut takes some of the bridges, and with them the way to what follows."""
+    """A second power cut removes some of the bridges, and with them the way to the records after them."""
     simulate(
         sync_each=False,
         steps=[

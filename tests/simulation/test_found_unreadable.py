@@ -1,4 +1,4 @@
-"""Schedules with unreadable pages that the simulator has found and shrunk, each with a name for what was wrong."""
+"""Schedules with unreadable pages that the simulator has found and shrunk, each named after its fault."""
 
 FEATURES = ["unmapping", "unreadable", "writes"]
 
@@ -204,7 +204,7 @@ def test_a_paused_topic_holds_nothing_where_its_log_has_a_hole(simulate):
 
 
 def test_records_of_a_power_cut_may_come_back_behind_an_end_that_cannot_be_read(simulate):
-    """Nobody was told that they are stored: either way is right."""
+    """No client was told that they are stored: either way is right."""
     simulate(
         sync_each=True,
         steps=[

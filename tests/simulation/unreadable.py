@@ -1,8 +1,8 @@
-"""Pages of stored files that cannot be read from the disk, and the messages that may be missing for them.
+"""Unreadable pages of stored files, and the messages that may be missing because of them.
 
 A page becomes unreadable between two lives, when the page cache is dropped, and only if it is on stable storage. A call
-that reads it fails with EIO; `unreadable.c` tells what a load from the mapping does, and a store. A page that is
-written as a whole, or whose file is removed, is sound again.
+that reads it fails with EIO; `unreadable.c` describes a load from the mapping, and a store. A page that is written as a
+whole, or whose file is removed, is sound again.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def spoil(disk: "Disk", rng: random.Random, spares_only: bool) -> list[tuple[str
     found = []
     candidates = [(path, inode) for path, inode in disk.files() if not spares_only or is_spare(path, inode.now())]
     for _ in range(rng.choice((1, 1, 2))):
-        # What only the journal has would be lost, as with any log on a single disk.
+        # Records that only the journal has would be lost, as with any log on a single disk.
         files = [
             (path, inode, pages)
             for path, inode in candidates
@@ -119,7 +119,7 @@ class Excuses:
     node: bool = False
 
     def add(self, disk: "Disk", path: str, inode: "Inode", pages: list[int]) -> None:
-        """Note what the unreadable pages of a file excuse."""
+        """Record the messages that the unreadable pages of a file excuse."""
         if path.endswith("/node.json"):
             self.node = True
         if "/topics/" not in path:
@@ -148,7 +148,7 @@ class Excuses:
 
 
 def with_journal(disk: "Disk", path: str, content: bytes) -> bytes:
-    """Return what is in a segment's file once the start has put back what the journal has of it."""
+    """Return the content of a segment's file after the start has restored the journal's records."""
     topic = path.partition("/topics/")[2].partition(".topic/")[0]
     number = path.rpartition("/")[2].removesuffix(".seg")
     changed = bytearray(content)
@@ -162,7 +162,7 @@ def with_journal(disk: "Disk", path: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Send what compiled code says on standard error of unreadable pages to nowhere, for the time of a schedule."""
+    """Discard the messages of compiled code on unreadable pages on standard error, for the time of a schedule."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -1,6 +1,6 @@
-"""The simulated machine with its broker and clients: lives, deaths, what is checked after each step.
+"""The simulated machine with its broker and clients: lives, deaths, and the checks after each step.
 
-A step of a schedule is one call of `World.step`. Operations are in `operations`; here is what they have in common.
+A step of a schedule is one call of `World.step`. Operations are in `operations`; this module has their common parts.
 """
 
 import gc
@@ -79,7 +79,7 @@ class World:
         self.next_fault: Fault | None = None
         self.stopped_cleanly = self.ended_cleanly = False
         self.power_failed = False
-        # Whether the process died in the middle of a step: then it may have handed out what no client was sent.
+        # Whether the process died in the middle of a step: it may have handed out messages that no client was sent.
         self.died_within = self.dies_between = False
         # Numbers of messages that were delivered often enough to be dead letters; of those that have gone; of letters.
         self.spent: set[int] = set()
@@ -90,25 +90,26 @@ class World:
         self.letters_unreadable: set[int] = set()
         # Whether there was ever a want of room, which may leave deferred messages in the queue.
         self.was_disturbed = False
-        # Whether the kernel may have written one page of a ledger and not the other since the last sync. Then what was
-        # finished may come again.
+        # Whether the kernel may have written one page of a ledger and not the other since the last sync. Then finished
+        # messages may come again.
         self.torn = False
         # Whether a process died since the last sync, and deletions with it that were still to be made durable.
         self.deletions_left = False
-        # Whether a power cut has ever left a gap of what was not promised.
+        # Whether a power cut has ever left a gap of records that were not promised.
         self.was_damaged = False
         # Channels, and topics as (topic, ""), of which a process kept a file in memory for want of room when it died.
         self.forgotten: set[tuple[str, str]] = set()
         # Likewise those that could neither be made nor be removed again.
         self.half_made: set[tuple[str, str]] = set()
-        # Seed by which pages become unreadable with the next start; what that excuses, until a start has found it.
+        # Seed for the pages that become unreadable with the next start; their excuses, until a start has used them.
         self.spoil_seed: int | None = None
         self.spoils_spares = False
         self.spoiled: set[str] = set()
         self.wall_latest_ns = 0
         self.excuses = Excuses()
-        # With --sync-fin: the FIN in progress, as (topic, channel, number, FINs of the channel before), and what the
-        # rounds under way cover: of (topic, channel) the messages with when they were finished, 0: it is this FIN.
+        # With --sync-fin: the FIN in progress, as (topic, channel, number, FINs of the channel before), and the FINs
+        # that the running rounds cover: of (topic, channel) the messages with the stamps of their FINs, 0: the FIN in
+        # progress.
         self.finishing: tuple[str, str, int, int] | None = None
         self.fin_rounds: list[dict[tuple[str, str], dict[int, int]]] = []
         self.mapped_max = arena.mapped_max()
@@ -134,7 +135,7 @@ class World:
                         copy.due_reached = True
 
     def note_error(self, error: BaseException) -> None:
-        """Take note of what no client asked for."""
+        """Record an error that no client caused."""
         self.errors.append(error)
 
     def died(self) -> bool:
@@ -148,10 +149,10 @@ class World:
             return True
         return self.disk.limit_pages != WITHOUT_LIMIT or (self.files is not None and self.files.fault is not None)
 
-    # A step: what was planned is armed, the operation runs, the process may be dead then.
+    # A step: plans are armed, the operation runs, the process may be dead then.
 
     def step(self, operation: Callable[[], None]) -> None:
-        """Run one operation with what was planned for it, and check what can be seen of it."""
+        """Run one operation with its plans, and check its visible effects."""
         self.operation_count += 1
         self.wall_ns += 1000
         self.mono_ns += 1000
@@ -185,7 +186,7 @@ class World:
             self.doubt = Doubt()
 
     def arm(self) -> None:
-        """Put in place what is planned for the next operation."""
+        """Arm the plans for the next operation."""
         assert self.files is not None
         self.files.fault, self.next_fault = self.next_fault, None
         self.files.calls, self.files.die_at = 0, 0
@@ -218,7 +219,7 @@ class World:
             self.death = None
 
     def finish_pass(self) -> None:
-        """Let the loop come to rest, and clients read what they were sent."""
+        """Run the loop until it is idle, and let clients read."""
         process = self.alive
         process.turn()
         for _ in range(1000):
@@ -237,7 +238,7 @@ class World:
             self.note_gone(client)
 
     def note_gone(self, client: Client) -> None:
-        """Note that a consumer has left its channel: what it has waits for its time-out."""
+        """Record that a consumer has left its channel: its messages wait for their time-out."""
         if client.channel is None:
             return
         topic = self.model.topics.get(client.channel[0])
@@ -285,7 +286,7 @@ class World:
             self.bury(in_start=True)
             return
         if failed:
-            # It is tried again, as an operator does. An exit leaves what a kill leaves.
+            # Retried, as an operator does. An exit leaves the same state as a kill.
             self.lib.deaths_die()
             process.end()
             self.stopped_cleanly = False
@@ -312,7 +313,7 @@ class World:
             self.was_damaged = True
         self.letters_unreadable |= self.excuses.letters()
         self.spoiled |= self.excuses.topics
-        # What tells which ids were given may be unreadable. An id tells its time, so the clock must not go back then.
+        # The record of the given ids may be unreadable. An id contains its time, so the clock must not go back then.
         self.wall_ns = max(self.wall_ns, self.wall_latest_ns) + SECOND_NS
         self.set_clocks()
         self.forgotten |= self.excuses.ledgers
@@ -320,7 +321,7 @@ class World:
         self.spoils_spares = False
 
     def bury(self, in_start: bool = False) -> None:
-        """Let nothing of a dead process live on; take the power away if that is what it died of."""
+        """End everything of a dead process; cut the power if it died of that."""
         assert self.process is not None
         for index, client in enumerate(self.clients):
             if not in_start:
@@ -351,7 +352,7 @@ class World:
         self.lib.deaths_die()
         self.dies_between = True
 
-    # What the broker has, against the model.
+    # Comparison of the broker with the model.
 
     def check(self) -> None:
         """Compare counts with the model."""
@@ -406,7 +407,7 @@ class World:
     # FINs that outlive a power cut.
 
     def note_fins_gathered(self, channels: list[Any]) -> dict[tuple[str, str], dict[int, int]]:
-        """Note what a round of --sync-fin covers that begins now. Returns: that."""
+        """Record the FINs that a new round of --sync-fin covers. Returns: these."""
         covers: dict[tuple[str, str], dict[int, int]] = {}
         for found in channels:
             topic = self.model.topics.get(found.topic.name)
@@ -429,7 +430,7 @@ class World:
                 numbers[number] = channel.done[number]
 
     def note_fins_synced(self, covers: dict[tuple[str, str], dict[int, int]]) -> None:
-        """Note that a round is complete: what it covers must not come again."""
+        """Record that a round is complete: the messages it covers must not come again."""
         self.fin_rounds.remove(covers)
         if self.died():
             return
@@ -498,7 +499,7 @@ class World:
             self.spent.add(number)
 
     def expire(self) -> None:
-        """Take back in the model what has timed out; the broker does so in its next turn."""
+        """Take timed-out messages back in the model; the broker does so in its next run."""
         for topic in self.model.topics.values():
             for channel in topic.channels.values():
                 for copy in channel.copies.values():

@@ -76,7 +76,7 @@ class GatedDataSource(PyqdDataSource):
 
 
 def land(spark: "SparkSession", nsqd: str, topic: str, table: str, **options: str | int) -> None:
-    """Write the table anew, with what the topic has now. With the option `gate` the tasks stop there."""
+    """Write the table again, with the present messages of the topic. With the option `gate` the tasks stop there."""
     spark.dataSource.register(GatedDataSource)
     frame = (
         spark.read.format("pyqd-gated" if "gate" in options else "pyqd")

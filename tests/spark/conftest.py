@@ -48,7 +48,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def java_there() -> java.Java:
-    """The Java that Spark runs in; a test that asks for it is skipped where there is none."""
+    """The Java that Spark runs in; tests that use it are skipped if there is none."""
     try:
         return java.find()
     except java.JavaMissingError as error:
@@ -68,7 +68,7 @@ def fast_spark_home(java_there: java.Java) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark(fast_spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session. Tests give their views, tables and queries names of their own, and stop what they start."""
+    """The session. Tests name their views, tables and queries uniquely, and stop those they start."""
     import pyqd_spark
 
     session = pyqd_spark.session("tests", config=settings(tmp_path_factory.mktemp("spark")))
@@ -85,7 +85,7 @@ def two_workers(fast_spark_home: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
-    """Two daemons for the session; nobody stops or kills them, and each test has topics of its own."""
+    """Two daemons for the session; no test stops or kills them, and each test has topics of its own."""
     directory = tmp_path_factory.mktemp("brokers")
     daemons = (Daemon(pyqd(), directory / "a"), Daemon(pyqd(), directory / "b"))
     try:
@@ -147,6 +147,6 @@ def make_reader(fast_spark_home: Path, tmp_path: Path) -> Iterator[Callable[[Pat
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name for a topic that no other test has: made of the test's own, and cut to what a topic may have."""
+    """A unique name for a topic: the test's own, cut to the length limit."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
     return f"{name[:48]}-{os.urandom(4).hex()}"

@@ -1,4 +1,4 @@
-"""What tests of drains share: numbered messages, and what a table holds of them."""
+"""Shared helpers for tests of drains: numbered messages, and their numbers in a table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(chosen: DrainOptions, runner: Runner | None = None) -> list[Report]:
 
 
 def files(path: Path) -> list[Path]:
-    """Return what a reader of the table sees."""
+    """Return the files that a reader of the table sees."""
     found = []
     for directory, below, names in os.walk(path):
         below[:] = [name for name in below if not name.startswith((".", "_"))]

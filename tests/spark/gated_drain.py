@@ -54,9 +54,9 @@ def waiting(directory: Path) -> list[int]:
 
 
 def main() -> int:
-    """Run the command, until somebody kills us."""
+    """Run the command until it is killed."""
     gate, *words = sys.argv[1:]
-    # Where the command takes it from.
+    # The command looks the class up here.
     runner.OnSpark = lambda spark, _: Gated(spark, gate)  # type: ignore[assignment, misc]
     return cli.main(words)
 

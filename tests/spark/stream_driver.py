@@ -26,7 +26,7 @@ def rows_read(progress: Any, topic: str) -> int:
 
 
 def land(spark: SparkSession, nsqd: str, topic: str, path: Path, rows: int, per_batch: int) -> None:
-    """Land the topic in path/table until so many rows were read, by the offsets. Raises: what the query fails of."""
+    """Land the topic in path/table until so many rows were read, by the offsets. Raises: the query's error."""
     options: dict[str, str | int] = {"nsqd": nsqd, "subscribe": topic}
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": per_batch}
     frame = spark.readStream.format("pyqd").options(**options).load()

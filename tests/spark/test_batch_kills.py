@@ -68,7 +68,7 @@ def executor_of(worker: int) -> int:
 
 
 def rows_of(table: Path) -> list[tuple[int, str, int]]:
-    """Return what a reader of the table finds, sorted."""
+    """Return the rows that a reader of the table finds, sorted."""
     names = ("number", "node", "offset")
     tables = [pq.read_table(file) for file in table.glob("*.parquet")]
     return sorted(row for one in tables for row in zip(*(one[name].to_pylist() for name in names), strict=True))
@@ -112,7 +112,7 @@ def test_a_table_has_each_message_once_through_kills_of_driver_executor_worker_a
 
     driver = Driver(two_workers, tmp_path, nsqd, topic, *map(str, (gates[0], first, gates[1], second)))
     try:
-        # Only now: where it is not there yet, the two start beside each other.
+        # Only now: a session that does not exist yet starts beside the driver.
         spark: SparkSession = request.getfixturevalue("spark")
         driver.wait_for(lambda: len(waiting(gates[0])) == TASKS_AT_ONCE, "tasks in the middle of their ranges")
         one, other = waiting(gates[0])
@@ -133,7 +133,7 @@ def test_a_table_has_each_message_once_through_kills_of_driver_executor_worker_a
     (gates[1] / "open").touch()
     more = 100
     publish_numbers(daemons[1], topic, ROWS, ROWS + more, BODY_BYTES)
-    # What a user does: the batch is run again, here by another driver.
+    # As a user would do: the batch is run again, here by another driver.
     land(spark, nsqd, topic, str(second))
     assert_each_once(second, ROWS + more)
 

@@ -1,4 +1,4 @@
-"""Draining a channel from tasks, driven by hand: nothing is lost whatever is killed; what comes twice has one id."""
+"""Draining a channel from tasks, driven by hand: no kill loses a message; repeated messages have one id."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def drain(given: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def landed(path: Path) -> pa.Table:
-    """Return what readers of the directory see; hidden files are passed over, as Spark does."""
+    """Return the rows that readers of the directory see; hidden files are skipped, as Spark does."""
     return pyarrow.dataset.dataset(path, format="parquet").to_table()
 
 
@@ -163,7 +163,7 @@ def test_a_batch_in_which_bytes_are_many_is_landed_early(start: Starter, path: P
         client.mpub("t", [b"x" * 10_000] * 100)
     rows = drain(options(daemon, path, batchBytes=50_000, maxMessages=100))
     assert sum(row["count"] for row in rows) == 100
-    # What is received in one go can be a few more than asked for.
+    # One receive may return a few more messages than requested.
     assert len(rows) > 5
 
 
@@ -278,9 +278,9 @@ def test_a_broker_that_is_not_there_fails_the_task(path: Path) -> None:
 
 @contextlib.contextmanager
 def breaking_broker(closes_after: bytes | None) -> Iterator[str]:
-    """Give the address of what takes subscribers and then closes each connection, or never answers again.
+    """Give the address of a server that takes subscribers and then closes each connection, or never answers again.
 
-    closes_after: the command that ends a connection; None where it goes on in silence.
+    closes_after: the command that ends a connection; None if it goes on in silence.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -303,7 +303,7 @@ def breaking_broker(closes_after: bytes | None) -> Iterator[str]:
 
         threading.Thread(target=accept, daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        # Wakes who accepts, which closing alone does not.
+        # Wakes the accepting thread, which closing alone does not.
         listener.shutdown(socket.SHUT_RDWR)
 
 
@@ -320,7 +320,7 @@ def test_a_connection_that_reaches_its_own_socket_is_no_broker(path: Path, monke
     made: list[socket.socket] = []
 
     def own(*_: Any, **__: Any) -> socket.socket:
-        # What connecting to a port comes to when the system has given that port to who connects.
+        # Result of connecting to a port that the system has given to the connecting socket itself.
         made.append(socket.socket())
         made[-1].bind(("127.0.0.1", 0))
         made[-1].connect(made[-1].getsockname())
@@ -397,7 +397,7 @@ def worker(given: dict[str, str], dies_at_fin: int) -> subprocess.Popen[str]:
 
 def test_a_task_killed_before_fin_gives_its_last_batch_twice_with_the_same_ids(daemon: Daemon, path: Path) -> None:
     bodies = fill(daemon, 1000)
-    # What a dead client had comes again soon; who drains after it has all the time it needs.
+    # The messages of a dead client come again soon; a later drain has all the time it needs.
     dying, given = options(daemon, path, batchMessages=100, msgTimeoutMs=1000), options(daemon, path)
     with worker(dying, dies_at_fin=3) as process:
         process.communicate(timeout=WAIT_S)
@@ -417,7 +417,7 @@ def test_a_task_killed_before_fin_gives_its_last_batch_twice_with_the_same_ids(d
 
 
 def channel_left(daemon: Daemon, given: dict[str, str]) -> None:
-    """Drain until nothing is left, also of what a dead client had: that comes when its lease has ended."""
+    """Drain until nothing is left, including the messages of a dead client, which come when its lease has ended."""
 
     def is_empty() -> bool:
         drain(given)

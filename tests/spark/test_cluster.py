@@ -1,7 +1,7 @@
 """A real cluster, a master and two workers, whose executors share nothing with the driver and have no pyqd.
 
-Only a table lies where all of them reach it. What takes long is done once: a driver program that runs the commands of
-`pyq_spark` one after the other in one session and looks at the executors, and one more command by spark-submit.
+Only a table lies at a path that all of them reach. Slow steps are done once: a driver program that runs the commands of
+`pyq_spark` one after the other in one session and examines the executors, and one more command by spark-submit.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Ended(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the driver program saw of the executors, and of a topic that two brokers have a part of; how jobs ended."""
+    """Findings of the driver program about the executors, about a topic spread over two brokers, and about
+    ended jobs.
+    """
 
     executors: list[list[Any]]
     rows: list[list[Any]]
@@ -143,7 +145,7 @@ def submitted(
     place: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Ended:
-    """The next drain of the table, by spark-submit, where the driver too has nothing but the zip and the program."""
+    """The next drain of the table, by spark-submit, with a driver that also has only the zip and the program."""
     for number, broker in enumerate(brokers):
         publish(broker, TOPIC, range(COUNT + number, COUNT + LATER, len(brokers)))
     directory = tmp_path_factory.mktemp("submit")

@@ -1,6 +1,6 @@
-"""docs/spark.md does what it says: every block of it runs here as it stands, in an empty home directory.
+"""docs/spark.md works: every block of it runs here unchanged, in an empty home directory.
 
-Only the masters of two clusters that cannot be had here are replaced.
+Only the masters of two clusters that do not exist here are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "spark.md"
 SECTIONS = sections_of(PAGE)
 ON_CLUSTER = "On a cluster"
 ORDERS = 1000
-# Where a master is named that is not to be had, its commands run here.
+# Commands for a master that does not exist here run on this one.
 LOCAL_MASTER = "local[2]"
 
 
@@ -37,7 +37,7 @@ def on_a_master_that_is_there(command: str) -> str:
 
 
 def publish_orders(reader: Reader, block: Block) -> None:
-    """Give the reader a broker with what the beginning of the page publishes."""
+    """Give the reader a broker with the messages that the beginning of the page publishes."""
     (reader.machine.home / "data").mkdir()
     reader.start_broker("pyqd --data-path=data")
     lines = "".join(json.dumps({"order": number, "amount": 100 * number}) + "\n" for number in range(1, ORDERS + 1))

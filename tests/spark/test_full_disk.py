@@ -1,4 +1,4 @@
-"""Tables on a disk that is full for real: what fails says so, nothing is half done, and with room all goes on."""
+"""Tables on a really full disk: failures are reported, nothing is half done, and with space all goes on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def numbers_in(paths: list[Path]) -> list[int]:
 
 
 def hidden(path: Path) -> list[str]:
-    """Return what landings have left below a directory."""
+    """Return the leftovers of landings below a directory."""
     return [name for _, _, names in os.walk(path) for name in names if name.endswith(".tmp")]
 
 

@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it refuses, and with which exit code it ends."""
+"""The command line: accepted arguments, refusals, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/spark-jobs.md does what it says: every block of it runs here as it stands, in an empty home directory."""
+"""docs/spark-jobs.md works: every block of it runs here unchanged, in an empty home directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drains of real brokers, in one process: each message once, whatever is cut short and where."""
+"""Drains of real brokers, in one process: each message once, however a run is cut short."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_a_topic_deleted_and_made_again_is_noticed_and_its_rows_do_not_replace_t
 
 
 def trimmed(broker: Daemon, topic: str) -> int:
-    """Have the broker drop what is finished. Returns: the first position it still has."""
+    """Have the broker drop the finished messages. Returns: the first position it still has."""
     before = broker.http("GET", "/topic/positions", topic=topic).json()["earliest"]
     broker.http("POST", "/channel/seek", topic=topic, channel="c", to="latest")
     earliest = 0

@@ -1,4 +1,4 @@
-"""Drains on Spark, of two brokers, with what runs them killed: the table has each message once."""
+"""Drains on Spark, of two brokers, with processes killed: the table has each message once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads: ranges that leave out no position and read none twice, under names that stay the same."""
+"""Plan of a run: ranges that leave out no position and read none twice, under stable names."""
 
 import pytest
 

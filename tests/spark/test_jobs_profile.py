@@ -37,7 +37,7 @@ def row(topic: str, minute: int, messages: int, **fields: Any) -> dict[str, Any]
 
 
 class Report(HTMLParser):
-    """What a reader of a report gets: its texts, and where its pictures come from."""
+    """Content of a report for its reader: its texts, and the sources of its pictures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

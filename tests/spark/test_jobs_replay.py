@@ -1,4 +1,4 @@
-"""Replay: what a table selects is published, no faster than asked."""
+"""Replay: the selection of a table is published, no faster than the rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 3000
 
 
 class Time:
-    """A clock that goes on by what is slept, and by `work_s` at each look."""
+    """A clock that advances by the slept time, and by `work_s` at each reading."""
 
     def __init__(self, work_s: float = 0.0) -> None:
         self.now_s = 100.0

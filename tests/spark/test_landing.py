@@ -125,7 +125,7 @@ def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_a_disk_full_error_and_leaves_nothing_visible(tmp_path: Path) -> None:
-    # The hidden file's descriptor is put on a device that is always full: what any write then answers is ENOSPC.
+    # The hidden file's descriptor is replaced by a device that is always full: every write returns ENOSPC.
     with Landing(tmp_path, "a.parquet", SCHEMA) as landing:
         assert landing._file is not None
         full = os.open("/dev/full", os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Batches without a session: planned and read by hand, from real brokers, and where something goes wrong in between."""
+"""Batches without a session: planned and read by hand, from real brokers, with failures in between."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_offset_past_the_end_fails_or_is_moved_there(broker, topic):
 
 @pytest.fixture
 def planned(broker, topic) -> tuple[Any, str, Any]:
-    """A topic of 100 messages, and a function that reads what was planned before the test did something to it."""
+    """A topic of 100 messages, and a function that reads the ranges planned before the test changed it."""
     publish_numbers(broker, topic, 0, 100)
     ranges = batch_ranges(settings(broker, topic))
     return broker, topic, lambda **options: read(settings(broker, topic, **options), ranges)

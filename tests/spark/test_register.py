@@ -1,4 +1,4 @@
-"""How Spark comes to know pyqd's formats: by itself where it can, by one call everywhere."""
+"""Registration of pyqd's formats in Spark: automatic if possible, by one call everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that pyqd makes: what it sets, what it leaves alone, what its Python processes import."""
+"""A session made by pyqd: the settings it makes, those it leaves alone, the imports of its Python processes."""
 
 from __future__ import annotations
 

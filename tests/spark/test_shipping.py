@@ -24,7 +24,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(archive: Path, code: str, *behind: Path) -> object:
-    """Run code where only the zip and these directories hold anything of ours. Returns: what it prints, as JSON."""
+    """Run code in which our packages exist only in the zip and these directories. Returns: its output, as JSON."""
     # Isolated and without site: no PYTHONPATH, no current directory, no packages.
     start = f"import json, sys; sys.path[:0] = {[str(archive), *map(str, behind)]!r}\n"
     command = [sys.executable, "-I", "-S", "-c", start + code]
@@ -34,7 +34,7 @@ def ask(archive: Path, code: str, *behind: Path) -> object:
 
 
 def make_installed(directory: Path, version: str) -> Path:
-    """Make what looks like an installed pyqd with one module that stands for a compiled one."""
+    """Make the likeness of an installed pyqd with one module that stands for a compiled one."""
     package = directory / "pyqd"
     (package / "hot" / "primitives").mkdir(parents=True)
     (package / "__init__.py").write_text(f'__version__ = "{version}"\n')

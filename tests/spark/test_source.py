@@ -1,4 +1,4 @@
-"""format("pyqd") in a session: batches, SQL, streams; what a user is told who asks for the wrong thing."""
+"""format("pyqd") in a session: batches, SQL, streams; errors for wrong requests."""
 
 from __future__ import annotations
 

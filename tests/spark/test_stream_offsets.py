@@ -1,4 +1,4 @@
-"""Streams without a session: what Spark asks the reader for, asked by hand, and asked again after a kill."""
+"""Streams without a session: Spark's calls of the reader, made by hand, and repeated after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = ReadAllAvailable()
 
 
 class Query:
-    """What Spark does with a reader; `offsets` is the checkpoint. `killed` is a start after a kill."""
+    """Spark's use of a reader; `offsets` is the checkpoint. `killed` is a start after a kill."""
 
     def __init__(self, daemons: Any, topic: str, **options: str) -> None:
         daemons = daemons if isinstance(daemons, tuple) else (daemons,)
@@ -58,7 +58,7 @@ class Query:
         return [int(value) for rows in tables for value in rows["value"].to_pylist()]
 
     def run(self) -> list[int]:
-        """Plan and read what there is."""
+        """Plan and read the present messages."""
         found = []
         while self.plan():
             found += self.numbers(len(self.offsets) - 1)

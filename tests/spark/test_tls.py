@@ -1,4 +1,4 @@
-"""Reading, draining and publishing over TLS: with real brokers, and what is said where certificates do not fit."""
+"""Reading, draining and publishing over TLS: with real brokers, and errors for certificates that do not fit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) 
 
 @pytest.fixture
 def optional(start: Starter) -> Daemon:
-    """A broker that speaks TLS to those who wish."""
+    """A broker that offers TLS."""
     return start(pyqd())
 
 
@@ -69,7 +69,7 @@ def strict_flags(certificates: Certificates) -> tuple[str, ...]:
 
 @pytest.fixture
 def strict(start: Starter, certificates: Certificates) -> Daemon:
-    """A broker that speaks to nobody without a certificate of the authority."""
+    """A broker that requires a certificate of the authority."""
     return start(pyqd(), *strict_flags(certificates))
 
 

@@ -1,4 +1,4 @@
-"""Publishing from tasks, driven by hand: what a task hands to a broker, and what it does when the broker will not."""
+"""Publishing from tasks, driven by hand: the commands to a broker, and the reaction to its refusals."""
 
 from __future__ import annotations
 

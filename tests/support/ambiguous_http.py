@@ -1,4 +1,4 @@
-"""HTTP requests that leave room for two readings of where the body ends, or of which login or host is meant.
+"""HTTP requests with two possible readings: of the end of their body, or of their login or host.
 
 A proxy in front of the daemon may take the other reading: a client then smuggles a request past the proxy.
 """

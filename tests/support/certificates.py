@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: an authority, and what it signs."""
+"""Certificates for tests of TLS: an authority, and the certificates it signs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def certify(directory: Path, name: str, *, signer: Certificate | None = None, ki
 
 
 class Certificates:
-    """An authority, a server's and a client's certificates signed by it, and one signed by nobody else."""
+    """An authority, a server's and a client's certificates signed by it, and a self-signed one."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -44,9 +44,9 @@ class FailingDisk:
         run("blockdev", "--flushbufs", self.device)
 
     def keep_the_end(self) -> Path:
-        """Return a file on the last free blocks. None behind it is free, so nothing is written there later.
+        """Return a file on the last free blocks. No free block lies behind it, so nothing is written there later.
 
-        A write behind the end of the backing file would make it grow again, and what was cut off would read as zeros.
+        A write beyond the end of the backing file would make it grow again, and the removed part would read as zeros.
         """
         # ext4 keeps some blocks for itself, wherever they lie.
         Path("/sys/fs/ext4", Path(self.device).name, "reserved_clusters").write_text("0")
@@ -103,7 +103,7 @@ class FailingDisk:
 
 @contextlib.contextmanager
 def failing_disk_or_skipped(directory: Path, size_bytes: int) -> Iterator[FailingDisk]:
-    """Make a disk in a directory; it goes with the block. Skips the test where this user or machine cannot."""
+    """Create a disk in a directory for the block of the context. Skip the test if this user or machine cannot."""
     try:
         disk = FailingDisk(directory / "image", directory / "disk", size_bytes)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -1,4 +1,4 @@
-"""A disk that forgets what it could not write, as Linux does: a page that failed is taken for clean from then on."""
+"""Disk that forgets failed writes, as Linux does: a page that failed is taken for clean from then on."""
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.diskqueue.mapping import Mapping
@@ -13,10 +13,10 @@ def pages_of(mapping: Mapping, start_bytes: int, length_bytes: int) -> Pages:
 
 
 class ForgetfulFiles(Files):
-    """Files whose syncs fail when they are told to; the next one succeeds, and writes only what is dirty.
+    """Files whose syncs fail on request; the next one succeeds, and writes only dirty pages.
 
-    failing: ends of the paths whose next sync fails, one for each. file_system_fails: so does the next of the whole.
-    missing: pages that some sync has passed over in silence though they are not on the disk.
+    failing: ends of the paths whose next sync fails, one for each. file_system_fails: the next sync of the file system
+    fails too. missing: pages that some sync has silently skipped though they are not on the disk.
     """
 
     def __init__(self) -> None:

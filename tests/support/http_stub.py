@@ -16,7 +16,7 @@ Handler = Callable[[str, dict[str, str]], Answer]
 
 
 class HttpStub:
-    """answer: returns what is answered to a path and its query. requests: those that came, in order."""
+    """answer: returns the answer to a path and its query. requests: the received requests, in order."""
 
     def __init__(self, answer: Handler) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []
@@ -51,7 +51,7 @@ class HttpStub:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; what is connected is left alone."""
+        """Stop listening; open connections are left alone."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -73,7 +73,7 @@ def json_answer(shown: Any, status: int = 200) -> Answer:
 
 
 def lookup_answers(producers_of: dict[str, list[str]]) -> Handler:
-    """Return what a lookup daemon answers that knows these topics, by HTTP addresses of their brokers."""
+    """Return the answers of a lookup daemon that knows these topics, by HTTP addresses of their brokers."""
 
     def row(address: str) -> dict[str, object]:
         host, _, port = address.rpartition(":")

@@ -46,9 +46,9 @@ sys.stdin.read()
 
 
 class Machine:
-    """Runs commands in a namespace of its own.
+    """Runner of commands in a private namespace.
 
-    directory: holds the directories `home` and `var_lib`, and what commands print.
+    directory: holds the directories `home` and `var_lib`, and the output of commands.
     """
 
     def __init__(self, directory: Path, names: Sequence[str] = ()) -> None:
@@ -74,7 +74,7 @@ class Machine:
             skip_outside_ci(f"no network namespace can be made here: {error}")
 
     def start(self, command: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-        """Start a command in the home directory, in a process group of its own; `close` ends what is left of it."""
+        """Start a command in the home directory, in a process group of its own; `close` ends the group."""
         with output.open("ab") as file:
             process = subprocess.Popen(
                 # Entering a namespace leads to its root directory.
@@ -114,7 +114,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def hold(mounted: Mapping[Path, str]) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """Make a namespace. mounted: what is seen under other names there.
+    """Make a namespace. mounted: paths that are visible under other names there.
 
     Returns: the process that holds it, and the words before a command that run it there. Raises: OSError.
     """

@@ -1,7 +1,7 @@
 """A bare client of the V2 protocol for tests: blocking sockets, one deadline for each wait, nothing hidden.
 
-The module-level functions encode commands; a Client sends bytes and says what it expects back. Frames of type response
-that are heartbeats are answered with NOP and skipped, unless a test asks to see them.
+The module-level functions encode commands; a Client sends bytes and checks the expected answers. Heartbeat frames are
+answered with NOP and skipped, unless a test asks to see them.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Client:
         self._socket.close()
 
     def close_sending(self) -> None:
-        """Half-close: the server reads end of file, this side can still read what it says about it."""
+        """Half-close: the server reads end of file, this side can still read the server's answers."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def send(self, data: bytes) -> None:

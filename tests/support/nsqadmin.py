@@ -120,7 +120,7 @@ class Admin:
         assert self.daemon.http("POST", path, None, **query).status == 200
 
     def node(self) -> dict[str, Any]:
-        """Return what /info says of the node."""
+        """Return the node's fields of /info."""
         info: dict[str, Any] = self.get(INFO, "/info")
         assert VERSION.fullmatch(info["version"]), "nsqadmin takes this for a node of version 0"
         return info

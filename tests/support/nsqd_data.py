@@ -43,7 +43,7 @@ def write_metadata(path: Path, topics: Mapping[str, Sequence[str]], paused: Sequ
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, bytes]]:
-    """Return every file under a directory: when it was changed, and what it holds."""
+    """Return every file under a directory: its time of change, and its content."""
     return {
         str(file.relative_to(path)): (file.stat().st_mtime_ns, file.read_bytes())
         for file in sorted(path.rglob("*"))

@@ -15,7 +15,7 @@ BATCHES_MAX = 50
 
 
 def how_many(usual: int) -> int:
-    """Return how many messages a test of kills takes: as usual, or what the environment says in PYQD_KILL_MESSAGES."""
+    """Return the number of messages in a test of kills: as usual, or PYQD_KILL_MESSAGES from the environment."""
     return int(os.environ.get("PYQD_KILL_MESSAGES") or usual)
 
 
@@ -44,9 +44,9 @@ def publish_numbers(daemon: Daemon, topic: str, start: int, stop: int, size_byte
 
 
 def let_go(daemon: Daemon, topic: str, start: int) -> int:
-    """Publish from a number on, each with the position of its number, until the log does not keep what was before.
+    """Publish from a number on, each with the position of its number, until the log has dropped all earlier messages.
 
-    Returns: the position of the oldest message that is kept.
+    Returns: the position of the oldest kept message.
     """
     with BrokerClient(addresses_of(daemon), Connection(retry_timeout_s=0)) as client:
         for first in range(start, start + 100 * BATCHES_MAX, 100):

@@ -1,8 +1,8 @@
-"""A disk that knows what would be left of it if the power failed now.
+"""Disk that can show its content after a power failure at any time.
 
-What is on stable storage: of a file the bytes as of each completed sync, of a directory the names as of its sync. The
+On stable storage are the bytes of a file as of each completed sync, and the names of a directory as of its sync. The
 kernel may write back more at any time, page by page and in any order, and names as well: `write_back` does it at random
-and for good, `cut` once more for what it leaves. A new file is its size of zeros until it is synced.
+and permanently, `cut` once more for the copy it makes. A new file consists of zeros until it is synced.
 """
 
 import os
@@ -155,7 +155,7 @@ class PowerFiles(Files):
             self._names[self._know(path)] = self._names_now(path)
 
     def write_back(self) -> None:
-        """Let the kernel write some of what is dirty, of its own accord."""
+        """Let the kernel write some dirty pages and names by itself."""
         with self._lock:
             for number in list(self._durable):
                 self._durable[number][:] = self._mixed(number)
@@ -164,7 +164,7 @@ class PowerFiles(Files):
                     self._names[number] = self._names_now(directory)
 
     def changes(self) -> list[Change]:
-        """Return what is not on stable storage: pages of files, and names of directories."""
+        """Return the changes that are not on stable storage: pages of files, and names of directories."""
         found: list[Change] = []
         with self._lock:
             self._discover()
@@ -217,9 +217,9 @@ class PowerFiles(Files):
         return content
 
     def cut(self, target: Path, written: Iterable[Change] = ()) -> None:
-        """Build what a machine would find after the power failed now, in a directory made for it.
+        """Build the content after a power failure now, in a new directory.
 
-        written: what the kernel has written out by then. The disk itself is as it was afterwards.
+        written: changes that the kernel has written out by then. The disk itself does not change.
         """
         with self._lock:
             durable = {number: bytearray(content) for number, content in self._durable.items()}

@@ -1,4 +1,4 @@
-"""Someone who follows a page: every block in its order, as it stands, on a machine of their own.
+"""Reader that follows a page of the manual: every block in its order, unchanged, on a machine of its own.
 
 Nothing in a block is replaced. Shell blocks share one bash, which ends at the first command that fails; blocks of
 Python share one interpreter. A broker that a page starts in the foreground gets a terminal of its own.
@@ -72,7 +72,7 @@ class Terminal:
         os.close(write_fd)
 
     def carry_out(self, path: Path, output: Path, what: str, wait_s: float) -> str:
-        """Return what the block printed. Raises: AssertionError with that when it fails or takes too long."""
+        """Return the output of the block. Raises: AssertionError with the output if it fails or takes too long."""
         output.touch()
         os.write(self._steps_fd, f"{path} {output}\n".encode())
         readable, _, _ = select.select([self._done_fd], [], [], wait_s)
@@ -87,7 +87,7 @@ class Terminal:
 
 
 class Reader:
-    """Follows blocks on a machine; `printed` is what the last one printed."""
+    """Follower of blocks on a machine; `printed` is the output of the last one."""
 
     def __init__(self, machine: Machine, page: Path, wait_s: float = BLOCK_WAIT_S) -> None:
         self.machine = machine
@@ -133,7 +133,7 @@ class Reader:
             time.sleep(POLL_S)
 
     def open_terminal(self, command: str, log: Path) -> subprocess.Popen[bytes]:
-        """Start a command that does not end in a terminal of its own, with what it prints in a file."""
+        """Start a permanent command in a terminal of its own, with its output in a file."""
         return self.machine.start(["bash", "-c", f"exec {command}"], log)
 
     def what(self, block: Block) -> str:
@@ -155,7 +155,9 @@ class Reader:
 
 
 def assert_promised(block: Block, printed: str, page: Path) -> None:
-    """Assert that output holds what a page promises; white space is free, and an ellipsis stands for anything."""
+    """Assert that output contains the text that a page promises; white space is free, and an ellipsis stands for
+    anything.
+    """
     pattern = ".*?".join(re.escape("".join(part.split())) for part in block.text.split("…"))
     found = re.search(pattern, "".join(printed.split()), re.DOTALL)
     assert found, f"{page.name}, line {block.line}: promised\n{block.text}\nbut printed\n{printed}"

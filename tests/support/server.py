@@ -32,7 +32,7 @@ PORTS_FROM = 10_000
 PORTS_TRIED = 100
 LISTENING = "0A"
 
-# What no log of a healthy daemon contains; the second row is what Go's runtime and the C library say.
+# Texts that no log of a healthy daemon contains; the second row is from Go's runtime and the C library.
 SIGNS_OF_A_CRASH = (
     "Traceback (most recent call last)",
     "AssertionError",
@@ -157,7 +157,7 @@ class Daemon:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def empty_log(self) -> None:
-        """Forget what the daemon has written so far, for runs whose log would fill the disk."""
+        """Empty the daemon's log, for runs whose log would fill the disk."""
         os.truncate(self.log_path, 0)
         self._log_checked_bytes = 0
 
@@ -234,17 +234,17 @@ class Daemon:
             connection.close()
 
     def topics(self) -> dict[str, dict[str, Any]]:
-        """Return what /stats says of each topic, by name."""
+        """Return the topics of /stats by name."""
         reply = self.http("GET", "/stats", format="json")
         assert reply.status == 200, reply
         return {topic["topic_name"]: topic for topic in reply.json()["topics"] or []}
 
     def topic(self, name: str) -> dict[str, Any] | None:
-        """Return what /stats says of one topic, or None when there is none of that name."""
+        """Return one topic of /stats; None if there is none of that name."""
         return self.topics().get(name)
 
     def channel(self, topic: str, channel: str) -> dict[str, Any] | None:
-        """Return what /stats says of one channel, or None when there is none of that name."""
+        """Return one channel of /stats; None if there is none of that name."""
         channels = (self.topic(topic) or {}).get("channels") or []
         return next((entry for entry in channels if entry["channel_name"] == channel), None)
 

@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(path: Path, size_bytes: int, flags: int = 0) -> None:
-    """Mount a file system in memory, or with REMOUNT change its size. Raises: OSError where this user may not."""
+    """Mount a file system in memory, or with REMOUNT change its size. Raises: OSError if this user may not."""
     options = f"size={size_bytes}".encode()
     if _libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", flags, options) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -49,7 +49,7 @@ def fill(path: Path) -> None:
 
 @contextmanager
 def mounted_or_skipped(path: Path, size_bytes: int) -> Iterator[Path]:
-    """Do as `mounted`; skip the test where this user may not mount."""
+    """Do as `mounted`; skip the test if this user may not mount."""
     with ExitStack() as stack:
         try:
             disk = stack.enter_context(mounted(path, size_bytes))

@@ -1,6 +1,7 @@
-"""A standalone Spark cluster on this machine: a master and workers as processes of their own, and drivers beside them.
+"""A standalone Spark cluster on this machine: master, workers and drivers as processes of their own.
 
-The executors have an interpreter of their own too, with Arrow and without pyqd: what they know of it was sent to them.
+The executors have an interpreter of their own too, with Arrow and without pyqd: all of its code they get is sent to
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STOP_WAIT_S = 20.0
 DRIVER_WAIT_S = 150.0
 # Small heaps, and a compiler that starts fast and stops early.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false"
-# What would lead a Python process to the checkout.
+# Variables that would lead a Python process to the checkout.
 HIDDEN = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP")
 MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 

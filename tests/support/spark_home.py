@@ -58,7 +58,7 @@ def link(source: Path, path: Path) -> None:
 
 
 def settings(directory: Path) -> dict[str, str]:
-    """Return the settings of a session for tests, which keeps what it writes under `directory`."""
+    """Return the settings of a session for tests, which writes only under `directory`."""
     return {
         "spark.master": "local[2,2]",
         "spark.driver.memory": "512m",

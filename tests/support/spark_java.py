@@ -33,7 +33,7 @@ done
 [[ "$*" == *" org.apache.spark.deploy."* || "$*" == *" org.apache.spark.executor."* ]] || exec {java} "$@"
 exec {java} {options} "${{words[@]}}"
 """
-# Classes of what tests do: tables, SQL, Python on executors, streams.
+# Classes that tests use: tables, SQL, Python on executors, streams.
 TRAINING = """
 import json, sys
 import pyqd_spark
@@ -64,7 +64,7 @@ def fast_java(program: Path, home: Path) -> Path | None:
 
 
 def archive_of(program: Path, home: Path) -> Path:
-    """Return where the archive for a java and a SPARK_HOME lies; either may be replaced by another under its path."""
+    """Return the path of the archive for a java and a SPARK_HOME. Either may be replaced by another under its path."""
     said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     identity = f"{said}{home.resolve()}{(home / 'jars').resolve()}{TRAINING}"
     return CACHE / f"java-{hashlib.sha256(identity.encode()).hexdigest()[:12]}" / "classes.jsa"

@@ -1,4 +1,4 @@
-"""What tests of the Spark package's TCP side share: servers to run against, tables, and what a topic got."""
+"""Shared helpers for tests of the Spark package's TCP side: servers, tables, and the messages of a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Starter = Callable[..., Daemon]
 
 
 def parametrize_implementation(metafunc: pytest.Metafunc) -> None:
-    """Run what needs a server against this project's own, and against Go's nsqd where its path is given."""
+    """Run tests that need a server against this project's own, and against Go's nsqd if its path is given."""
     if "implementation" in metafunc.fixturenames:
         path = metafunc.config.getoption("--nsqd")
         servers = [pyqd(), nsqd(path)] if path else [pyqd()]

@@ -1,4 +1,4 @@
-"""A statsd server for tests: a UDP socket on a loopback port, and what a daemon sends to it."""
+"""A statsd server for tests: a UDP socket on a loopback port, and the packets that a daemon sends to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the disk queue and the broker share: a full disk, small options, bodies that tell who they are."""
+"""Shared helpers for tests of the disk queue and the broker: a full disk, small options, self-describing bodies."""
 
 import errno
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def options_for(path: Path, **flags: Any) -> Options:
 
 
 def broker_on(path: Path, files: Files | None = None, **flags: Any) -> Any:
-    """Return a loaded broker without an event loop. Any: tests look where a program would check for None first."""
+    """Return a loaded broker without an event loop. Any: tests use attributes that a program would check for None."""
     broker = Broker(options_for(path, **flags), files)
     broker.load()
     return broker
@@ -109,7 +109,7 @@ def consumer_on(channel: Any, msg_timeout_ns: int = MINUTE_NS) -> Consumer:
 
 
 def run_turns(broker: Any) -> None:
-    """Give turns until nobody asks for another: channels park what they were shown, and settle it."""
+    """Run the scheduled wakes until none is left: channels park the messages they have read, and settle them."""
     for _ in range(10_000):
         if not broker.scheduler.run_wakes():
             return

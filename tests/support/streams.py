@@ -19,7 +19,7 @@ RAW = -15
 
 
 class Stream:
-    """What both compressions share: all but the bytes goes to the socket below."""
+    """Common part of both compressions: everything but the bytes goes to the socket below."""
 
     def __init__(self, below: Any) -> None:
         self.below = below
@@ -41,12 +41,12 @@ class Stream:
         self.below.sendall(self.encode(data))
 
     def receive_early(self, wire: bytes) -> bytes:
-        """Return what the bytes decode to that came before this stream was put in place."""
+        """Return the decoded form of bytes that came before this stream was installed."""
         self.wire_received += wire
         return self.decode(wire)
 
     def recv(self, size_bytes: int) -> bytes:
-        """Receive what some bytes of the wire decode to; at the end of the wire, the empty one."""
+        """Receive the decoded form of some bytes of the wire; at the end of the wire, the empty one."""
         while True:
             wire: bytes = self.below.recv(size_bytes)
             if not wire:

@@ -1,7 +1,7 @@
-"""Pages that cannot be read: a mapped file some of whose pages raise SIGBUS, as they do where the disk returns EIO.
+"""Unreadable pages: a mapped file some of whose pages raise SIGBUS, as when the disk returns EIO.
 
-Over such a page lies a page of an empty file: for a page beyond the end of a file the kernel raises the same signal,
-with the same code, as for one that it cannot read.
+Such a page is covered by a page of an empty file: for a page beyond the end of a file the kernel raises the same
+signal, with the same code, as for one that it cannot read.
 """
 
 import os

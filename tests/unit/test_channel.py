@@ -377,7 +377,7 @@ def fill_ring(topic, channel, consumer, beyond):
 
 
 def pass_the_retry(topic):
-    """Let the time go by after which what lacked room is retried."""
+    """Pass the time after which work that lacked space is retried."""
     topic.broker.scheduler.run_timers(mono() + 2 * SECOND_NS)
     topic.broker.scheduler.run_wakes()
 

@@ -50,7 +50,7 @@ def test_a_channel_whose_consumers_take_no_more_does_not_look_again(
     channel.set_limits(ChannelSettings(rate=RATE, burst=5))
     publish(topic, 10, clock)
     for _ in range(ready_count):
-        # What a consumer has in flight fills its RDY; its time-out is the next thing that happens.
+        # The consumer's message in flight fills its RDY; its time-out is the next event.
         channel.take_message(consumer)
     expected = clock.mono_ns + 50 * SECOND_NS if ready_count else None
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Tests of what moves to the end of a parked log, so that a few messages hold no long one."""
+"""Tests of the messages that move to the end of a parked log, so that a few messages do not keep a long one."""
 
 import pytest
 

@@ -20,7 +20,7 @@ NOW_NS = 1_795_177_302 * 10**9
 
 
 class Refusing(Files):
-    """A disk that may refuse to rename, and notes what is removed."""
+    """A disk that may refuse to rename, and records removals."""
 
     refusing = False
 
@@ -122,7 +122,7 @@ def test_a_deletion_needs_no_mapping(tmp_path: Path, what: str) -> None:
 
 def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> None:
     broker = broker_at(tmp_path)
-    # No job in the background is run: it is what a kill just behind the rename leaves.
+    # No job in the background is run: the state after a kill just behind the rename.
     broker.in_background = broker.segment_jobs.in_background = lambda _job, _done: None
     fill(broker)
     broker.delete_topic("t")

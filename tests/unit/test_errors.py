@@ -1,4 +1,4 @@
-"""The kinds of errors and what they carry."""
+"""The kinds of errors and their fields."""
 
 import errno
 

@@ -232,7 +232,7 @@ def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_chan
     mapping.dirty_again(2 * 4096, 3 * 4096)
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         words = os.pread(pagemap.fileno(), 8 * 8, mapping.address // 4096 * 8)
-    # A page that nobody has stored to is neither present nor swapped out.
+    # A page that was never stored to is neither present nor swapped out.
     there = [int.from_bytes(words[at : at + 8], "little") >> 62 != 0 for at in range(0, 64, 8)]
     assert there == [False, False, True, True, True, False, False, False]
     mapping.view()[:] = body = os.urandom(8 * 4096)

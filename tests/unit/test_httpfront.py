@@ -1,4 +1,4 @@
-"""What the callback of the loop hands over to the greenlet of a connection."""
+"""Bytes that the callback of the loop passes to the greenlet of a connection."""
 
 import socket
 import struct
@@ -20,7 +20,7 @@ def missing(name: bytes) -> TopicCore | None:
 
 
 def broken(name: bytes) -> TopicCore | None:
-    """Fail where only a mistake in the daemon fails."""
+    """Fail as only an internal error of the daemon does."""
     raise AssertionError(f"no place for {name.decode()}")
 
 

@@ -183,7 +183,7 @@ def test_a_commit_with_a_changed_byte_is_none(topic):
 
 
 class Jobs:
-    """Blocking jobs, run when they are told to. failing: what the next file's making raises."""
+    """Blocking jobs, run on request. failing: error of creating the next file."""
 
     def __init__(self):
         self.waiting = []
@@ -446,7 +446,7 @@ def test_a_failed_write_refuses_commits_until_everything_was_synced_otherwise(jo
     journal.note_failed()
     assert wanted == [True]
     assert journal.begin() is None
-    # A sync that began before the failure covers nothing of what failed.
+    # A sync that began before the failure covers nothing of the failed commit.
     kept = journal.cut()
     assert journal.begin() is None
     journal.release(kept)

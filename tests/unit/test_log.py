@@ -340,7 +340,7 @@ def test_no_file_is_left_where_the_disk_was_full(tmp_path):
 
 
 def small_log(directory):
-    """Make a log of five records of different sizes; return its bodies and where each record begins, and the end."""
+    """Make a log of five records of different sizes; return its bodies, the offset of each record, and the end."""
     log = new_log(directory)
     bodies = [bytes([65 + index]) * size for index, size in enumerate((1, 8, 20, 3, 15))]
     offsets = [SEGMENT_HEADER_BYTES]
@@ -378,7 +378,7 @@ def test_a_tail_that_is_lost_from_any_byte_on_leaves_the_records_before_it(tmp_p
         shutil.copytree(tmp_path / "origin", copy)
         (path,) = copy.iterdir()
         overwrite(path, cut, filler * (offsets[-1] - cut))
-        # The lost bytes may have been what the filler is.
+        # The lost bytes may have been the filler.
         assert len(recovered(copy, bodies, whole_before(offsets, cut))) <= whole_before(offsets, cut) + 1
         shutil.rmtree(copy)
 

@@ -71,7 +71,7 @@ NSQD_DEFAULTS = {
     "e2e-processing-latency-percentile": (),
     "e2e-processing-latency-window-time": 600 * S,
 }
-# What nsqd does not have.
+# Options that nsqd does not have.
 OWN_DEFAULTS = {
     "sync-fin": False,
     "retention-bytes": 0,

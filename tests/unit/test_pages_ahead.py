@@ -137,7 +137,7 @@ def test_nothing_is_asked_for_in_the_middle_of_a_batch(log):
     fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
     ends.clear()
     before = log.end
-    # Less than is written by pwrite(2), across the place where the next pieces are asked for.
+    # Smaller than a write by pwrite(2), across the place at which the next pieces are requested.
     for _ in range(100):
         log.append_batch([(1, bytes(952))] * 7)
     assert len(ends) >= 2

@@ -1,4 +1,4 @@
-"""What a deferred message takes in memory."""
+"""Memory of a deferred message."""
 
 import pytest
 

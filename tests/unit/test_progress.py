@@ -1,4 +1,4 @@
-"""Progress of tools: on a real terminal, and where there is none."""
+"""Progress of tools: on a real terminal, and without one."""
 
 import fcntl
 import io
@@ -36,7 +36,7 @@ class Terminal:
                 return
 
     def text(self) -> str:
-        """Close the terminal and return what was written to it."""
+        """Close the terminal and return its output."""
         self.stream.close()
         self._reader.join(10)
         os.close(self._master)

@@ -1,4 +1,4 @@
-"""Tests of pyqd.diskqueue.redo: what a journal holds is put back into segments, and nowhere else."""
+"""Tests of pyqd.diskqueue.redo: the records of a journal are restored into segments, and nowhere else."""
 
 import errno
 import os
@@ -101,7 +101,7 @@ def place(tmp_path):
 
 
 def count_in(state):
-    """Return the message count of what the journal kept of a state."""
+    """Return the message count of the journal's copy of a state."""
     return STATE.unpack(state)[3]
 
 
@@ -407,7 +407,7 @@ def test_a_damaged_state_takes_what_the_last_topic_of_the_name_had(place):
 
 
 def fail_power(path):
-    """Have the next start take what is there for what a power failure has left."""
+    """Have the next start take the files for those of a power failure."""
     node = path / "node.json"
     node.write_text(node.read_text().replace('"clean": true', '"clean": false').replace('"boot": "', '"boot": "not '))
 

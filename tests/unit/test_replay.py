@@ -48,7 +48,7 @@ def once(numbers):
 
 
 def parking_broker(path, durably):
-    """Return a broker whose channels finish what they park at once, or (durably) when somebody syncs: nobody does."""
+    """Return a broker whose channels finish parked messages at once, or (durably) after a sync, which never comes."""
     broker = broker_on(path)
     broker.parks_durably = durably
     return broker

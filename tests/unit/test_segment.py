@@ -86,7 +86,7 @@ def test_a_spare_left_by_an_earlier_run_is_used_again(tmp_path):
 
 
 class Noting(Files):
-    """Note which ranges are synced; fail where told to."""
+    """Record the synced ranges; fail on request."""
 
     def __init__(self):
         self.synced = []

@@ -1,4 +1,4 @@
-"""Tests of pyqd.diskqueue.space_limit: the floor of free bytes holds for those who take space at the same time."""
+"""Tests of pyqd.diskqueue.space_limit: the floor of free bytes holds for simultaneous reservations."""
 
 import threading
 
@@ -58,7 +58,7 @@ def test_a_claim_ends_where_reserving_fails() -> None:
 
 @pytest.mark.parametrize("reserved", [True, False])
 def test_two_at_once_never_take_the_same_bytes(reserved: bool) -> None:
-    """What the first claims is not left for the second, which waits to see whether the first really took it."""
+    """Bytes claimed by the first are not free for the second, which waits until the first has really taken them."""
     disk, reserve = reserve_of(100 * KIB)
     outcome: list[int | None] = []
 

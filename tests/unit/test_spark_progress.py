@@ -1,4 +1,4 @@
-"""Progress of Spark jobs where there is no terminal."""
+"""Progress of Spark jobs without a terminal."""
 
 import io
 import re

@@ -12,14 +12,14 @@ from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import body_of, broker_on
 
-# What a batch takes at least to be staged, the largest record that is, and the buffer.
+# The least size of a staged batch, the largest staged record, and the buffer.
 BATCH_MIN, RECORD_MAX, BUFFER = 8 << 10, 16 << 10, 128 << 10
-# What a write ends at, the first segment, and its header.
+# Alignment of a write's end, the first segment, and its header.
 BLOCK, FIRST_SEGMENT, HEADER = 16 << 10, 64 << 10, 128
 
 
 class Counting(Files):
-    """Count the descriptors asked for; refuse them, or give such as fail, where told to."""
+    """Count the requested descriptors; refuse them, or return failing ones, on request."""
 
     def __init__(self):
         self.opened = []

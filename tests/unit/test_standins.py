@@ -1,4 +1,4 @@
-"""Tests of pyqd.diskqueue.standins: a start on a full disk that misses files, and what becomes of these."""
+"""Tests of pyqd.diskqueue.standins: a start on a full disk with missing files, and the later fate of these files."""
 
 import errno
 import os

@@ -60,7 +60,7 @@ class Consumer:
             case "touch":
                 self.held[command.id].touch()
             case "cls":
-                # The library has no call for CLS; its connection sends what it is given.
+                # The library has no call for CLS; its connection sends any bytes.
                 (connection,) = self.reader.conns.values()
                 connection.on("response", self.on_response)
                 connection.send(b"CLS\n")

@@ -1,11 +1,11 @@
-"""A campaign: a daemon, cases in batches, and after each batch the question whether the daemon is well.
+"""Fuzzing campaign: plays cases against a daemon in batches, and checks after each batch that the daemon is well.
 
-It is well when
+The daemon is well if
 
-- the process runs and its log has no sign of a crash, of a broken invariant or of a handler that failed;
-- a consumer that was there all along, and one of the upgraded kinds, get what a publisher sends over TCP and HTTP: all,
-  once, within a bound; so no turn, no answer and no wake-up was lost;
-- it holds no socket but those of these clients, and no other client is in /stats;
+- the process runs and its log has no sign of a crash, of a broken invariant or of a failed handler;
+- a permanent consumer, and one of the upgraded kinds, receive every message that a publisher sends over TCP and HTTP
+once, within a bound; so no wake and no answer was lost;
+- it has no socket but those of these clients, and no other client is in /stats;
 - its own memory stays: after the warm-up it grows by less than a bound, however many cases are played.
 """
 
@@ -45,7 +45,7 @@ FLAGS = (
     "-mem-queue-size=100",
     "-broadcast-address=127.0.0.1",
 )
-# What clients have to AUTH with where they have to; with others the auth server answers oddly.
+# Secret of clients that must AUTH; the auth server gives odd answers to other secrets.
 SECRET = "secret"
 AUTH = "an auth server"
 ODD_ANSWERS = (
@@ -65,7 +65,7 @@ FLAG_SETS: tuple[tuple[str, ...], ...] = (
     ("-max-output-buffer-size=1024", "-max-rdy-count=100", "-max-channel-consumers=1", "-max-heartbeat-interval=5s"),
     (AUTH,),
 )
-# What a case may have changed over HTTP.
+# Settings that a case may have changed over HTTP.
 CONFIGURED = {
     "log_level": b"info",
     "max_channel_consumers": b"0",
@@ -75,12 +75,12 @@ CONFIGURED = {
 
 
 class Unwell(AssertionError):  # noqa: N818 - what is looked for
-    """The daemon is not well; the text says how, and after which cases."""
+    """The daemon is not well; the text gives the failure and the cases before it."""
 
 
 @dataclass
 class Report:
-    """What a campaign did. memory_bytes: anonymous memory of the daemon, after each batch."""
+    """Result of a campaign. memory_bytes: anonymous memory of the daemon, after each batch."""
 
     seed: int
     cases: int = 0
@@ -108,7 +108,7 @@ def make_case(seed: int, number: int) -> Case:
 
 
 def answer_of(query: Query) -> Answer:
-    """Return what the auth server says: everything to those with the secret, and to others what follows from theirs."""
+    """Return the auth server's answer: everything for the secret; for other secrets an answer derived from them."""
     secret = query.values.get("secret", [""])[0]
     if secret == SECRET:
         return state(entry())
@@ -169,7 +169,7 @@ class Campaign:
         self.authenticate(self._consumer)
         self._consumer.sub(TOPIC, "steady", rdy_count=100)
         self.wait_alone(1)
-        # The daemon may not have closed yet what asked for /stats.
+        # The daemon may not have closed the connection of the /stats request yet.
         counts = []
         for _ in range(20):
             counts.append(descriptors_of(self.daemon.pid)[0])
@@ -192,7 +192,7 @@ class Campaign:
             self.authd = None
 
     def authenticate(self, client: Client) -> None:
-        """AUTH where the daemon wants it."""
+        """AUTH if the daemon requires it."""
         if self.authd is not None:
             client.send(b"AUTH\n" + sized(SECRET.encode()))
             assert client.read_frame().type == RESPONSE
@@ -226,7 +226,7 @@ class Campaign:
         self.check_growth()
 
     def restore(self) -> None:
-        """Take back what cases may have set, and delete what they made."""
+        """Undo the settings that cases may have changed, and delete the topics they made."""
         for key, value in CONFIGURED.items():
             self.daemon.http("PUT", f"/config/{key}", value)
         self.daemon.http("POST", "/debug/heap/stop")
@@ -301,7 +301,7 @@ class Campaign:
         warm = int(WARM_UP_CASES / per_batch) + 1
         if len(memory) <= 2 * warm:
             return
-        # The least of some batches: what is left when nothing is going on.
+        # The least of some batches: the memory at rest.
         before, after = min(memory[warm : 2 * warm]), min(memory[-warm:])
         assert after < before + GROWTH_BYTES_MAX, f"memory grew from {before} to {after} bytes"
 
@@ -313,7 +313,7 @@ def batches(first: int, size: int) -> Iterator[range]:
 
 
 def run(seed: int, seconds: float, *, batch: int = 50, first: int = 0, flags: Sequence[str] = ()) -> Report:
-    """Play cases for some seconds against a fresh daemon. Returns: what was done. Raises: Unwell."""
+    """Play cases for some seconds against a fresh daemon. Returns: the report. Raises: Unwell."""
     with tempfile.TemporaryDirectory(prefix="fuzz.") as directory:
         campaign = Campaign(Path(directory), seed, flags)
         try:

@@ -1,7 +1,7 @@
-"""What a case is, and how bytes that make sense are spoiled.
+"""Cases of the fuzzer, and the mutations that spoil valid bytes.
 
-A case is some connections, each with its steps, and the order in which the steps of all are done. It follows from the
-seed and its number alone, so that one can be played again; what the scheduler of the system makes of it does not.
+A case consists of some connections, each with its steps, and the order of all steps. It follows from the seed and its
+number alone, so that a case can be played again; the scheduling of the system does not.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Script:
-    """What one connection does."""
+    """Steps of one connection."""
 
     port: Port
     steps: list[Step] = field(default_factory=list)
@@ -192,7 +192,7 @@ def ending(rng: random.Random) -> list[Step]:
 
 
 def cut_script(rng: random.Random, script: Script) -> Script:
-    """End the script at any step, at times in the middle of what it sends."""
+    """End the script at any step, at times in the middle of a sent piece."""
     at = rng.randrange(len(script.steps))
     steps = script.steps[:at]
     last = script.steps[at]

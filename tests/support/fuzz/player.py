@@ -1,7 +1,7 @@
-"""Plays a case against a daemon: sockets that do not block, and no wait without a small bound.
+"""Player of a case against a daemon: non-blocking sockets, and a small bound on every wait.
 
-What the daemon answers is read to find the ids of messages, and otherwise not judged: a server may refuse nonsense as
-it likes. Whether it is well afterwards is asked by the campaign.
+The daemon's answers are read to find the ids of messages, and otherwise ignored: a server may refuse nonsense as it
+likes. The campaign checks afterwards whether the daemon is well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Gone(Exception):  # noqa: N818 - an outcome
 
 
 class Connection:
-    """One connection of a case: a socket, the layers on it, what came."""
+    """One connection of a case: a socket, its layers, the received bytes."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
         self.socket = socket.create_connection(address, timeout=5)
@@ -77,7 +77,7 @@ class Connection:
         self.received += self.compressed.decode(early)
 
     def take_frame(self) -> bytes:
-        """Wait shortly for a frame. Returns: what came behind it, which belongs to the next layer."""
+        """Wait shortly for a frame. Returns: the bytes after it, which belong to the next layer."""
         deadline_s = time.monotonic() + UPGRADE_WAIT_S
         while time.monotonic() < deadline_s:
             size = 4 + int.from_bytes(self.received[:4], "big") if len(self.received) >= 4 else 8
@@ -126,7 +126,7 @@ class Connection:
         self.send_raw(data)
 
     def send_raw(self, data: bytes) -> None:
-        """Send; what the socket does not take soon is not sent, and the connection of no more use."""
+        """Send. If the socket does not take the bytes soon, the rest is dropped and the connection is unusable."""
         left = memoryview(data)
         while left:
             try:
@@ -137,7 +137,7 @@ class Connection:
                     raise Gone from None
 
     def read(self) -> None:
-        """Take what has come, through the layers."""
+        """Receive bytes through the layers."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(64):
                 self.take(self.receive_raw())
@@ -158,7 +158,7 @@ class Connection:
             self.received.clear()
 
     def find_ids(self) -> None:
-        """Take whole message frames off what came, as far as it is frames."""
+        """Take whole message frames off the received bytes, as far as they are frames."""
         at = 0
         while len(self.received) - at >= 8:
             size, frame_type = struct.unpack_from(">ii", self.received, at)
@@ -200,7 +200,7 @@ class Player:
                 except (Gone, OSError, ssl.SSLError, ValueError, AssertionError, ArithmeticError):
                     self.drop(connections, index)
                 except Exception as error:
-                    # What the decoders of compressed streams raise have no base of their own.
+                    # The errors of the decoders of compressed streams have no common base class.
                     if type(error).__module__ not in ("zlib", "cramjam"):
                         raise
                     self.drop(connections, index)

@@ -1,4 +1,4 @@
-"""Cases for the TCP port: streams of commands that make sense together, and what spoils them."""
+"""Cases for the TCP port: meaningful streams of commands, and mutations of them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def publish_command(rng: random.Random) -> bytes:
 
 
 def lying_command(rng: random.Random) -> bytes:
-    """Return a command whose sizes are not those of what follows."""
+    """Return a command whose sizes do not match its content."""
     size = rng.choice((-1, 0, 1, 4, 8, 70000, 2**20, 2**31 - 1, -(2**31), edge_size(rng)))
     head = rng.choice((b"PUB %s", b"DPUB %s 10", b"MPUB %s", b"DMPUB %s 0", b"DMPUB %s each", b"IDENTIFY", b"AUTH"))
     if b"%s" in head:
@@ -157,7 +157,7 @@ def other_command(rng: random.Random) -> bytes:
 
 
 def commands(rng: random.Random) -> bytes:
-    """Return a stream of commands, some of which are wrong where they stand."""
+    """Return a stream of commands, some of them invalid at their place."""
     made = []
     for _ in range(rng.choice((1, 3, 10, 40))):
         kind = rng.random()
@@ -184,7 +184,9 @@ def consuming(rng: random.Random) -> list[Step]:
 
 
 def upgrading(rng: random.Random) -> list[Step]:
-    """Return the steps that negotiate TLS, a compression, or both; and at times what does not keep to it."""
+    """Return the steps that negotiate TLS, a compression, or both; at times followed by violations of the
+    negotiation.
+    """
     wanted: list[Kind] = []
     if rng.random() < 0.6:
         wanted.append("tls")
