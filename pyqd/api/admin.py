@@ -112,7 +112,7 @@ class AdminRoutes:
 
     def make_state_durable(self, topic: Topic) -> None:
         if topic.directory is not None:
-            ledgers = [channel.ledger for channel in topic.channel_of.values() if channel.directory is not None]
+            ledgers = [channel.ledger for channel in topic.channels_by_name.values() if channel.directory is not None]
             self.make_durable([(topic.mapping, PAGE_BYTES), *(ledger.sync_target() for ledger in ledgers)])
 
     def make_ledgers_durable(self, channel: Channel) -> None:

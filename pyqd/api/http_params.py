@@ -37,7 +37,7 @@ def topic_of_any_name(broker: Broker, query: Query) -> Topic:
 
 
 def existing(broker: Broker, name: str) -> Topic:
-    topic = broker.topic_of.get(name)
+    topic = broker.topics.get(name)
     if topic is None or topic.exiting:
         raise HttpError(404, "TOPIC_NOT_FOUND")
     return topic
@@ -57,7 +57,7 @@ def topic_and_channel_asked(broker: Broker, query: Query) -> tuple[Topic, Channe
 
 
 def existing_channel(topic: Topic, name: str) -> Channel:
-    channel = topic.channel_of.get(name)
+    channel = topic.channels_by_name.get(name)
     if channel is None or channel.exiting:
         raise HttpError(404, "CHANNEL_NOT_FOUND")
     return channel

@@ -100,7 +100,7 @@ class MessageRoutes:
             guid = from_hex(id_text.encode())
         except ValueError:
             raise HttpError(400, "INVALID_ARG_ID") from None
-        channels = list(topic.channel_of.values()) if channel is None else [channel]
+        channels = list(topic.channels_by_name.values()) if channel is None else [channel]
         outcomes = message_lookup.change_message(topic, channels, guid, change_for(topic), yield_to_loop)
         statuses = [outcome.status for outcome in outcomes]
         if all(status == message_lookup.UNKNOWN for status in statuses):

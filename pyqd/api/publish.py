@@ -49,7 +49,7 @@ def plain_publisher(broker: Broker) -> PlainPublisher:
     """Return the publisher for plain publishes, which need storing and nothing else."""
 
     def find_topic(name: bytes) -> Topic | None:
-        topic = broker.topic_of.get(name.decode("ascii"))
+        topic = broker.topics.get(name.decode("ascii"))
         waits = broker.options.sync_every == 1 and topic is not None and not topic.ephemeral
         return None if waits else topic
 

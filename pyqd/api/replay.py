@@ -104,12 +104,12 @@ class ReplayRoutes:
         query = request.query()
         topic, name = topic_and_channel_name(self.broker, query)
         place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
-        if place is not None and name not in topic.channel_of:
+        if place is not None and name not in topic.channels_by_name:
             # Looked up before the channel exists, so that no channel is created if the place is refused.
             replay.find(topic, place, yield_to_loop)
         if topic.exiting:
             raise HttpError(404, "TOPIC_NOT_FOUND")
-        created = name not in topic.channel_of
+        created = name not in topic.channels_by_name
         try:
             channel = topic.channel(name)
             if place is None:

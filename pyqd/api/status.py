@@ -107,7 +107,7 @@ def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]
         stats = topic_stats(topic, selection, yield_to_loop)
         if stats is not None:
             yield stats
-        channel_count += 1 + len(topic.channel_of)
+        channel_count += 1 + len(topic.channels_by_name)
         if channel_count >= CHANNELS_PER_PAUSE:
             channel_count = 0
             yield_to_loop()

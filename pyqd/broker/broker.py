@@ -123,8 +123,8 @@ class Broker:
         self.files = files or Files()
         self.in_background = in_background
         self.scheduler = Scheduler()
-        self.topic_of: dict[str, Topic] = {}
-        # The keys of topic_of in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
+        self.topics: dict[str, Topic] = {}
+        # The keys of `topics` in order: sorting 100,000 names for each listing would hold the loop for 100 ms.
         self.topic_names = SortedList()
         self.failed_write: tuple[str, int] | None = None
         self.short_of_room = SortedSet()
@@ -161,7 +161,7 @@ class Broker:
         """Put in force other options: those of space; the rest is read where it counts."""
         self.options = options
         self.reserve.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
-        for topic in self.topic_of.values():
+        for topic in self.topics.values():
             topic.quota.apply()
 
     def load(self) -> None:
@@ -238,7 +238,7 @@ class Broker:
         changed: dict[str, Any] = {}
         # A closed log has no record of its epoch yet, so no file but this one could tell the next start of it.
         self.epoch = max(
-            [self.epoch, *(log.epoch for topic in self.topic_of.values() for log in topic.logs() if log.closed)]
+            [self.epoch, *(log.epoch for topic in self.topics.values() for log in topic.logs() if log.closed)]
         )
         if self.epoch != self.node["epoch"]:
             changed["epoch"] = self.epoch
@@ -376,10 +376,10 @@ class Broker:
 
     def topic(self, name: str) -> Topic:
         """Return the topic of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
-        topic = self.topic_of.get(name)
+        topic = self.topics.get(name)
         if topic is None:
             limit = self.options.max_topics
-            if limit and len(self.topic_of) >= limit:
+            if limit and len(self.topics) >= limit:
                 raise LimitReached("TOO_MANY_TOPICS", f"topic {name} exceeds limit of {limit}")
             self.capacity.check(f"topic {name}")
             directory = None
@@ -397,7 +397,7 @@ class Broker:
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known by its name."""
-        self.topic_of[topic.name] = topic
+        self.topics[topic.name] = topic
         self.topic_names.add(topic.name)
 
     def topics_by_name(self) -> Iterator[Topic]:
@@ -405,7 +405,7 @@ class Broker:
         last = ""
         while names := list(islice(self.topic_names.irange(last, inclusive=(False, True)), NAMES_PER_SLICE)):
             for name in names:
-                topic = self.topic_of.get(name)
+                topic = self.topics.get(name)
                 if topic is not None:
                     yield topic
             last = names[-1]
@@ -431,7 +431,7 @@ class Broker:
 
         Raises: StorageError (nothing changed). A kill leaves the topic whole or none of it. Switches: no.
         """
-        topic = self.topic_of.get(name)
+        topic = self.topics.get(name)
         if topic is None or topic.exiting:
             return False
         logger.info("TOPIC(%s): deleting", name)
@@ -440,7 +440,7 @@ class Broker:
             topic.hold_files()
             moved = self.discard(directory)
             topic.files_moved(directory, moved)
-        del self.topic_of[name]
+        del self.topics[name]
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end
         topic.abandon()
@@ -476,7 +476,7 @@ class Broker:
             return str(error)
         while self.short_of_room:
             name = self.short_of_room[0]
-            topic = self.topic_of.get(name)
+            topic = self.topics.get(name)
             if topic is None:
                 self.short_of_room.remove(name)
             elif not topic.quota.recheck():
@@ -485,7 +485,7 @@ class Broker:
 
     def accepted_count(self) -> int:
         """Return a number that grows by one with each message that a log takes in, and never falls."""
-        return self.deleted_end + sum([topic.log.end for topic in self.topic_of.values()])
+        return self.deleted_end + sum([topic.log.end for topic in self.topics.values()])
 
     def note_failed_write(self, error: StorageError) -> None:
         """Note that a message could not be accepted; how long a want of room lasts is known to `refusal`."""
@@ -557,12 +557,12 @@ class Broker:
     def close_topics(self) -> None:
         """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
         if not self.stand_ins.settle():
-            for topic in self.topic_of.values():
+            for topic in self.topics.values():
                 topic.remove_spares()
             self.stand_ins.settle()
         for path in self.stand_ins.paths:
             logger.error(
                 "cannot write %s: the disk is full; its messages are delivered again after the next start", path
             )
-        for topic in self.topic_of.values():
+        for topic in self.topics.values():
             topic.close()

@@ -31,12 +31,12 @@ class DeadLetterTarget:
 
     def find(self) -> "Topic | None":
         """Return the topic for dead letters, or None if it does not exist."""
-        topic = self.broker.topic_of.get(self.topic_name)
+        topic = self.broker.topics.get(self.topic_name)
         return None if topic is None or topic.exiting else topic
 
     def is_deleted(self, topic: "Topic") -> bool:
         """Return True if a topic is no longer one of the broker's."""
-        return self.broker.topic_of.get(topic.name) is not topic
+        return self.broker.topics.get(topic.name) is not topic
 
     def note_published(self, topic: "Topic", letters: list[tuple[int, int, int]], pending: int) -> None:
         """Log which message became which dead letter: it is recorded nowhere else. pending: dead letters that wait."""

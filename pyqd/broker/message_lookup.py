@@ -70,7 +70,7 @@ def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change:
         outcome = change_on_channel(topic, channel, guid, change, pause)
         if outcome is not None:
             outcomes.append(outcome)
-    if not topic.channel_of and is_held(topic, guid, pause):
+    if not topic.channels_by_name and is_held(topic, guid, pause):
         outcomes.append(Outcome(None, HELD))
     if any(outcome.status != UNKNOWN for outcome in outcomes):
         # The message is known, so a channel that has nothing of it is done with it.

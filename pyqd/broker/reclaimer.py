@@ -86,7 +86,7 @@ class Reclaimer:
             return 0
         if wall() - stopped_growing_ns(segment) < STRAGGLER_AGE_NS or topic.retained_from() < end:
             return 0
-        holders = [channel for channel in topic.channel_of.values() if channel.ledger.floor < end]
+        holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
         if any(channel.ledger.cursor < end for channel in holders):
             return 0
         unfinished = [unfinished_below(channel, end) for channel in holders]
@@ -111,7 +111,7 @@ class Reclaimer:
 
     def compact_parked(self, count_max: int) -> None:
         """Move unfinished messages to the end of parked logs that hold few of them, so that the old segments can go."""
-        for channel in self.topic.channel_of.values():
+        for channel in self.topic.channels_by_name.values():
             parked = channel.parked
             if parked is None or parked.log.first is parked.log.active:
                 continue
@@ -137,14 +137,14 @@ class Reclaimer:
         if quiet_ns < QUIET_NS and topic.quota.refusal is None:
             return
         # Parked logs first, which needs no access to a ledger: that of an idle topic may not be mapped.
-        for channel in topic.channel_of.values():
+        for channel in topic.channels_by_name.values():
             parked = channel.parked
             if parked is not None and not is_smallest(parked.log) and parked.ledger.floor == parked.log.end:
                 self.shrink_log(parked.log, partial(trim_parked, parked))
         if is_smallest(topic.log):
             return
         drained = topic.end == topic.log.end and all(
-            channel.ledger.floor == topic.log.end for channel in topic.channel_of.values()
+            channel.ledger.floor == topic.log.end for channel in topic.channels_by_name.values()
         )
         if drained and topic.retention_bytes == 0 and quiet_ns >= topic.retention_time_ns:
             self.shrink_log(topic.log, topic.trim_finished)

@@ -191,7 +191,7 @@ def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]
                 "floor": reader.position_of(channel.ledger.floor),
                 "next": reader.position_of(channel.ledger.cursor),
             }
-            for name, channel in sorted(topic.channel_of.items())
+            for name, channel in sorted(topic.channels_by_name.items())
         ],
     }
     if place is not None:

@@ -39,7 +39,7 @@ ALL = Selection()
 def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None:
     """Return the topics asked for, in the order of their names; None if the one asked for does not exist."""
     if selection.topic:
-        topic = broker.topic_of.get(selection.topic)
+        topic = broker.topics.get(selection.topic)
         return None if topic is None else [topic]
     return broker.topics_by_name()
 
@@ -50,11 +50,11 @@ def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | 
     pause: called between two channels after every CHANNELS_PER_PAUSE; what is deleted meanwhile is left out.
     """
     if selection.channel:
-        if selection.channel not in topic.channel_of:
+        if selection.channel not in topic.channels_by_name:
             return None
-        channels = [topic.channel_of[selection.channel]]
+        channels = [topic.channels_by_name[selection.channel]]
     else:
-        channels = [channel for _, channel in sorted(topic.channel_of.items())]
+        channels = [channel for _, channel in sorted(topic.channels_by_name.items())]
     shown_channels: list[StatsDict] = []
     stats = {
         "topic_name": topic.name,
@@ -64,7 +64,7 @@ def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | 
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": latency_stats(topic.broker, topic.channel_of.values()),
+        "e2e_processing_latency": latency_stats(topic.broker, topic.channels_by_name.values()),
     }
     stats = with_damage(stats, topic.log.damage)
     for index, channel in enumerate(channels, 1):

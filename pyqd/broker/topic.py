@@ -71,7 +71,7 @@ class Topic(TopicCore):
         self.held_mark: tuple[int, int] | None = None
         # Its mark when the start found all of it on stable storage.
         self.durable_mark: Mark | None = None
-        self.channel_of: dict[str, Channel] = {}
+        self.channels_by_name: dict[str, Channel] = {}
         self.dead_letter_sources: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
         log_directory = None if directory is None else f"{directory}/{LOG_DIRECTORY}"
@@ -157,13 +157,13 @@ class Topic(TopicCore):
             if found is None:
                 logger.warning("skipping %s in %s: not a directory", entry, self.directory)
             else:
-                self.channel_of[name] = Channel(self, name, found=set(found))
+                self.channels_by_name[name] = Channel(self, name, found=set(found))
         if self.broker.power_failed:
             self.hand_over_held()
-        for channel in self.channel_of.values():
+        for channel in self.channels_by_name.values():
             channel.load_found()
-        self.channels.extend(self.channel_of.values())
-        for channel in self.channel_of.values():
+        self.channels.extend(self.channels_by_name.values())
+        for channel in self.channels_by_name.values():
             if channel.parked is not None:
                 self.resume_ids_after(channel.parked.highest_guid)
         self.recover()
@@ -196,9 +196,9 @@ class Topic(TopicCore):
         These were made after the last completed sync of names. What they were given is held again, and where channels
         that were made after them are left, the one that begins first takes it over.
         """
-        if not self.channel_of:
+        if not self.channels_by_name:
             return
-        channel = min(self.channel_of.values(), key=lambda channel: channel.ledger.start)
+        channel = min(self.channels_by_name.values(), key=lambda channel: channel.ledger.start)
         if channel.ledger.start > self.end:
             logger.warning(
                 "TOPIC(%s): channel %s takes over %d messages of channels removed by the power failure",
@@ -210,14 +210,14 @@ class Topic(TopicCore):
 
     def channel(self, name: str) -> Channel:
         """Return the channel of that name (valid), made if it is missing. Raises: StorageError, LimitReached."""
-        channel = self.channel_of.get(name)
+        channel = self.channels_by_name.get(name)
         if channel is None:
             limit = self.broker.options.max_channels_per_topic
-            if limit and len(self.channel_of) >= limit:
+            if limit and len(self.channels_by_name) >= limit:
                 raise LimitReached("TOO_MANY_CHANNELS", f"channel {name} of topic {self.name} exceeds limit of {limit}")
             self.broker.capacity.check(f"channel {name} of topic {self.name}")
             channel = Channel(self, name)
-            self.channel_of[name] = channel
+            self.channels_by_name[name] = channel
             self.attach(channel)
             logger.info("TOPIC(%s): new channel(%s)", self.name, name)
         return channel
@@ -227,7 +227,7 @@ class Topic(TopicCore):
 
         Raises: StorageError (nothing changed). A kill leaves the channel whole or none of it. Switches: no.
         """
-        channel = self.channel_of.get(name)
+        channel = self.channels_by_name.get(name)
         if channel is None:
             return False
         logger.info("TOPIC(%s): deleting channel %s", self.name, name)
@@ -242,7 +242,7 @@ class Topic(TopicCore):
         self.drop_channel(channel)
         if directory is not None:
             self.broker.remove_discarded(directory, moved)
-        if self.ephemeral and not self.channel_of:
+        if self.ephemeral and not self.channels_by_name:
             self.broker.delete_topic(self.name)
         return True
 
@@ -252,7 +252,7 @@ class Topic(TopicCore):
         for consumer in channel.close_consumers():
             consumer.close()
         channel.abandon()
-        del self.channel_of[channel.name]
+        del self.channels_by_name[channel.name]
         self.detach(channel)
 
     def abandon(self) -> None:
@@ -262,16 +262,16 @@ class Topic(TopicCore):
         """
         self.exiting = True
         self.refuse_queued()
-        for channel in self.channel_of.values():
+        for channel in self.channels_by_name.values():
             channel.exiting = True
         self.drop_channels()
 
     def drop_channels(self) -> bool:
         """Take leave of some channels, and of the log behind the last one. Returns: whether there are more."""
-        for name, channel in list(islice(self.channel_of.items(), CHANNELS_DROPPED_AT_ONCE)):
+        for name, channel in list(islice(self.channels_by_name.items(), CHANNELS_DROPPED_AT_ONCE)):
             logger.info("TOPIC(%s): deleting channel %s", self.name, name)
             self.drop_channel(channel)
-        self.leaving = bool(self.channel_of)
+        self.leaving = bool(self.channels_by_name)
         if not self.leaving:
             super().abandon()
             self.reader = LogReader(self.log)
@@ -298,11 +298,11 @@ class Topic(TopicCore):
 
     def logs(self) -> list[Log]:
         """Return the topic's log and those of its channels."""
-        return [self.log, *(log for channel in self.channel_of.values() for log in channel.logs())]
+        return [self.log, *(log for channel in self.channels_by_name.values() for log in channel.logs())]
 
     def ledgers(self) -> list[Ledger]:
         """Return the ledgers of the topic's channels."""
-        return [ledger for channel in self.channel_of.values() for ledger in channel.ledgers()]
+        return [ledger for channel in self.channels_by_name.values() for ledger in channel.ledgers()]
 
     def remove_spares(self) -> None:
         """Remove all spare segments on the spot, for the space they take: the topic is closing."""
@@ -323,11 +323,11 @@ class Topic(TopicCore):
 
         If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.
         """
-        mark = (len(self.channel_of), self.names.change_count)
+        mark = (len(self.channels_by_name), self.names.change_count)
         if self.held_mark == mark:
             return
         self.mapping.hold()
-        for channel in list(self.channel_of.values()):
+        for channel in list(self.channels_by_name.values()):
             if not channel.exiting:
                 channel.hold_files()
             yield
@@ -335,7 +335,7 @@ class Topic(TopicCore):
 
     def files_moved(self, directory: str, moved: str) -> None:
         """Note that the topic's directory has another path until it is removed."""
-        logs = [channel.parked.log for channel in self.channel_of.values() if channel.parked is not None]
+        logs = [channel.parked.log for channel in self.channels_by_name.values() if channel.parked is not None]
         for log in (self.log, *logs):
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))
@@ -344,5 +344,5 @@ class Topic(TopicCore):
         """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
         self.exiting = True
         self.refuse_queued()
-        for channel in self.channel_of.values():
+        for channel in self.channels_by_name.values():
             channel.close()

@@ -55,7 +55,7 @@ class Housekeeper:
         """Tend every topic once, after the stand-ins of missing files. Switches: yes."""
         self._broker.stand_ins.settle()
         self._broker.retry_removals()
-        for index, topic in enumerate(list(self._broker.topic_of.values()), 1):
+        for index, topic in enumerate(list(self._broker.topics.values()), 1):
             if not topic.exiting:
                 try:
                     topic.reclaimer.run(mono())

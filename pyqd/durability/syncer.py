@@ -267,7 +267,7 @@ class Syncer:
 
     def start(self) -> None:
         """Start the periodic syncs. Topics that the load has found durable count as synced."""
-        for topic in self._broker.topic_of.values():
+        for topic in self._broker.topics.values():
             if topic.durable_mark is not None:
                 self._synced[topic.name] = topic.durable_mark
         self._appended_count = self._broker.accepted_count()
@@ -323,12 +323,12 @@ class Syncer:
 
     def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
         """Yield jobs that cover everything dirty; each is gathered when the caller asks for it."""
-        topic_of = self._broker.topic_of
-        for name in self._synced.keys() - topic_of.keys():
+        topics = self._broker.topics
+        for name in self._synced.keys() - topics.keys():
             del self._synced[name]
         job = self._new_job()
-        for index, topic in enumerate(list(topic_of.values()), 1):
-            if topic.directory is not None and topic_of.get(topic.name) is topic:
+        for index, topic in enumerate(list(topics.values()), 1):
+            if topic.directory is not None and topics.get(topic.name) is topic:
                 mark = topic.mark()
                 if mark != self._synced.get(topic.name):
                     job.add(topic, mark)

@@ -117,8 +117,8 @@ class DaemonCollector(Collector):
         info.add_metric((__version__, NSQ_VERSION, platform.python_version()), 1)
         yield info
         yield gauge("pyqd_healthy", "1 while /ping answers OK.", broker.health() == "OK")
-        yield gauge("pyqd_topics", "Topics.", len(broker.topic_of))
-        channel_count = sum(len(topic.channel_of) for topic in broker.topic_of.values())
+        yield gauge("pyqd_topics", "Topics.", len(broker.topics))
+        channel_count = sum(len(topic.channels_by_name) for topic in broker.topics.values())
         yield gauge("pyqd_channels", "Channels of all topics.", channel_count)
         yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
         yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())

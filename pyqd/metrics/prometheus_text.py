@@ -126,7 +126,7 @@ def selected(topics: Iterable[Topic], series_max: int, series_per_channel: int) 
     # Series for the sums are always reserved. Otherwise the last topic would lose its series to the sums later.
     left = series_max - len(TOPIC_FAMILIES) - len(CHANNEL_FAMILIES)
     for topic in topics:
-        cost = len(TOPIC_FAMILIES) + len(topic.channel_of) * series_per_channel
+        cost = len(TOPIC_FAMILIES) + len(topic.channels_by_name) * series_per_channel
         if topic.exiting:
             continue
         if cost <= left or series_max == 0:
@@ -155,14 +155,14 @@ class SeriesWriter:
     def write(self) -> Iterator[bytes]:
         """Yield the text in slices. Switches: yes."""
         series_per_channel = len(CHANNEL_FAMILIES) + len(self._quantiles)
-        own, summed = selected(self._broker.topic_of.values(), self._series_max, series_per_channel)
+        own, summed = selected(self._broker.topics.values(), self._series_max, series_per_channel)
         self.summed_count = len(summed)
         done = 0
         for topic in own:
             if topic.exiting:
                 continue
             self.add(TOPIC_FAMILIES, f'topic="{topic.name}"', topic)
-            for channel in list(topic.channel_of.values()):
+            for channel in list(topic.channels_by_name.values()):
                 if not channel.exiting:
                     self.add_channel(channel)
                 done += 1
@@ -214,8 +214,8 @@ class SeriesWriter:
             if topic.exiting:
                 continue
             add_values(topic_sums, TOPIC_FAMILIES, [topic])
-            add_values(channel_sums, CHANNEL_FAMILIES, topic.channel_of.values())
-            done += 1 + len(topic.channel_of)
+            add_values(channel_sums, CHANNEL_FAMILIES, topic.channels_by_name.values())
+            done += 1 + len(topic.channels_by_name)
             if done >= CHANNELS_PER_TURN:
                 done = 0
                 self._pause()

@@ -90,7 +90,7 @@ cdef class ChannelCore(Scheduled):
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
         self.dead_letters = DeadLetterPolicy(self.ready, dead_letter_target)
         self.consumers = []
-        self.consumer_of = {}
+        self.consumers_by_number = {}
         self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
@@ -428,7 +428,7 @@ cdef class ChannelCore(Scheduled):
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
-            consumer = self.consumer_of.get(held.consumer)
+            consumer = self.consumers_by_number.get(held.consumer)
             if consumer is not None:
                 consumer.in_flight -= 1
             count += 1
@@ -660,11 +660,11 @@ cdef class ChannelCore(Scheduled):
     def add_consumer(self, Consumer consumer not None):
         """Subscribe a client."""
         self.consumers.append(consumer)
-        self.consumer_of[consumer.number] = consumer
+        self.consumers_by_number[consumer.number] = consumer
 
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; what it has in flight waits for its timeout."""
-        if self.consumer_of.pop(consumer.number, None) is not None:
+        if self.consumers_by_number.pop(consumer.number, None) is not None:
             self.consumers.remove(consumer)
 
     def pause(self, bint paused):
@@ -723,7 +723,7 @@ cdef class ChannelCore(Scheduled):
     def close_consumers(self):
         """Return the clients and forget them, for whoever closes their sockets."""
         consumers, self.consumers = self.consumers, []
-        self.consumer_of = {}
+        self.consumers_by_number = {}
         return consumers
 
     @property

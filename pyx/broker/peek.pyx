@@ -101,7 +101,7 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
         held = channel.slots.used(at)
         if held != NULL:
             rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
-                channel.consumer_of.get(held.consumer), held.delivered_ns + since_mono_ns,
+                channel.consumers_by_number.get(held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadline_of(at) + since_mono_ns))
             room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1

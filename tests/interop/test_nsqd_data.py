@@ -61,8 +61,8 @@ def set_paused(daemon: Daemon, paused: bool, topic: str, channel: str | None = N
         return
     daemon.stop()
     broker = broker_on(daemon.data_path)
-    found = broker.topic_of[topic]
-    (found if channel is None else found.channel_of[channel]).pause(paused)
+    found = broker.topics[topic]
+    (found if channel is None else found.channels_by_name[channel]).pause(paused)
     broker.close()
     daemon.start()
 

@@ -283,7 +283,7 @@ def test_foreign_files_are_left_alone(tmp_path, caplog):
         path.write_bytes(b"foreign")
     broker = broker_on(tmp_path)
     assert taken(broker.topic("t").channel("c")) == list(range(COUNT))
-    assert list(broker.topic_of) == ["t"]
+    assert list(broker.topics) == ["t"]
     assert all(path.read_bytes() == b"foreign" for path in foreign)
     assert "skipping file.topic" in caplog.text
     assert "skipping x.channel" in caplog.text

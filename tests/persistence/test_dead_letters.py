@@ -26,13 +26,13 @@ def number_of(body: bytes) -> int:
 
 
 def letters_in(broker: Any) -> set[int]:
-    topic = broker.topic_of.get("dead")
+    topic = broker.topics.get("dead")
     return set() if topic is None else {number_of(body) for *_, body in topic.log.records()}
 
 
 def unfinished_in(broker: Any) -> set[int]:
     """Return the remaining messages of the channel, in any state."""
-    channel = broker.topic_of["t"].channel_of["c"]
+    channel = broker.topics["t"].channels_by_name["c"]
     found = {
         number_of(body)
         for ordinal, _, _, _, _, body in channel.topic.log.records()
@@ -91,7 +91,7 @@ class World:
         self.syncer = Syncer(self.broker, run_inline)
         self.channel = self.broker.topic("t").channel("c")
         self.channel.parks_durably = True
-        if "dead" not in self.broker.topic_of:
+        if "dead" not in self.broker.topics:
             self.broker.topic("dead")
         if self.channel.limits != LIMITS:
             self.channel.set_limits(LIMITS)
@@ -152,7 +152,7 @@ class World:
         """Every message is finished, unfinished, or a dead letter."""
         missing = expected - self.finished - unfinished_in(self.broker) - letters_in(self.broker)
         assert not missing
-        self.broker.topic_of["t"].check()
+        self.broker.topics["t"].check()
 
     def drain(self) -> None:
         """Give everything back until it is a dead letter."""

@@ -225,8 +225,8 @@ def test_inspection_shows_what_a_start_finds_and_changes_nothing(tmp_path):
     assert (rows["held", None].depth, rows["paused", None].depth, rows["paused", "c"].depth) == (4, 1, 1)
     broker = broker_on(tmp_path)
     for (topic, channel), row in rows.items():
-        found = broker.topic_of[topic]
-        counted = found if channel is None else found.channel_of[channel]
+        found = broker.topics[topic]
+        counted = found if channel is None else found.channels_by_name[channel]
         assert (row.depth, row.paused) == (counted.depth, counted.paused)
         if channel is not None:
             assert row.parked == counted.deferred_count
@@ -242,9 +242,9 @@ def test_what_a_kill_left_without_files_is_seen_as_a_start_sees_it(tmp_path):
     rows, problems = rows_of(tmp_path)
     assert problems == []
     broker = broker_on(tmp_path)
-    assert rows["held", "c"].depth == broker.topic_of["held"].channel_of["c"].depth == 3
-    assert rows["held", None].depth == broker.topic_of["held"].depth == 0
-    assert rows["new", None].depth == broker.topic_of["new"].depth == 0
+    assert rows["held", "c"].depth == broker.topics["held"].channels_by_name["c"].depth == 3
+    assert rows["held", None].depth == broker.topics["held"].depth == 0
+    assert rows["new", None].depth == broker.topics["new"].depth == 0
 
 
 def test_a_missing_segment_is_passed_over_and_named(tmp_path):
@@ -261,7 +261,7 @@ def test_a_missing_segment_is_passed_over_and_named(tmp_path):
     assert any("are missing" in line for line in report.lines())
     found = len(queue_of(tmp_path / "nsqd", "t:c"))
     assert 0 < found < 2000
-    assert found == broker_on(source).topic("t").channel_of["c"].depth == rows_of(source)[0]["t", "c"].depth
+    assert found == broker_on(source).topic("t").channels_by_name["c"].depth == rows_of(source)[0]["t", "c"].depth
 
 
 def test_a_running_broker_can_be_inspected(tmp_path):

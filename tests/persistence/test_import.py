@@ -50,8 +50,8 @@ def write_example(path):
 def assert_example(path):
     broker = broker_on(path)
     depths = {
-        name: (topic.depth, topic.paused, {key: (c.depth, c.paused) for key, c in topic.channel_of.items()})
-        for name, topic in broker.topic_of.items()
+        name: (topic.depth, topic.paused, {key: (c.depth, c.paused) for key, c in topic.channels_by_name.items()})
+        for name, topic in broker.topics.items()
     }
     assert depths == {
         "a": (0, False, {"x": (6, False), "y": (6, True), "z": (2, False)}),
@@ -59,12 +59,12 @@ def assert_example(path):
         "c": (1, True, {"p": (1, False)}),
     }
     a = broker.topic("a")
-    assert taken(a.channel_of["x"]) == [(number, 1) for number in (3, 4, 5, 6, 7, 8)]
-    assert sorted(taken(a.channel_of["y"])) == [(1, 3), (4, 1), (5, 1), (6, 2), (7, 1), (8, 1)]
-    assert taken(a.channel_of["z"]) == [(7, 1), (8, 1)]
+    assert taken(a.channels_by_name["x"]) == [(number, 1) for number in (3, 4, 5, 6, 7, 8)]
+    assert sorted(taken(a.channels_by_name["y"])) == [(1, 3), (4, 1), (5, 1), (6, 2), (7, 1), (8, 1)]
+    assert taken(a.channels_by_name["z"]) == [(7, 1), (8, 1)]
     assert taken(broker.topic("b").channel("first")) == [(1, 1), (2, 1)]
-    assert taken(broker.topic("c").channel_of["p"]) == [(2, 1)]
-    for topic in broker.topic_of.values():
+    assert taken(broker.topic("c").channels_by_name["p"]) == [(2, 1)]
+    for topic in broker.topics.values():
         topic.check()
     broker.close()
 
@@ -159,7 +159,7 @@ def test_queues_that_nsqd_dat_does_not_name_are_imported_when_they_hold_somethin
         ("t:empty", "not in nsqd.dat, and empty: omitted"),
     ]
     broker = broker_on(tmp_path)
-    assert {key: channel.depth for key, channel in broker.topic("t").channel_of.items()} == {"c": 3}
+    assert {key: channel.depth for key, channel in broker.topic("t").channels_by_name.items()} == {"c": 3}
 
 
 def test_names_that_are_none_and_ephemeral_ones_are_left_out(tmp_path):
@@ -172,7 +172,7 @@ def test_names_that_are_none_and_ephemeral_ones_are_left_out(tmp_path):
         "topic e#ephemeral is ephemeral: omitted",
     ]
     broker = broker_on(tmp_path)
-    assert {name: list(topic.channel_of) for name, topic in broker.topic_of.items()} == {"t": ["ok"]}
+    assert {name: list(topic.channels_by_name) for name, topic in broker.topics.items()} == {"t": ["ok"]}
 
 
 def test_segments_that_nsqd_set_aside_are_kept_and_named(tmp_path):
@@ -192,7 +192,7 @@ def test_one_message_in_queues_of_any_order_is_stored_once(tmp_path):
     report = importer_on(tmp_path).run()
     assert (report.message_count, report.stored_count) == (300, 100)
     topic = broker_on(tmp_path).topic("t")
-    for channel in topic.channel_of.values():
+    for channel in topic.channels_by_name.values():
         assert sorted(taken(channel)) == [(number, 1) for number in range(100)]
 
 
@@ -209,7 +209,7 @@ def test_a_copy_in_the_same_queue_is_left_out_and_a_message_without_a_body_too(t
     ]
     topic = broker_on(tmp_path).topic("t")
     assert topic.depth == 1
-    assert sorted(taken(topic.channel_of["c"])) == [(1, 1), (2, 1), (3, 2)]
+    assert sorted(taken(topic.channels_by_name["c"])) == [(1, 1), (2, 1), (3, 2)]
 
 
 def test_messages_whose_id_cannot_stay_get_a_new_one(tmp_path):
@@ -225,8 +225,8 @@ def test_messages_whose_id_cannot_stay_get_a_new_one(tmp_path):
     assert report.message_count == 12
     topic = broker_on(tmp_path).topic("t")
     for channel, depth in (("c", 10), ("d", 4)):
-        consumer = consumer_on(topic.channel_of[channel])
-        found = [topic.channel_of[channel].take_message(consumer) for _ in range(depth + 1)]
+        consumer = consumer_on(topic.channels_by_name[channel])
+        found = [topic.channels_by_name[channel].take_message(consumer) for _ in range(depth + 1)]
         assert found.pop() is None
         assert len({guid for guid, _, _, _ in found}) == depth
     assert topic.guids.next(0) > max(guid for guid, _, _, _ in found)
@@ -238,7 +238,7 @@ def test_attempts_outlive_a_kill_before_the_message_was_delivered(tmp_path):
     importer_on(tmp_path).run()
     broker_on(tmp_path)
     broker = broker_on(tmp_path)
-    channel = broker.topic("t").channel_of["c"]
+    channel = broker.topic("t").channels_by_name["c"]
     broker.scheduler.run_timers(mono())
     assert sorted(taken(channel)) == [(1, 65_001), (2, 1)]
 
@@ -250,8 +250,8 @@ def test_a_large_queue_beside_a_small_one_takes_long_runs(tmp_path):
     report = importer_on(tmp_path).run()
     assert report.stored_count == 20_000
     topic = broker_on(tmp_path).topic("t")
-    assert topic.channel_of["all"].depth == 20_000
-    assert taken(topic.channel_of["few"]) == [(100, 1), (15_000, 1), (19_999, 1)]
+    assert topic.channels_by_name["all"].depth == 20_000
+    assert taken(topic.channels_by_name["few"]) == [(100, 1), (15_000, 1), (19_999, 1)]
     topic.check()
 
 

@@ -95,7 +95,7 @@ class Machine:
         """Return the messages that the channels of topic t deliver, or a new one if there is none."""
         topic = self.topic()
         topic.pause(False)
-        channels = list(topic.channel_of.values()) or [topic.channel("new")]
+        channels = list(topic.channels_by_name.values()) or [topic.channel("new")]
         bodies = []
         for channel in channels:
             channel.check()
@@ -123,7 +123,7 @@ def test_a_channel_made_in_place_of_a_deleted_one_is_durable_with_the_next_sync(
     machine.topic().channel("new")
     assert machine.syncer.sync_all()
     machine.cut()
-    assert list(machine.topic().channel_of) == ["new"]
+    assert list(machine.topic().channels_by_name) == ["new"]
 
 
 def test_a_channel_made_in_place_of_a_deleted_one_keeps_what_it_has_been_given(machine: Machine) -> None:
@@ -133,7 +133,7 @@ def test_a_channel_made_in_place_of_a_deleted_one_keeps_what_it_has_been_given(m
     machine.topic().channel("new")
     machine.publish(HELD)
     machine.cut()
-    assert list(machine.topic().channel_of) == ["new"]
+    assert list(machine.topic().channels_by_name) == ["new"]
     assert machine.found() == HELD
 
 
@@ -146,7 +146,7 @@ def test_what_a_killed_run_left_unsynced_is_durable_with_the_first_sync(machine:
     assert machine.syncer.sync_dirty()
     machine.syncer.stop()
     machine.cut()
-    assert list(machine.topic().channel_of) == ["new"]
+    assert list(machine.topic().channels_by_name) == ["new"]
 
 
 def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: Machine) -> None:
@@ -156,7 +156,7 @@ def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: M
     machine.topic().channel("b")
     assert machine.syncer.sync_all()
     machine.cut()
-    assert list(machine.topic().channel_of) == ["b"]
+    assert list(machine.topic().channels_by_name) == ["b"]
 
 
 def subsets(machine: Machine) -> list[tuple[Change, ...]]:
@@ -245,7 +245,7 @@ def test_a_channel_made_behind_what_others_were_given_stays_there(machine: Machi
     machine.topic().delete_channel("first")
     assert machine.syncer.sync_all()
     machine.cut()
-    assert list(machine.topic().channel_of) == ["second"]
+    assert list(machine.topic().channels_by_name) == ["second"]
     assert machine.found() == []
 
 
@@ -373,7 +373,7 @@ def test_the_limits_of_a_new_channel_are_durable_when_they_are_answered(machine:
     request = Request("POST", "/channel/limits?topic=t&channel=c&rate=5", "1.1", {})
     assert LimitRoutes(machine.broker).set_limits(request).status == 200
     machine.cut()
-    assert machine.topic().channel_of["c"].limits.rate == 5
+    assert machine.topic().channels_by_name["c"].limits.rate == 5
 
 
 def test_what_a_kill_left_parked_is_durable_before_the_start_finishes_what_it_was_parked_from(machine: Machine) -> None:
@@ -455,7 +455,7 @@ def test_a_directory_that_could_not_be_synced_is_synced_by_the_next(machine: Mac
     assert machine.broker.health() == "OK"
     machine.publish(HELD)
     machine.cut()
-    assert list(machine.topic().channel_of) == ["c"]
+    assert list(machine.topic().channels_by_name) == ["c"]
     assert machine.found() == HELD
 
 
@@ -576,10 +576,10 @@ def test_a_topic_whose_deletion_a_kill_cut_short_stays_deleted(machine: Machine)
     machine.broker.in_background = machine.broker.segment_jobs.in_background = lambda _job, _done: None
     assert machine.broker.delete_topic("t")
     machine.load()
-    assert machine.broker.topic_of == {}
+    assert machine.broker.topics == {}
     assert machine.syncer.sync_dirty()
     machine.cut()
-    assert machine.broker.topic_of == {}
+    assert machine.broker.topics == {}
 
 
 def test_what_a_channel_of_a_paused_topic_was_given_is_not_held_again_after_the_channel_is_deleted(

@@ -123,7 +123,7 @@ def test_what_clients_were_told_survives_a_power_cut(daemon: Running, tmp_path: 
             thread.join(WAIT_S)
     files = PowerFiles(tmp_path / "after", "after")
     broker = broker_on(tmp_path / "after", files, **FLAGS)
-    now, later = unfinished(broker.topic_of["t"].channel_of["c"])
+    now, later = unfinished(broker.topics["t"].channels_by_name["c"])
     assert all(told)
     assert {body for bodies in told for body in bodies} <= set(now) | set(later)
     broker.close()

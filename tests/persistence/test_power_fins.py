@@ -29,7 +29,7 @@ MESSAGES = 60
 
 def unfinished(broker: Any) -> list[bytes]:
     """Return the bodies of all that channel c of topic t delivers after a start, delayed ones too."""
-    channel = broker.topic_of["t"].channel_of["c"]
+    channel = broker.topics["t"].channels_by_name["c"]
     consumer = consumer_on(channel)
     channel.check()
     found = []

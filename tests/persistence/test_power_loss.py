@@ -187,7 +187,7 @@ def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed:
     broker = broker_on(tmp_path / "after", files, **FLAGS)
     assert broker.epoch == 1
     for name in CHANNELS:
-        now, later = unfinished(broker.topic_of["t"].channel_of[name])
+        now, later = unfinished(broker.topics["t"].channels_by_name[name])
         found = set(now) | set(later)
         assert acknowledged - world.finished[name] <= found, "an acknowledged message is missing"
         assert found <= world.published, "something nobody has published"
@@ -210,7 +210,7 @@ def test_what_a_kill_leaves_unsettled_is_there_once(tmp_path: Path, seed: int, j
     broker = broker_on(tmp_path, files, **FLAGS)
     assert broker.epoch == 0
     for name in CHANNELS:
-        now, later = unfinished(broker.topic_of["t"].channel_of[name])
+        now, later = unfinished(broker.topics["t"].channels_by_name[name])
         assert set(now) | set(later) == world.published - world.finished[name]
         assert not set(now) & set(later)
         assert now.total() + later.total() == len(set(now) | set(later))
@@ -268,7 +268,7 @@ def test_a_ledger_that_has_grown_is_whole_after_a_power_cut(tmp_path: Path, afte
     files.close()
     files = PowerFiles(tmp_path / "after", "after")
     broker = broker_on(tmp_path / "after", files, **FLAGS)
-    channel = broker.topic_of["t"].channel_of["c"]
+    channel = broker.topics["t"].channels_by_name["c"]
     assert channel.paused == (after != "the next sync")
     channel.pause(False)
     now, _ = unfinished(channel)

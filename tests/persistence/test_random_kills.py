@@ -190,8 +190,10 @@ def check(directory: Path, model: Model, under_way: tuple[str, dict[str, Any]] |
     copy = directory.parent / "copy"
     shutil.copytree(directory, copy)
     try:
-        topic: Any = broker_on(copy).topic_of.get("t")
-        views = {name: view_of(channel) for name, channel in topic.channel_of.items()} if topic is not None else {}
+        topic: Any = broker_on(copy).topics.get("t")
+        views = (
+            {name: view_of(channel) for name, channel in topic.channels_by_name.items()} if topic is not None else {}
+        )
     finally:
         shutil.rmtree(copy)
     after = {name: {number: dataclasses.replace(each) for number, each in model[name].items()} for name in model}

@@ -50,15 +50,15 @@ def views_in(directory: Path) -> dict[str, Any]:
     """Start on a directory. Returns: channel names with their View, and the messages held by the topic itself."""
     broker = broker_on(directory)
     found: dict[str, Any] = {"places damaged": broker.damage.found_count}
-    for topic in broker.topic_of.values():
+    for topic in broker.topics.values():
         topic.check()
         broker.scheduler.run_wakes()
         topic.check()
         found[f"{topic.name} paused"] = topic.paused
         found[f"{topic.name} depth"] = topic.depth
         found[f"{topic.name} messages"] = topic.message_count
-        found[f"{topic.name} channels"] = sorted(topic.channel_of)
-        for name, channel in topic.channel_of.items():
+        found[f"{topic.name} channels"] = sorted(topic.channels_by_name)
+        for name, channel in topic.channels_by_name.items():
             found[f"{name} counts"] = counts_of(channel)
             found[name] = view_of(channel)
     return found

@@ -321,7 +321,7 @@ class ChannelMachine(RuleBasedStateMachine):
         if self.broker is None:
             return
         self.topic.check()
-        assert sorted(self.topic.channel_of) == sorted(self.model)
+        assert sorted(self.topic.channels_by_name) == sorted(self.model)
         assert (self.topic.depth, self.topic.paused) == (len(self.held), self.paused)
         assert self.topic.message_count == self.published
         for name, messages in self.model.items():

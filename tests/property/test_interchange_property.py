@@ -119,7 +119,7 @@ def test_queues_in_any_order_are_imported_delivered_and_exported_alike(queues, h
             assert Counter((entry.body, entry.attempts + 1) for entry in written) == expected[name]
         topic = broker_on(path).topic("t")
         assert topic.depth == depths[None]
-        for name, channel in topic.channel_of.items():
+        for name, channel in topic.channels_by_name.items():
             assert channel.depth == sum(expected[name].values())
             assert taken(channel) == expected[name]
         topic.check()

@@ -87,7 +87,7 @@ class AmendMachine(ChannelMachine):
                 self.files.room = None
 
     def change_one(self, number, name, what, full):
-        channels = [self.topic.channel_of[each] for each in self.model if name in (None, each)]
+        channels = [self.topic.channels_by_name[each] for each in self.model if name in (None, each)]
         due_ns = wall() + HOUR_NS if what == "far" else wall()
         change = message_lookup.cancel if what == "cancel" else message_lookup.reschedule_to(self.topic, due_ns)
         outcomes = message_lookup.change_message(self.topic, channels, self.guid_of[number], change, no_pause)
@@ -124,7 +124,7 @@ class AmendMachine(ChannelMachine):
             states = {peek.READY: [QUEUED], peek.IN_FLIGHT: [IN_FLIGHT], peek.DEFERRED: [FAR, DUE]}
             for state, of_model in states.items():
                 expected = {number for number, each in self.model[name].items() if each.state in of_model}
-                assert self.looked_at(self.topic.channel_of[name], state, count_max, size) == expected
+                assert self.looked_at(self.topic.channels_by_name[name], state, count_max, size) == expected
 
     def looked_at(self, channel, state, count_max, body_bytes_max):
         numbers = []

@@ -35,7 +35,7 @@ class Load:
         self.server = server
         self.over = threading.Event()
         self.acked_s: dict[int, float] = {}
-        self.topic_of: dict[int, str] = {}
+        self.topics: dict[int, str] = {}
         # (subscribed, topic, channel, number)
         self.delivered: list[tuple[float, str, str, int]] = []
         self.seen: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -62,7 +62,7 @@ class Load:
                 with self.lock:
                     numbers = [next(self.numbers) for _ in range(BATCH)]
                 for number in numbers:
-                    self.topic_of[number] = topic
+                    self.topics[number] = topic
                 client.send(mpub(topic, [b"%d" % number for number in numbers]))
                 client.expect_ok()
                 now_s = time.monotonic()
@@ -164,13 +164,13 @@ def test_nothing_is_lost_and_nothing_comes_back(own_server: Daemon, seed: int) -
     assert load.failures == []
     assert len(deleted) > OPERATIONS / 20
     for subscribed_s, topic, channel, number in load.delivered:
-        assert load.topic_of[number] == topic
+        assert load.topics[number] == topic
         acked_s = load.acked_s.get(number)
         for asked_s, answered_s, deleted_topic, deleted_channel in deleted:
             if topic == deleted_topic and deleted_channel in ("", channel) and acked_s is not None:
                 assert not (acked_s < asked_s and answered_s < subscribed_s), f"{number} came back"
     drain(load)
-    published = {number for number, topic in load.topic_of.items() if topic == STEADY and number in load.acked_s}
+    published = {number for number, topic in load.topics.items() if topic == STEADY and number in load.acked_s}
     for channel in CHANNELS:
         assert published <= load.seen[STEADY, channel]
     server.restart()

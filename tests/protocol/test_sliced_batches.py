@@ -33,7 +33,7 @@ def load_and_note(self):
     load(self)
 
 def run_or_hold(self):
-    busy = any(topic.busy for broker in brokers for topic in broker.topic_of.values())
+    busy = any(topic.busy for broker in brokers for topic in broker.topics.values())
     if busy and os.path.exists(sys.argv[0] + ".hold"):
         if os.path.exists(sys.argv[0] + ".begun"):
             self.after_poll.stop()

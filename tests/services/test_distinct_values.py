@@ -51,7 +51,7 @@ def test_every_series_of_topics_and_channels(broker: Any) -> None:
 
 
 def test_a_topic_that_refuses_is_not_one_that_is_paused(broker: Any) -> None:
-    topic = broker.topic_of["orders"]
+    topic = broker.topics["orders"]
     topic.pause(False)
     topic.quota.refusal = "the quota is full"
     try:
@@ -141,7 +141,7 @@ def test_every_key_of_statsd(tmp_path: Path) -> None:
 
 def test_dead_letters_are_shown_after_the_limit_was_taken_away(tmp_path: Path) -> None:
     broker = distinct_broker(tmp_path)
-    channel = broker.topic_of["orders"].channel_of["email"]
+    channel = broker.topics["orders"].channels_by_name["email"]
     channel.set_limits(type(channel.limits)())
     (topic,) = snapshot(broker, 1, list, COUNTERS_ONLY)["topics"]
     assert topic["channels"][0]["limits"]["dead_letter_count"] == CHANNEL_VALUES["dead_letters"]

@@ -226,7 +226,7 @@ def test_what_is_deleted_during_a_round_is_let_go(
     if what == "topic":
         broker.delete_topic("t")
     else:
-        broker.topic_of["t"].delete_channel("c")
+        broker.topics["t"].delete_channel("c")
     gevent.sleep(0)
     while held.jobs:
         held.finish_one()

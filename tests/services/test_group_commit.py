@@ -358,12 +358,12 @@ def test_a_round_visits_only_the_channels_that_have_something_to_write(
     assert taken is not None
     assert channels[3].requeue_message(channels[3].consumers[0], taken[0], 3600 * 10**9) == 0
     assert topic.parking == {channels[3]}
-    visits = Visits(topic.channel_of)
-    topic.channel_of = visits  # type: ignore[assignment]
+    visits = Visits(topic.channels_by_name)
+    topic.channels_by_name = visits  # type: ignore[assignment]
     files.taken()
     publish(commit, topic)
     held.finish_one()
-    topic.channel_of = visits.channels
+    topic.channels_by_name = visits.channels
     assert visits.count == 0
     assert [path for path in files_of(files.taken()) if "/c" in path] == ["t.topic/c3.channel/parked/*.seg"]
     assert topic.parking == set()

@@ -421,7 +421,7 @@ def test_many_topics_are_synced_one_by_one_after_the_file_system_has_failed(tmp_
     syncer.sync_dirty()
     assert syncer.sync_dirty()
     assert files.file_system_count == 1
-    assert all(topic.log.synced_end == 2 for topic in broker.topic_of.values())
+    assert all(topic.log.synced_end == 2 for topic in broker.topics.values())
     broker.close()
 
 

@@ -113,7 +113,9 @@ class Administration(Operations):
             place = self.doubt.numbers if due_ns is None else self.doubt.moved
             place[topic.name, channel.name] = {number}
         change = message_lookup.cancel if due_ns is None else message_lookup.reschedule_to(found, due_ns)
-        outcomes = message_lookup.change_message(found, list(found.channel_of.values()), guid, change, lambda: None)
+        outcomes = message_lookup.change_message(
+            found, list(found.channels_by_name.values()), guid, change, lambda: None
+        )
         if self.died():
             if due_ns is None:
                 # A cancellation is noted for seeks first. Whether it was is not known, as it was not answered.
@@ -180,7 +182,7 @@ class Administration(Operations):
         for topic in self.model.topics.values():
             found = self.broker_topic(topic)
             for channel in topic.channels.values() if topic.name != GRAVEYARD else ():
-                rows = rows_of(found, found.channel_of[channel.name], peek.IN_FLIGHT)
+                rows = rows_of(found, found.channels_by_name[channel.name], peek.IN_FLIGHT)
                 numbers = {copy.number for copy in channel.copies.values() if copy.state == IN_FLIGHT}
                 expect({row.number for row in rows} == numbers, "in flight", len(rows), len(numbers))
 
@@ -265,7 +267,7 @@ class Administration(Operations):
         self.store_slices(name)
         if self.died():
             return
-        if name in self.alive.broker.topic_of:
+        if name in self.alive.broker.topics:
             topic = self.model.add_topic(name)
             if accepted:
                 self.model.publish(topic, messages, self.wall_ns)

@@ -78,7 +78,7 @@ class Adoption:
         expect(broker.damage.found_count == 0 or may_be, "damage is reported:", broker.damage.as_dict())
         self.world.was_damaged = self.world.was_damaged or broker.damage.found_count != 0
         former, self.model.topics = self.model.topics, {}
-        for name, found in broker.topic_of.items():
+        for name, found in broker.topics.items():
             topic = self.topic_for(name, former)
             self.model.topics[name] = topic
             self.adopt_topic(topic, found)
@@ -144,9 +144,9 @@ class Adoption:
         self.adopt_pause(topic, found, (topic.name, ""))
         self.adopt_limits(topic, found)
         if topic.name == GRAVEYARD:
-            topic.channels = {name: topic.channels.get(name, Channel(name, 0)) for name in found.channel_of}
+            topic.channels = {name: topic.channels.get(name, Channel(name, 0)) for name in found.channels_by_name}
             for name, each in topic.channels.items():
-                each.paused = found.channel_of[name].paused
+                each.paused = found.channels_by_name[name].paused
                 each.created = each.created or self.model.stamp
             topic.created = topic.created or self.model.stamp
             return
@@ -158,7 +158,7 @@ class Adoption:
         self.held_now = {row.number for state in (peek.READY, peek.DEFERRED) for row in rows_of(found, None, state)}
         former, topic.channels = topic.channels, {}
         held_before = topic.held
-        for name, channel_found in found.channel_of.items():
+        for name, channel_found in found.channels_by_name.items():
             strange = self.is_strange(topic, former.get(name), name)
             topic.channels[name] = former.get(name) or Channel(name, 0)
             self.adopt_channel(topic, topic.channels[name], channel_found, strange, held_before)
@@ -189,7 +189,7 @@ class Adoption:
         An id tells its time, so that takes a clock that stands still or goes back.
         """
         kept = {guid for _, guid, *_ in found.log.records()}
-        for channel in found.channel_of.values():
+        for channel in found.channels_by_name.values():
             kept |= parked_ids(channel)
         topic.number_of = {guid: number for guid, number in topic.number_of.items() if guid in kept}
 

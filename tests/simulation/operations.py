@@ -219,11 +219,11 @@ class Operations(World):
 
     def broker_topic(self, topic: Topic) -> Any:
         """Return the broker's topic."""
-        return self.alive.broker.topic_of[topic.name]
+        return self.alive.broker.topics[topic.name]
 
     def broker_channel(self, topic: Topic, channel: Channel) -> Any:
         """Return the broker's channel."""
-        return self.broker_topic(topic).channel_of[channel.name]
+        return self.broker_topic(topic).channels_by_name[channel.name]
 
     def refused(self, function: Callable[[], object]) -> bool:
         """Call a function that the system may refuse. Returns: whether it did."""
@@ -262,7 +262,7 @@ class Operations(World):
         refused = self.refused(make)
         if self.died():
             return
-        if topic_name in self.alive.broker.topic_of:
+        if topic_name in self.alive.broker.topics:
             topic = self.model.add_topic(topic_name)
             if not refused:
                 self.model.add_channel(topic, name, self.wall_ns)
@@ -387,7 +387,7 @@ class Operations(World):
         if topic_name not in self.model.topics:
             self.doubt.topics.add(topic_name)
         self.doubt.batch = (topic_name, messages)
-        found = self.alive.broker.topic_of.get(topic_name)
+        found = self.alive.broker.topics.get(topic_name)
         before = 0 if found is None else found.message_count
         counts: list[int] = []
 
@@ -403,7 +403,7 @@ class Operations(World):
         self.store_slices(topic_name)
         if self.died():
             return
-        found = self.alive.broker.topic_of.get(topic_name)
+        found = self.alive.broker.topics.get(topic_name)
         if found is None:
             expect(self.is_disturbed, "a publish has made no topic")
             return
@@ -418,7 +418,7 @@ class Operations(World):
 
     def store_slices(self, topic_name: str) -> None:
         """Run the turns that a batch in slices needs, and those that others want meanwhile."""
-        topic = None if self.died() else self.alive.broker.topic_of.get(topic_name)
+        topic = None if self.died() else self.alive.broker.topics.get(topic_name)
         while topic is not None and topic.busy and not self.died():
             self.alive.broker.scheduler.run_wakes()
             self.alive.hub.run_until_idle()
@@ -508,7 +508,7 @@ class Operations(World):
         if self.died():
             return
         client.receive()
-        found = self.alive.broker.topic_of.get(topic_name)
+        found = self.alive.broker.topics.get(topic_name)
         if found is None or client.take_errors():
             expect(self.is_disturbed, "SUB is refused on a sound disk")
             if found is not None:
@@ -590,7 +590,7 @@ class Operations(World):
         client, topic, channel, copies = held
         for copy in copies:
             self.doubt.numbers[topic.name, channel.name] = {copy.number}
-            found = self.alive.broker.topic_of[topic.name].channel_of[channel.name]
+            found = self.alive.broker.topics[topic.name].channels_by_name[channel.name]
             self.finishing = (topic.name, channel.name, copy.number, found.finish_count)
             is_done = self.answer(client, b"FIN %s\n", copy, topic)
             self.finishing = None
@@ -691,7 +691,7 @@ class Operations(World):
         left = {number for number, copy in channel.copies.items() if channel.spends(copy) and copy.state != IN_FLIGHT}
         if left and left == set(channel.copies):
             self.do("sync")
-            found = self.alive.broker.topic_of[topic_name].channel_of[channel.name]
+            found = self.alive.broker.topics[topic_name].channels_by_name[channel.name]
             if found.depth + found.deferred_count + found.in_flight_count == 0:
                 self.vanished |= left
                 channel.copies.clear()
@@ -701,13 +701,13 @@ class Operations(World):
 
     def check_drained(self) -> None:
         """Check that no delivered and finished message remains."""
-        for topic in self.alive.broker.topic_of.values():
+        for topic in self.alive.broker.topics.values():
             known = self.model.topics[topic.name]
             if known.held or topic.name == GRAVEYARD or any(each.muddled for each in known.channels.values()):
                 # An ephemeral one without a channel, for instance.
                 continue
             expect(topic.log.first is topic.log.active, f"{topic.name} keeps segments of finished messages")
-            for channel in topic.channel_of.values():
+            for channel in topic.channels_by_name.values():
                 counts = (channel.depth, channel.deferred_count, channel.in_flight_count)
                 expect(counts == (0, 0, 0), f"{topic.name}/{channel.name} is not empty:", counts)
 

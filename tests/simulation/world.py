@@ -362,14 +362,19 @@ class World:
         touched = self.files.unreadable.touched() if self.files is not None else []
         expect(not touched, "ended by SIGBUS at", *touched)
         broker = self.alive.broker
-        expect(set(broker.topic_of) == set(self.model.topics), "topics", set(broker.topic_of), set(self.model.topics))
+        expect(set(broker.topics) == set(self.model.topics), "topics", set(broker.topics), set(self.model.topics))
         for topic in self.model.topics.values():
-            self.check_topic(topic, broker.topic_of[topic.name])
+            self.check_topic(topic, broker.topics[topic.name])
 
     def check_topic(self, topic: Topic, found: Any) -> None:
         """Compare one topic."""
         found.check()
-        expect(set(found.channel_of) == set(topic.channels), "channels", set(found.channel_of), set(topic.channels))
+        expect(
+            set(found.channels_by_name) == set(topic.channels),
+            "channels",
+            set(found.channels_by_name),
+            set(topic.channels),
+        )
         if topic.name == GRAVEYARD:
             return
         expect(found.own_limits == topic.own_limits, f"limits of {topic.name}", found.own_limits, topic.own_limits)
@@ -377,7 +382,7 @@ class World:
         expect(found.paused == topic.paused, f"pause of {topic.name}", found.paused)
         expect(found.message_count == topic.count, f"messages of {topic.name}", found.message_count, topic.count)
         for channel in topic.channels.values():
-            self.check_channel(channel, found.channel_of[channel.name])
+            self.check_channel(channel, found.channels_by_name[channel.name])
 
     def check_channel(self, channel: Channel, found: Any) -> None:
         """Compare one channel."""
@@ -484,7 +489,7 @@ class World:
         expect(attempts == copy.attempts + 1 or is_other, f"{name}: attempts of", number, attempts, copy.attempts + 1)
         if copy.parked and attempts == 1 and self.was_disturbed:
             # Without space it was not parked. A kill leaves no attempts then, but one at least.
-            copy.parked = guid in parked_ids(self.alive.broker.topic_of[topic.name].channel_of[channel.name])
+            copy.parked = guid in parked_ids(self.alive.broker.topics[topic.name].channels_by_name[channel.name])
         if early_ns:
             # Now it is a message like others.
             copy.due_ns = 0

@@ -20,7 +20,7 @@ from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, brok
 
 def test_a_new_data_directory_has_no_topics(tmp_path):
     broker = broker_on(tmp_path)
-    assert broker.topic_of == {}
+    assert broker.topics == {}
     assert broker.health() == "OK"
 
 
@@ -34,8 +34,8 @@ def test_topics_and_channels_are_made_once_and_found_again(tmp_path):
         topic.channel("c#ephemeral")
     broker.close()
     broker = broker_on(tmp_path)
-    assert sorted(broker.topic_of) == sorted(names[:-1])
-    assert {tuple(topic.channel_of) for topic in broker.topic_of.values()} == {("..",)}
+    assert sorted(broker.topics) == sorted(names[:-1])
+    assert {tuple(topic.channels_by_name) for topic in broker.topics.values()} == {("..",)}
 
 
 def test_topics_are_listed_by_name_while_some_are_created_and_deleted(tmp_path):
@@ -68,7 +68,7 @@ def test_topics_of_an_earlier_run_are_listed_by_name(tmp_path):
 def test_a_directory_that_is_no_topic_is_left_alone(tmp_path, caplog):
     broker_on(tmp_path)
     (tmp_path / "topics" / "lost+found").mkdir()
-    assert broker_on(tmp_path).topic_of == {}
+    assert broker_on(tmp_path).topics == {}
     assert "skipping lost+found" in caplog.text
     assert (tmp_path / "topics" / "lost+found").exists()
 
@@ -84,7 +84,7 @@ def test_a_deleted_topic_is_gone_at_once_and_after_a_restart(tmp_path):
     assert channel.exiting
     assert os.listdir(tmp_path / "topics") == []
     assert broker.topic("t").depth == 0
-    assert list(broker_on(tmp_path).topic_of) == ["t"]
+    assert list(broker_on(tmp_path).topics) == ["t"]
     assert os.listdir(tmp_path / "discarded") == []
 
 
@@ -268,7 +268,7 @@ def test_health_is_that_of_the_last_write_until_that_log_is_written_to_again(tmp
         topic.publish_body(b"x" * 60_000, wall())
     broker.note_failed_write(caught.value)
     assert broker.health().startswith("NOK - failed to reserve ")
-    broker.topic_of["t"].publish_body(b"x", wall())
+    broker.topics["t"].publish_body(b"x", wall())
     assert broker.health() == "OK"
 
 
@@ -434,7 +434,7 @@ def test_a_topic_that_could_not_be_made_at_first_can_be_made_later(tmp_path):
     broker.topic("t").channel("c")
     broker.retry_removals()
     broker.close()
-    assert list(broker_on(tmp_path).topic("t").channel_of) == ["c"]
+    assert list(broker_on(tmp_path).topic("t").channels_by_name) == ["c"]
 
 
 def test_a_channel_that_could_neither_be_made_nor_removed_can_be_made_later(tmp_path):
@@ -449,4 +449,4 @@ def test_a_channel_that_could_neither_be_made_nor_removed_can_be_made_later(tmp_
     topic.channel("c")
     broker.retry_removals()
     broker.close()
-    assert list(broker_on(tmp_path).topic("t").channel_of) == ["c"]
+    assert list(broker_on(tmp_path).topic("t").channels_by_name) == ["c"]

@@ -321,7 +321,7 @@ def test_a_channel_whose_attempts_cannot_be_saved_costs_no_other_channel_theirs(
     # Not caplog.text: a Spark driver in this process writes the records of every logger as JSON, quotes escaped.
     assert any('cannot save the attempts of 1 messages of channel "b" of topic "t"' in line for line in caplog.messages)
     assert json.loads((tmp_path / "node.json").read_text())["clean"]
-    channels = broker_on(tmp_path).topic("t").channel_of
+    channels = broker_on(tmp_path).topic("t").channels_by_name
     attempts = {name: channels[name].take_message(consumer_on(channels[name]))[1] for name in "abc"}
     assert attempts == {"a": 4, "b": 2, "c": 4}
 
@@ -517,7 +517,7 @@ def test_an_ephemeral_channel_is_gone_after_a_restart(tmp_path):
     topic.channel("c#ephemeral")
     topic.channel("d")
     topic.broker.close()
-    assert list(broker_on(tmp_path).topic("t").channel_of) == ["d"]
+    assert list(broker_on(tmp_path).topic("t").channels_by_name) == ["d"]
 
 
 @pytest.mark.parametrize("given_back", [False, True], ids=["queued", "both were in flight"])

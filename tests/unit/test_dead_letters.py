@@ -48,11 +48,11 @@ class Bench:
     def turn(self):
         self.broker.scheduler.run_timers(mono() + 2 * SECOND_NS)
         self.broker.scheduler.run_wakes()
-        for topic in self.broker.topic_of.values():
+        for topic in self.broker.topics.values():
             topic.check()
 
     def letters(self):
-        topic = self.broker.topic_of.get("dead")
+        topic = self.broker.topics.get("dead")
         return [] if topic is None else [body for *_, body in topic.log.records()]
 
 
@@ -100,7 +100,7 @@ def test_the_log_names_both_ids(bench, caplog):
     guid = bench.take()[0]
     bench.channel.requeue_message(bench.consumer, guid, 0)
     bench.turn()
-    letter = to_hex(bench.broker.topic_of["dead"].guids.last_id).decode()
+    letter = to_hex(bench.broker.topics["dead"].guids.last_id).decode()
     assert f"CHANNEL(c): message {to_hex(guid).decode()} after 2 attempts is {letter} of topic dead" in caplog.text
 
 

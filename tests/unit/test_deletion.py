@@ -72,7 +72,7 @@ def test_where_the_disk_refuses_nothing_has_changed(tmp_path: Path, what: str) -
     assert not topic.exiting
     assert not topic.channel("c").exiting
     assert client.closed_count == 0
-    assert [(channel.depth, channel.deferred_count) for channel in topic.channel_of.values()] == [(3, 1), (3, 1)]
+    assert [(channel.depth, channel.deferred_count) for channel in topic.channels_by_name.values()] == [(3, 1), (3, 1)]
     files.refusing = False
     assert broker.delete_topic("t")
     assert client.closed_count == 1
@@ -113,8 +113,8 @@ def test_a_deletion_needs_no_mapping(tmp_path: Path, what: str) -> None:
     topic = broker.topic("t")
     files.full = True
     assert topic.delete_channel("c") if what == "channel" else broker.delete_topic("t")
-    assert list(topic.channel_of) == (["d"] if what == "channel" else [])
-    assert (topic.exiting, list(broker.topic_of)) == (what == "topic", ["t"] if what == "channel" else [])
+    assert list(topic.channels_by_name) == (["d"] if what == "channel" else [])
+    assert (topic.exiting, list(broker.topics)) == (what == "topic", ["t"] if what == "channel" else [])
     # A client that holds the topic may publish to it.
     topic.publish_body(b"x", NOW_NS)
     topic.check()
@@ -131,7 +131,7 @@ def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> No
     broker.topic("t").delete_channel("d")
     again = broker_at(tmp_path)
     assert not list(tmp_path.glob("discarded/*"))
-    (channel,) = again.topic("t").channel_of.values()
+    (channel,) = again.topic("t").channels_by_name.values()
     assert (channel.name, channel.depth, channel.deferred_count) == ("c", 3, 1)
     again.close()
 
@@ -233,7 +233,7 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
     topic.publish_body(b"x", NOW_NS)
     broker.scheduler.time_max_ns = 1
     assert broker.delete_topic("t")
-    assert "t" not in broker.topic_of
+    assert "t" not in broker.topics
     assert 0 < sum(client.closed_count for client in clients) < len(clients)
     again = broker.topic("t")
     again.publish_body(b"new", NOW_NS)
@@ -243,11 +243,11 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
         turns += 1
     assert turns > 1
     assert [client.closed_count for client in clients] == [1] * len(clients)
-    assert (topic.channel_of, topic.channels) == ({}, [])
+    assert (topic.channels_by_name, topic.channels) == ({}, [])
     assert topic.log.abandoned
     assert again.depth == 1
     broker.close()
-    assert list(broker_at(tmp_path).topic_of) == ["t"]
+    assert list(broker_at(tmp_path).topics) == ["t"]
 
 
 def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_made(tmp_path: Path) -> None:

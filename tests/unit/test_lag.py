@@ -67,11 +67,11 @@ def test_a_kill_between_two_slices_loses_nothing_and_doubles_nothing(topic, tmp_
     for _ in range(turns):
         topic.broker.scheduler.run_wakes()
     topic = broker_on(tmp_path).topic("t")
-    channels = [topic.channel_of[name] for name in names]
+    channels = [topic.channels_by_name[name] for name in names]
     assert [(channel.depth, channel.deferred_count) for channel in channels] == [(0, MANY)] * 2
     run_turns(topic.broker)
     topic = broker_on(tmp_path).topic("t")
-    assert [(channel.depth, channel.deferred_count) for channel in topic.channel_of.values()] == [(0, MANY)] * 2
+    assert [(channel.depth, channel.deferred_count) for channel in topic.channels_by_name.values()] == [(0, MANY)] * 2
 
 
 def test_the_first_channel_of_a_topic_shows_what_was_held_as_deferred_at_once(topic):

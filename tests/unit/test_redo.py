@@ -431,7 +431,7 @@ def journaled(path, bodies):
 def bodies_on(path):
     broker = Broker(options_for(path, sync_every=1), Files())
     broker.load()
-    topic = broker.topic_of["t"]
+    topic = broker.topics["t"]
     return topic, [body for _, _, _, _, _, body in topic.log.records()]
 
 

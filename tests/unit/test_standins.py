@@ -85,7 +85,7 @@ def test_a_start_without_room_for_missing_files_goes_on_in_memory_and_writes_the
     directory = tmp_path / "topics" / "t.topic"
     files.full = True
     broker = broker_on(tmp_path, files)
-    (channel,) = broker.topic("t").channel_of.values()
+    (channel,) = broker.topic("t").channels_by_name.values()
     assert (channel.depth, channel.deferred_count) == (COUNT, 1)
     assert sorted(broker.stand_ins.paths) == sorted(str(directory / name) for name in missing)
     assert broker.health().startswith(f"NOK - the disk has no room for {broker.stand_ins.paths[0]}")
@@ -100,7 +100,7 @@ def test_a_start_without_room_for_missing_files_goes_on_in_memory_and_writes_the
     finish(channel.ledger, 1)
     again = broker_on(tmp_path)
     assert not again.stand_ins
-    (channel,) = again.topic("t").channel_of.values()
+    (channel,) = again.topic("t").channels_by_name.values()
     assert again.topic("t").paused
     assert (channel.depth, channel.deferred_count) == (COUNT - 3, 1)
 
@@ -121,17 +121,17 @@ def test_a_topic_of_which_only_the_directory_is_left_starts_on_a_full_disk_and_i
     topic.channel("c")
     assert not broker.stand_ins
     assert str(tmp_path / "topics" / "t.topic") in topic.names.gather()
-    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == 1
+    assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == 1
 
 
 def test_a_clean_stop_writes_what_there_is_room_for(tmp_path: Path, files: FullDisk) -> None:
     left_by_a_run(tmp_path, "c.channel/ledger")
     files.full = True
     broker = broker_on(tmp_path, files)
-    finish(broker.topic("t").channel_of["c"].ledger, 2)
+    finish(broker.topic("t").channels_by_name["c"].ledger, 2)
     files.full = False
     broker.close()
-    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == COUNT - 2
+    assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == COUNT - 2
 
 
 def test_a_clean_stop_says_which_files_it_had_no_room_for(
@@ -142,7 +142,7 @@ def test_a_clean_stop_says_which_files_it_had_no_room_for(
     broker_on(tmp_path, files).close()
     path = tmp_path / "topics" / "t.topic" / "c.channel" / "ledger"
     assert f"cannot write {path}: the disk is full" in caplog.text
-    assert broker_on(tmp_path).topic("t").channel_of["c"].depth == COUNT
+    assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == COUNT
 
 
 @pytest.mark.parametrize("what", ["topic", "channel"])

@@ -198,9 +198,9 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path):
     topic.channel("c")
     topic.channel("d")
     topic.delete_channel("c")
-    assert "t#ephemeral" in broker.topic_of
+    assert "t#ephemeral" in broker.topics
     topic.delete_channel("d")
-    assert broker.topic_of == {}
+    assert broker.topics == {}
 
 
 def test_what_is_beyond_the_memory_queue_counts_as_backend_depth(tmp_path):

@@ -41,7 +41,7 @@ cdef class ChannelCore(Scheduled):
     cdef bint ready_turn                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef readonly list consumers         # Consumer
-    cdef dict consumer_of                # the same, by number
+    cdef dict consumers_by_number                # the same, by number
     cdef uint64_t rotation               # who is asked first in the next turn
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: what is beyond counts as backend depth
