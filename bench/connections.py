@@ -19,7 +19,7 @@ FRAME_RESPONSE = 0
 
 
 class HandshakeError(Exception):
-    """The server answered a handshake with something else than OK."""
+    """The server refused a handshake."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from bench.workloads import Workload, find
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
 
-# Each with the messages that the smaller of two loads has whose instructions are counted.
+# Each with the messages of the smaller of the two loads whose instructions are counted.
 COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}
 # The larger of two loads has so many times as many messages more.
 ADDED = 4
@@ -67,7 +67,7 @@ class Counter:
     event: str = EVENT
 
     def target(self, counted: Path) -> Target:
-        """Return the daemon as a target that is counted. counted: the file that holds the figure when it has ended."""
+        """Return the daemon as a target with a counter. counted: the file that holds the figure after its end."""
         environment = (("PYTHONHASHSEED", "0"),)
         if self.name == "perf":
             command: tuple[str, ...] = ("sh", "-c", COUNTED_BY_PERF, str(counted), self.event, *DAEMON)

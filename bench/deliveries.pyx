@@ -38,17 +38,17 @@ cdef class Deliveries:
 
     @property
     def unique(self):
-        """How many counters have come."""
+        """Return the number of received counters."""
         return self.tally.unique
 
     @property
     def duplicates(self):
-        """How many have come again."""
+        """Return the number of repeated counters."""
         return self.tally.duplicates
 
     @property
     def foreign(self):
-        """How many that were never published."""
+        """Return the number of counters that were never published."""
         return self.tally.foreign
 
     @property

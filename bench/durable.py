@@ -44,8 +44,8 @@ WARM_S = 1.0
 WARM_BYTES = 512 << 20
 TRACED_S = 0.5
 SMALL_CONNECTIONS = 4
-# Two ways to use the disk without a broker: a file that grows, as each flush then writes the new size as well; and a
-# file whose blocks are all there, as in pyqd's journal.
+# Two ways to use the disk without a broker. One appends to a file, so that each flush also writes the new size. The
+# other writes to a file with all blocks reserved, as pyqd's journal does.
 APPEND = "bare append"
 OVERWRITE = "bare overwrite"
 DISK_BYTES = 16 << 20
@@ -184,7 +184,7 @@ class Traced:
 
 
 def trace(broker: Broker, row: Row, setting: Setting, calls: Sequence[str], seconds: float) -> Traced:
-    """Run a load on a fresh server whose calls are traced."""
+    """Run a load on a fresh server under strace."""
     with tempfile.TemporaryDirectory(prefix="bench-trace-") as directory:
         path = Path(directory) / "trace"
         words = durable_trace.tracer(path, calls)

@@ -39,17 +39,17 @@ cdef struct Asker:
     uint32_t turn_count            # requests of one turn
     const char* output
     uint32_t* ends                 # end of each request in the buffer
-    uint32_t next_request          # index within the turn of the next one that is not queued
+    uint32_t next_request          # index within the turn of the next request to queue
     uint32_t queued_begin          # bytes of output that are queued and not sent
     uint32_t queued_end
     uint32_t outstanding           # requests queued and not answered
     uint32_t answers_of_request    # answers that have come of the oldest of them
     int64_t* begun_ns              # ring of the times at which they were queued
     uint32_t begun_first
-    uint32_t place                 # bytes seen of the line or frame at hand
+    uint32_t place                 # bytes seen of the current line or frame
     uint32_t line                  # index of the line within the answer
     uint32_t frame_bytes
-    bint skipped                   # the line at hand is no answer
+    bint skipped                   # the current line is not an answer
 
 
 # Its methods run without the interpreter's lock, which the debug build's check of `self` would need.
@@ -182,7 +182,7 @@ cdef class DurableLoad:
         return 0
 
     cdef int scan_lines(self, Asker* asker, int64_t now_ns) noexcept nogil:
-        """Count the lines that have come whole; a PING of NATS is none. Returns: -1 for one that begins otherwise."""
+        """Count the complete lines; a PING of NATS does not count. Returns: -1 for a line with another beginning."""
         cdef uint32_t index
         cdef char byte, wanted
         for index in range(self.input_bytes):
@@ -263,9 +263,9 @@ cdef class DurableLoad:
         return True
 
     def run(self, *, double seconds, double warm_s=0.0, bint spin=False):
-        """Load for warm_s, then for the `seconds` that are measured, and wait for the rest of the answers.
+        """Load for warm_s, then for the measured `seconds`, and wait for the rest of the answers.
 
-        spin: poll instead of sleeping. Returns: DurableReport. Raises: LoadError for any answer that is no OK.
+        spin: poll instead of sleeping. Returns: DurableReport. Raises: LoadError for any answer other than OK.
         """
         cdef int64_t worked_ns = 0
         cdef int64_t begun_ns, end_ns

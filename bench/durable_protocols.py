@@ -28,7 +28,7 @@ class Client:
 
 
 class ProtocolError(Exception):
-    """A server answered the preparation of a load with something else than it should."""
+    """A server gave an unexpected answer to the preparation of a load."""
 
 
 def connect(address: Address) -> socket.socket:

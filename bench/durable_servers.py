@@ -82,7 +82,7 @@ def of_target(target: Target) -> Broker:
     )
 
 
-# Name, environment variable with the path, protocol, arguments, settings, how to ask for the version.
+# Name, environment variable with the path, protocol, arguments, settings, command for the version.
 OTHERS: tuple[tuple[str, str, Nsq, Arguments, str, str], ...] = (
     ("redis", "REDIS", Redis(), redis_arguments, "`appendonly yes`, `appendfsync always`", "--version"),
     ("beanstalkd", "BEANSTALKD", Beanstalk(), beanstalkd_arguments, "`-b DIR -f 0`", "-v"),
@@ -102,7 +102,7 @@ def of_environment(name: str) -> Broker | None:
     found = shutil.which(path)
     if found is None:
         raise ValueError(f"{variable}: no such program: {path}")
-    # Only Go's servers look at it; more running threads than cores would only add switches.
+    # Only Go's servers use it; more running threads than cores would only add switches.
     one_core = {"GOMAXPROCS": "1"}
     return Broker(name, (found,), protocol, arguments, setting, version_flag=flag, environment=one_core)
 

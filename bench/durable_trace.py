@@ -224,7 +224,7 @@ class Proof:
         return not known
 
     def unmap(self, event: Event) -> None:
-        """Forget ranges whose addresses may be another file's from now on."""
+        """Drop ranges whose addresses may belong to another file from now on."""
         if gone := range_of(event):
             self.ranges = {each for each in self.ranges if not gone[0] <= each[0] < sum(gone)}
 

@@ -42,7 +42,7 @@ cdef inline void histogram_add(Histogram* histogram, int64_t duration_ns) noexce
     if duration_ns > histogram.most:
         histogram.most = duration_ns
 
-# The least duration that at least the share (0 .. 1) of all did not exceed, to 0.4 %; 0 when there is none.
+# The least duration that at least the share (0 .. 1) of all did not exceed, to 0.4 %; 0 if there is none.
 cdef inline int64_t histogram_quantile(const Histogram* histogram, double share) noexcept nogil:
     cdef uint64_t rank = <uint64_t>(share * <double>histogram.count)
     cdef uint64_t seen = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Durations of one kind: how many, quantiles to 0.4 %, and the exact maximum; all 0 when there are none."""
+    """Durations of one kind: their number, quantiles to 0.4 %, and the exact maximum; all 0 if there are none."""
 
     count: int = 0
     p50_ns: int = 0

@@ -25,7 +25,7 @@ MARGINS = 2.1
 
 @dataclass(frozen=True)
 class Bar:
-    """How many times better the first target is; least and most over the pairs. goal: to be reached, if any."""
+    """Factor by which the first target is better; least and most over the pairs. goal: the wanted factor, if any."""
 
     factor: float
     least: float

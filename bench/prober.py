@@ -1,9 +1,9 @@
-"""Measure how long a server does not answer: a process of its own asks for /ping again and again.
+"""Prober of a server's longest silence: a process of its own that requests /ping again and again.
 
-It asks every two milliseconds, but has one open question at a time. A silence of a second is one question that took a
-second, and counts as all those that were due meanwhile would. Beside the time that an answer took stands the CPU time
-that the server's first thread used meanwhile: on a machine that others use as well, the first is the larger of the two
-by the time that the server waited for its core.
+It sends a request every two milliseconds, but has at most one open at a time. A silence of a second is one request that
+took a second, and counts like all the requests that were due meanwhile. Beside the time of an answer the prober reports
+the CPU time that the server's first thread used meanwhile. On a machine with other users, the difference is the time
+that the server waited for its core.
 
 Source: /proc/PID/task/TID/schedstat, in the kernel's documentation "Scheduler Statistics".
 """

@@ -72,7 +72,7 @@ class Row:
 
 
 def spread_of(runs: Iterable[Run], target: str, key: str) -> Spread | None:
-    """Return median and range over the good runs, None when there is none.
+    """Return median and range over the good runs, None if there is none.
 
     A run that measured several times itself gives its own range beside its median, by KEY_least and KEY_most.
     """
@@ -119,7 +119,7 @@ def make_row(series: Series, workload: Workload, figure: Figure, goal: Goal | No
     versus = {}
     if figure.better:
         for name in others:
-            # Goals are ratios to nsqd; a sink, or another pyqd, is there to be looked at beside it.
+            # Goals are ratios to nsqd; a sink, or another pyqd, is only shown for comparison.
             wanted = goal.ratio(cores[name]) if goal and programs[name] == "nsqd" else None
             versus[name] = compare(runs, first, name, figure, wanted)
     limit = goal.limit if goal else None

@@ -135,7 +135,7 @@ def run_publish(workload: Workload, target: Target, server: Server, setting: Set
 
 
 def fill(workload: Workload, target: Target, server: Server, setting: Setting) -> tuple[Result, float]:
-    """Publish into a channel that exists already and let the server come to rest; return the seconds of that too."""
+    """Publish into an existing channel and let the server come to rest; return the seconds of that too."""
     create_channel(server.tcp_address, TOPIC, CHANNEL, timeout_s=OPEN_TIMEOUT_S)
     report, meter = publish(workload, server, setting)
     settled_s = settle(server)
@@ -188,7 +188,7 @@ def publication_result(workload: Workload, target: Target, server: Server, repor
 
 
 def run_consume(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """Fill a channel that exists already, let the server come to rest, and consume it."""
+    """Fill an existing channel, let the server come to rest, and consume it."""
     filled, settled_s = fill(workload, target, server, setting)
     if filled.problem:
         return filled

@@ -108,7 +108,7 @@ def ask_version(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a server, as often as wanted, on the same ports and the same data."""
+    """Command of a server, to start it repeatedly on the same ports and the same data."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -175,7 +175,7 @@ class Server:
 
 
 def free_addresses(count: int) -> list[Address]:
-    """Return loopback addresses whose ports were free a moment ago."""
+    """Return loopback addresses whose ports were free at the time of the call."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses: list[Address] = [("127.0.0.1", found.getsockname()[1]) for found in sockets]
     for found in sockets:

@@ -1,10 +1,10 @@
-"""How fast a topic becomes Parquet: `pyq_spark drain`, and Spark's own Parquet sink behind format("pyqd"), in turn.
+"""Time to turn a topic into Parquet: `pyq_spark drain`, and Spark's own Parquet sink behind format("pyqd"), in turn.
 
     python -m bench.spark_drain --messages 1000000 --rounds 3
 
-A broker of its own, all on the same cores with the same compression. Spark's sink writes plain files,
-and once more by topic and day, as the drain does. The drain syncs its files to disk and Spark's sink does not. One
-round of each before the others counts for nothing: it starts Python processes and fills caches.
+A broker of its own, all on the same cores with the same compression. Spark's sink writes plain files, and once more by
+topic and day, as the drain does. The drain syncs its files to disk and Spark's sink does not. The first round of each
+is not counted: it starts Python processes and fills caches.
 """
 
 from __future__ import annotations

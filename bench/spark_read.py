@@ -39,7 +39,7 @@ def post(server: Server, path: str, body: bytes = b"") -> None:
 
 
 def fill(server: Server, count: int) -> None:
-    """Publish `count` messages of BODY_BYTES, whose bytes do not compress."""
+    """Publish `count` messages of BODY_BYTES incompressible bytes."""
     bodies = [os.urandom(BODY_BYTES) for _ in range(min(MPUB_COUNT, count))]
     for start in range(0, count, MPUB_COUNT):
         chunk = bodies[: count - start]

@@ -1,6 +1,7 @@
-"""Longest time that the daemon does not answer while something has much to do. `python -m bench.stalls`.
+"""Longest time that the daemon does not answer while a command or background job has much to do. `python -m
+bench.stalls`.
 
-Each situation is set up in a fresh daemon; while it runs, a prober asks for /ping every two milliseconds. The figures
+Each situation is set up in a fresh daemon; while it runs, a prober requests /ping every two milliseconds. The figures
 of a row are medians over the repetitions. Nothing is subtracted: the first row is an idle daemon, for comparison.
 """
 

@@ -1,4 +1,4 @@
-"""Keep a server that runs already under load, for profilers that look at it from outside."""
+"""Steady load on a running server, for profilers that observe it from outside."""
 
 import time
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from bench.outcome import LoadReport
 from bench.workloads import Workload, find
 
 TOPIC = "bench-load"
-# Short enough to come near the time asked for, long enough that opening connections does not show.
+# Short enough to come near the requested time, long enough that opening connections does not show.
 ROUND_MESSAGES = 400_000
 OPEN_TIMEOUT_S = 10.0
 

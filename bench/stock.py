@@ -52,7 +52,7 @@ def wait_for(server: Server, answers: Callable[[], bool], deadline_s: float, pol
 
 
 def fill(workload: Workload, server: Server, setting: Setting) -> str:
-    """Publish the messages and wait until all lie in the channel; return the problem, "" when there is none."""
+    """Publish the messages and wait until all are in the channel; return the problem, "" if there is none."""
     handshake = Handshake()
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes, filler=workload.filler.encode())
     with Connections.open(server.tcp_address, workload.publishers, handshake, timeout_s=OPEN_TIMEOUT_S) as connections:

@@ -32,7 +32,7 @@ cdef struct Connection:
     uint32_t outstanding           # commands sent or stamped, but not answered
     int64_t* begun_ns              # of each of these, in a ring of outstanding_max; NULL but for publishers; owned
     uint32_t oldest                # its place in that ring
-    uint32_t channel               # whose tally this consumer adds to
+    uint32_t channel               # index of the tally that this consumer adds to
 
 cdef struct Traffic:
     int epoll_fd
@@ -40,7 +40,7 @@ cdef struct Traffic:
     uint32_t connection_count
     uint32_t publisher_count
     uint32_t first_publisher       # publishers lie behind each other
-    uint32_t next_publisher        # whose turn it is, from 0; only with a rate
+    uint32_t next_publisher        # index of the next publisher to send, from 0; only with a rate
     uint32_t consumer_count
     uint32_t finished_count        # consumers that have seen CLOSE_WAIT
     uint32_t batch                 # messages in a command

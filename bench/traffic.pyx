@@ -407,7 +407,7 @@ cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
 
 
 cdef int64_t sleep_ns(Traffic* traffic, int64_t now_ns, int64_t end_ns) noexcept nogil:
-    """How long to wait for events: to end_ns, but with a rate no longer than to the next intended time."""
+    """Return the time to wait for events: to end_ns, but with a rate no longer than to the next intended time."""
     cdef int64_t until_ns = end_ns
     cdef int64_t next_ns
     if traffic.spinning:

@@ -30,7 +30,7 @@ S_NS = 1_000_000_000
 HEADER = struct.Struct(">IHHQqI")
 MAGIC_NUMBER = 0x70797164
 MSG_TIMEOUT_MS = 300
-# A message's time runs from the moment it is handed to a consumer; a busy machine sends it that much later.
+# A message's lease runs from the time it is given to a consumer; a busy machine sends it that much later.
 SENT_LATE_MS = 150
 NOTES_MAX = 40
 
@@ -161,7 +161,7 @@ class Channel:
         self.note_spent()
 
     def change_limits(self, limits: Limits) -> None:
-        """Note limits that are asked for: until the answer those before or these are in force."""
+        """Record requested limits: until the answer, either the old or the new ones are in force."""
         self.limits, self.limits_before = limits, self.limits
         self.note_spent()
 
@@ -337,7 +337,7 @@ class World:
         self.late_ns: list[int] = []
         self.notes: list[str] = []
         self.ready_ns = 0
-        # When all sockets had last been looked at, and the time before.
+        # Time at which all sockets had last been polled, and the time before.
         self.polled_ns = (0, 0)
         self.topics = [
             Topic(f"topic{index}", [Channel(index, kind, kind) for kind in ("plain", "rough", "late")[: 1 + index % 3]])

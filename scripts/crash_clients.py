@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.drained and not self.received:
-            # The socket was empty when it was read, or looked at, before.
+            # The socket was empty at its last read or poll before this time.
             self.sent_after_ns = max(self.read_ns, self.world.polled_ns[0])
         self.read_ns = time.time_ns()
         self.drained = len(data) < READ_BYTES

@@ -1,6 +1,6 @@
 """Print every module of pyqd, package by package, with the first line of its docstring: `make map`.
 
-A compiled module stands in the package of its layer, marked with *; one that is an interface alone (.pxd) as well.
+A compiled module is listed in the package of its layer, marked with *, and so is an interface without a module (.pxd).
 """
 
 import ast

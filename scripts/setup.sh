@@ -27,7 +27,7 @@ compiler() {
 
 include_directory() { "$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))'; }
 
-# Whether a program of these lines compiles; stands for the compiler, its C library and the headers at once.
+# Return whether a program of these lines compiles: checks the compiler, its C library and the headers at once.
 compiles() {
     local source=$1
     # The compiler may be a command with arguments, such as "gcc -pthread", so it is split on purpose.

@@ -1,8 +1,7 @@
-"""Smoke suite for an installed pyqd: imports, the command line, a daemon that is published to and consumed from.
+"""Smoke suite for an installed pyqd: imports, the command line, publishing to a daemon and consuming from it.
 
-Run it by the interpreter of the installation, isolated (-I) and away from any checkout, so that nothing but the
-installation can be found. It needs the standard library alone, prints a line per check, and exits with 1 at the first
-that fails.
+Run it with the interpreter of the installation, isolated (-I) and away from any checkout, so that only the installation
+can be found. It needs only the standard library, prints a line per check, and exits with 1 at the first failure.
 """
 
 import http.client
@@ -53,7 +52,7 @@ def check_version():
 
 
 def free_ports(count):
-    """Return loopback ports that nothing listened on a moment ago."""
+    """Return loopback ports that were free at the time of the call."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in sockets]
     for probe in sockets:

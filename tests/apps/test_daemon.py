@@ -201,7 +201,7 @@ def test_it_serves_unix_sockets_logs_their_full_paths_and_removes_them(tmp_path:
             stderr=log,
         )
     try:
-        # The HTTP listener is the last to start; its file is there a moment before it takes connections.
+        # The HTTP listener is the last to start; its file exists shortly before it accepts connections.
         wait_until(lambda: takes_connections(http_path), "the daemon listens", WAIT_S)
         web = http.client.HTTPConnection("localhost", timeout=WAIT_S)
         web.sock = socket.socket(socket.AF_UNIX)

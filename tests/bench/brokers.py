@@ -1,4 +1,4 @@
-"""The servers that a test of the benchmark can ask for."""
+"""Servers for tests of the benchmark."""
 
 import importlib.util
 

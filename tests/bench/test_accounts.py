@@ -36,7 +36,7 @@ def server(target: Target) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures that are wrong are wrong sooner; those that come right are waited for as long as ever."""
+    """Shorten the wait for wrong figures; right ones are waited for as long as usual."""
     monkeypatch.setattr(accounts, "UNCHANGED_S", 1.0)
 
 

@@ -50,7 +50,7 @@ def test_cpu_time_is_what_the_larger_load_takes_more_and_the_median_of_several(m
 
 def test_what_filling_a_channel_costs_is_no_part_of_what_consuming_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(workload: Workload, counter: Counter, setting: Setting) -> int:
-        # Both fill a channel that is there already; one of them consumes it.
+        # Both fill an existing channel; one of them consumes it.
         assert workload.kind == "consume" or workload.existing
         return 1_000_000 + (300 if workload.kind == "publish" else 300 + 1100) * workload.messages
 

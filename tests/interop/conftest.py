@@ -94,7 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Implementation, tuple[str, ...]], Daemon]]:
-    """Give a function that starts a daemon the first time it is asked for it; all stop, cleanly, with the session."""
+    """Give a function that starts a daemon on its first call; all daemons stop cleanly with the session."""
     daemons: dict[tuple[str, tuple[str, ...]], Daemon] = {}
 
     def find(implementation: Implementation, flags: tuple[str, ...]) -> Daemon:

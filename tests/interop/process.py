@@ -64,7 +64,7 @@ class ClientProcess:
         return self.events.get(timeout=timeout_s)
 
     def expect(self, kind: str) -> Event:
-        """Take the next event that is no heartbeat (unless those are expected), which must be of this kind."""
+        """Take the next event other than a heartbeat (unless those are expected), which must be of this kind."""
         deadline = time.monotonic() + WAIT_S
         while True:
             event = self.next_event(max(0.0, deadline - time.monotonic()))

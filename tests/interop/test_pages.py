@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 PAGES = {
     name: sections_of(ROOT / "docs" / name) for name in ("how-to.md", "http.md", "configuration.md", "interchange.md")
 }
-# Changes the users and services of the machine; tests/meta/test_contrib.py looks at the unit.
+# Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
 NOT_FOLLOWED = ("Run as a systemd service",)
 GO_WAIT_S = 120
 BLOCK_WAIT_S = 120.0

@@ -1,4 +1,4 @@
-"""README's first five minutes, followed as they stand in a clone that is built."""
+"""README's first five minutes, followed unchanged in a built clone."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SPARK_PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the dotted name asked for, the line, and whether only type checkers see it."""
+    """One import: the dotted name, the line, and whether only type checkers see it."""
 
     name: str
     line: int
@@ -137,7 +137,7 @@ def resolve(name: str, modules: set[str]) -> str | None:
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Return one cycle of a graph, first node first and last; empty when there is none."""
+    """Return one cycle of a graph, first node first and last; empty if there is none."""
     finished: set[str] = set()
 
     def visit(node: str, trail: list[str]) -> list[str]:

@@ -41,7 +41,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def make_targets_in(command: str) -> list[str]:
-    """Return the targets that a command line hands to make: neither options nor settings of variables."""
+    """Return the make targets in a command line: neither options nor settings of variables."""
     found = []
     for part in re.split(r"&&|\|\||[;|]", command):
         words = part.strip().split(" ", 1)

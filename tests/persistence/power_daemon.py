@@ -1,4 +1,4 @@
-"""The daemon on a disk that forgets. Arguments: directory for what a power cut leaves, then the daemon's flags.
+"""The daemon on a disk that forgets. Arguments: directory for the state after a power cut, then the daemon's flags.
 
 SIGUSR1 cuts the power and ends the process; SIGUSR2 lets syncs fail, and the next one lets them succeed again. Prints
 its ports once it listens.

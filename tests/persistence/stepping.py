@@ -1,11 +1,11 @@
-"""Run an operation of a child process one store at a time, and see every state its files go through.
+"""Stepper that runs an operation of a child process one store at a time, and shows every state of its files.
 
 A SIGKILL leaves the stores of all instructions before it and of none after it. So the states of a directory between the
-instructions of an operation are all that a kill during it can leave, and each can be looked at.
+instructions of an operation are all that a kill during it can leave, and each can be examined.
 
 Files change by system calls, after each of which the child stops, and by stores into shared mappings. Those are made
 read-only from outside: the first store into one faults, its mapping becomes writable, and the child goes on in single
-steps until it has stored nothing for a while. Code that cannot change a file so runs at full speed.
+steps until it has stored nothing for a while. So code that cannot change a file runs at full speed.
 
 Source: ptrace(2), proc(5).
 """
@@ -35,7 +35,7 @@ TRACESYSGOOD = 1
 SYSCALL_STOP = signal.SIGTRAP | 0x80
 SIGINFO_BYTES = 128
 SIGINFO_ADDRESS = 2
-# A process group that is stopped and goes on later: the operation does not notice.
+# Signals that stop and resume a process group, which the operation does not notice.
 PAUSED = (signal.SIGSTOP, signal.SIGCONT)
 # user_regs_struct, in words.
 REGISTERS = 27
@@ -98,7 +98,7 @@ class Watch:
         self.changed(True)
 
     def changed(self, names_too: bool) -> bool:
-        """Say whether anything is another than at the last call; names are only looked at when asked for."""
+        """Return whether any file differs from the last call; names are only compared if names_too is set."""
         names = names_in(str(self.directory)) if names_too else self.names
         if names != self.names:
             self.names = names
@@ -109,7 +109,7 @@ class Watch:
 
 
 class Child:
-    """A traced process that is stopped: its registers, its shared mappings, and the way to the next stop."""
+    """A traced process while it is stopped: its registers, its shared mappings, and the way to the next stop."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -124,7 +124,7 @@ class Child:
             skip_outside_ci(f"a traced process does not do as it is told here (ptrace, request {request})")
 
     def go(self, request: int) -> int:
-        """Go on to the next stop. Returns: the signal that stands for its reason."""
+        """Run to the next stop. Returns: the signal that gives its reason."""
         self.ptrace(request)
         status = os.waitpid(self.pid, 0)[1]
         assert os.WIFSTOPPED(status), f"the operation ended the process: status {status:#x}"
@@ -191,7 +191,7 @@ class Child:
 def states_of(directory: Path, operation: Callable[[], object]) -> Iterator[Path]:
     """Yield a copy of the directory for each state that the operation, in a child process, brings it through.
 
-    The copy is removed when the next one is asked for. If the system does not let a process trace its child, the test
+    The copy is removed when the next one is requested. If the system does not let a process trace its child, the test
     is skipped; in continuous integration it fails.
     """
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""A disk that is full for real: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
+"""A really full disk: a file system of a few MiB in memory, mounted by the test, and a daemon on it."""
 
 import json
 import os

@@ -64,7 +64,7 @@ def test_blocks_that_cannot_be_read_cost_the_records_in_them_and_no_other_topic(
     files = [path for path in daemon.data_path.rglob("*") if path.is_file() and path != segment]
     page = 3
     block = disk.block_of(segment, page)
-    # The disk fails from there on: nothing else may lie behind.
+    # The disk fails from this block on: no other file may lie behind it.
     assert all(disk.block_of(path, 0) < block for path in files if path.stat().st_size)
     disk.fail_from(block)
     for _ in range(2):

@@ -180,7 +180,7 @@ def test_pauses_are_kept(daemon, paused):
     with subscribe(daemon, rdy_count=0) as client, subscribe(daemon, channel="d", rdy_count=0):
         client.pub("t", b"before")
     daemon.kill()
-    # A broker that is left as it is has been killed, as far as its files go.
+    # A broker that is abandoned counts as killed, as far as its files go.
     topic = broker_on(daemon.data_path).topic("t")
     topic.channel("c").pause(True)
     topic.pause(True)

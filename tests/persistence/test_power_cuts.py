@@ -273,7 +273,7 @@ def test_an_id_is_not_given_twice_though_the_clock_went_back_before_the_power_fa
     taken = ids_in(topic.log)
     assert len(taken) == 6
     for _ in range(5):
-        # The clock comes to the same moment once more.
+        # The clock reaches the same time once more.
         topic.publish_body(b"later", now_ns)
     assert len(set(ids_in(topic.log))) == 11
 

@@ -234,7 +234,7 @@ def test_after_a_kill_at_any_moment_all_is_as_it_was_said_to_be(tmp_path, seed):
                 operations += 1
         check(directory, model, under_way)
         if sum(map(len, model.values())) > 3000:
-            # All is well with it: go on with less to look at.
+            # The copy is sound: go on without it.
             shutil.rmtree(directory)
             directory.mkdir()
             model = {name: {} for name in "abc"}

@@ -252,7 +252,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 60))
     def compact_parked(self, count):
-        """No message changes its state, wherever it is copied to."""
+        """No message changes its state by being copied."""
         for name in self.model:
             channel = self.topic.channel(name)
             if channel.parked is not None and channel.parked.log.first is not channel.parked.log.active:

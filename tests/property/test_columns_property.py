@@ -30,7 +30,7 @@ records = st.lists(
 
 
 def encoded(rows, first, epoch_at):
-    """Records one behind the other; each skips some ordinals, and from `epoch_at` on the epoch is another."""
+    """Return concatenated records; each skips some ordinals, and from `epoch_at` on the epoch is another."""
     parts = []
     position = first
     for index, (body, skipped, guid, timestamp_ns, due_ns, attempts, flags, handed_out) in enumerate(rows):

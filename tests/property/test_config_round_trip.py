@@ -1,4 +1,4 @@
-"""Whatever the command line asks for, `--check-config` prints a file that asks for the same."""
+"""For every command line, `--check-config` prints a file with the same settings."""
 
 import string
 import tempfile

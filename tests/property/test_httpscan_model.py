@@ -33,7 +33,7 @@ def parsed(data: bytes) -> tuple[list[Request], RequestReader]:
 
 
 def assert_agrees(data: bytes) -> None:
-    """Whatever the scan takes, the parser takes as the same publish, with nothing more to look at."""
+    """The parser takes every publish that the scan takes as the same publish, with nothing left over."""
     found = plain_publish(data, BODY_MAX, BATCH_MAX)
     if found is None:
         return

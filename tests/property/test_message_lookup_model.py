@@ -1,4 +1,4 @@
-"""Messages that are looked at, cancelled and given other due times by their id, among all else that befalls them."""
+"""Messages that are looked up, cancelled and rescheduled by their id, among all other operations."""
 
 from typing import Any
 

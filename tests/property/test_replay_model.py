@@ -26,7 +26,7 @@ def no_pause():
 
 
 class ReplayMachine(RuleBasedStateMachine):
-    """A topic whose log is held, with a channel that is moved about; the model is a state for each message."""
+    """A topic whose log is held, with a channel that seeks; the model is a state for each message."""
 
     def __init__(self):
         super().__init__()

@@ -86,7 +86,7 @@ def own_authd() -> Iterator[AuthServer]:
 
 @pytest.fixture(scope="module")
 def run(implementation: Implementation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Return a function that runs a server with these flags, one for all tests that ask for the same."""
+    """Return a function that runs a server with these flags, one for all tests with the same flags."""
     daemons: dict[tuple[str, ...], Daemon] = {}
 
     def run_with(*flags: str) -> Daemon:
@@ -101,7 +101,7 @@ def run(implementation: Implementation, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def guarded(run: Run, authd: AuthServer) -> Daemon:
-    """A server that asks the auth server whose answers are in ANSWER_OF."""
+    """A server with the auth server whose answers are in ANSWER_OF."""
     return run(f"-auth-http-address={authd.address}")
 
 

@@ -1,4 +1,4 @@
-"""DPUB with a moment in place of a delay: an extension of pyqd's."""
+"""DPUB with a due time instead of a delay: an extension of pyqd's."""
 
 from __future__ import annotations
 

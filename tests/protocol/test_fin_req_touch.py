@@ -90,7 +90,7 @@ def test_any_16_bytes_are_an_id_and_come_back_as_they_are(client: Client, topic:
 
 def test_the_id_is_compared_byte_by_byte(client: Client, topic: str) -> None:
     message_id = take(client, topic)
-    # The same number in other letters is another id. There is always a letter: the clock's high bits see to that.
+    # The same number in capital letters is another id. There is always a letter, because of the clock's high bits.
     assert message_id.upper() != message_id
     client.send(fin(message_id.upper()))
     client.expect_error("E_FIN_FAILED", b"FIN " + message_id.upper() + b" failed ID not in flight")
@@ -214,7 +214,7 @@ def test_a_requeue_beyond_the_limit_is_clamped(
     client.sub(narrow_timed_topic, rdy_count=1)
     message = client.read_message()
     client.req(message, 3_600_000)
-    # An hour was asked for; the flag allows a second.
+    # The REQ names an hour; the flag allows a second.
     assert client.read_message() == message._replace(attempts=2)
 
 

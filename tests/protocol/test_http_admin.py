@@ -15,7 +15,7 @@ from tests.support.server import Daemon, wait_until
 VERSION_HEADER = "x-nsq-content-type"
 TOPIC_ACTIONS = ("create", "delete", "empty", "pause", "unpause")
 CHANNEL_ACTIONS = ("create", "delete", "empty", "pause", "unpause")
-# These two look at the name; the others look it up.
+# These two check the name; the others look it up.
 NAME_CHECKED = ("create", "empty")
 
 

@@ -22,7 +22,7 @@ CHANNELS = ("c", "d")
 STEADY = "steady"
 OPERATIONS = 300
 BATCH = 20
-# A publisher that is so far ahead of the consumers waits for them.
+# A publisher this far ahead of the consumers waits for them.
 AHEAD_MAX = 3000
 
 pytestmark = pytest.mark.slow

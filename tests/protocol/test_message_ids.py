@@ -1,4 +1,4 @@
-"""The ids of published messages in the OK: an extension of pyqd's, for clients that ask for it in IDENTIFY."""
+"""The ids of published messages in the OK: an extension of pyqd's, for clients that enable it in IDENTIFY."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = re.compile(rb"OK ([0-9a-f]{16}) ([1-9][0-9]*)")
 
 @pytest.fixture
 def asking(client: Client) -> Client:
-    """A client that has asked for ids."""
+    """A client that has enabled ids."""
     assert client.identify(message_ids=True)["message_ids"] is True
     return client
 

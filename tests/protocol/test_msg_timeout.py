@@ -1,6 +1,6 @@
 """A message that is neither finished nor requeued in time is delivered again.
 
-Nothing here asserts that it happens soon: nsqd may take seconds to look at a channel for the first time.
+No test asserts that it happens soon: nsqd may take seconds to check a channel for the first time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_an_unsettled_message_comes_again_as_the_same(client: Client, server: Da
     client.pub(timed_topic, b"x")
     consumer(client, timed_topic)
     message = client.read_message()
-    # Each time the message is given back for a moment, so that the test knows a time before which it was not sent.
+    # Each time the message is requeued shortly before, so that the test knows a time before which it was not sent.
     for attempts in (2, 4):
         before_ns = time.time_ns()
         client.req(message, 0)

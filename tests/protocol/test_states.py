@@ -1,4 +1,4 @@
-"""Which command is allowed in which state: the whole table, each cell on a connection of its own."""
+"""Table of the commands allowed in each state, each cell on a connection of its own."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Controlled:
         return Client(self.daemon.tcp_address)
 
     def prepare(self, topic: str) -> None:
-        """Make the topic's names durable, and see that commits go to the journal: its first file takes a moment."""
+        """Make the topic's names durable, and check that commits go to the journal: its first file takes some time."""
         with self.client() as client:
             wait_until(lambda: self.is_journaled(client), "a commit goes to the journal")
             for _ in range(3):
@@ -113,7 +113,7 @@ def topic(controlled: Controlled, request: pytest.FixtureRequest) -> str:
 
 
 def expect_silence(client: Client) -> None:
-    """Assert that nothing comes for a moment."""
+    """Assert that nothing comes for a short time."""
     with pytest.raises(TimeoutError):
         client.read_frame(wait_s=0.1)
 

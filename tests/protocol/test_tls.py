@@ -30,7 +30,7 @@ Run = Callable[..., Daemon]
 def run(
     implementation: Implementation, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Run]:
-    """Return a function that runs a server with TLS and these flags as well, one for all tests that ask for them."""
+    """Return a function that runs a server with TLS and further flags, one for all tests with the same flags."""
     daemons: dict[tuple[str, ...], Daemon] = {}
 
     def run_with(*flags: str) -> Daemon:

@@ -33,7 +33,7 @@ def consumer(connect: Connect, daemon: Daemon, topic: str, place: str, rdy_count
 
 
 def publish_one_by_one(connect: Connect, daemon: Daemon, topic: str, count: int) -> None:
-    """Publish, each message when the one before has been handed out, so that all consumers wait for it."""
+    """Publish messages, each after the one before was delivered, so that all consumers wait for it."""
     producer = connect(daemon)
     for number in range(count):
         producer.pub(topic, b"%d" % number)

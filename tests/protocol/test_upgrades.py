@@ -328,7 +328,7 @@ def test_a_small_packet_that_becomes_megabytes_is_executed_to_its_end(
 
 
 def stored_block(data: bytes) -> bytes:
-    """Return data as one deflate block that is not compressed, and the empty one that flushes it."""
+    """Return data as one uncompressed deflate block, followed by the empty one that flushes it."""
     return b"\0" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data + b"\0\0\0\xff\xff"
 
 

@@ -57,7 +57,7 @@ class FullForOne(Files):
 
 
 def broken(_request: Request) -> Response:
-    """Fail, as a handler with a bug does."""
+    """Fail, as a handler with an internal error does."""
     raise KeyError("a bug")
 
 

@@ -327,7 +327,7 @@ def test_a_round_that_succeeds_says_nothing_of_what_the_syncer_failed_at(tmp_pat
 
 
 class Visits:
-    """A dictionary of channels that counts how many of them are handed out."""
+    """A dictionary of channels that counts how many of them are looked up."""
 
     def __init__(self, channels: dict[str, Any]) -> None:
         self.channels = channels

@@ -90,7 +90,7 @@ class Adoption:
             self.note_all_durable()
 
     def note_all_durable(self) -> None:
-        """Count all that a power cut has left as on stable storage, but for messages behind a bridge that is not."""
+        """Count all messages that a power cut has left as durable, except those behind a bridge that is not durable."""
         not_yet: dict[str, set[int]] = {}
         for path, inode in self.world.disk.files() if self.world.was_damaged else ():
             log = log_of(path)
@@ -368,7 +368,7 @@ class Adoption:
             channel.done[number] = self.model.stamp
             dropped = number in maybe or (self.power and not topic.messages[number].durable)
             dropped = dropped or number in self.excuses.numbers(topic.name, channel.name)
-            # A power cut may take back the seek that it came again by: then it is finished as before.
+            # A power cut may undo the seek by which the message came again: then it is finished as before.
             before = channel.before_reset
             dropped = dropped or (self.power and before is not None and number not in before)
             if channel.spends(copies[number]) and not dropped:
@@ -443,7 +443,7 @@ class Adoption:
             return
         unsure = row.number in self.maybe(topic, channel.name) | self.doubt.moved.get((topic.name, channel.name), set())
         unsure = unsure or self.is_forgotten(name) or row.number in self.excuses.numbers(topic.name, channel.name)
-        # A power cut may take back a seek, or a change of the due time.
+        # A power cut may undo a seek, or a change of the due time.
         has_one_due = row.number not in channel.moved and copy.due_ns == topic.messages[row.number].due_ns
         firm = not self.power or copy.stamp <= self.model.synced or has_one_due
         firm = firm and not unsure and not self.world.was_disturbed

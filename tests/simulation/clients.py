@@ -36,7 +36,7 @@ class Client:
         self._held = b""
 
     def send(self, data: bytes) -> None:
-        """Send a command. A connection that is gone takes nothing."""
+        """Send a command. A closed connection takes nothing."""
         with contextlib.suppress(OSError):
             self.sock.sendall(data)
 

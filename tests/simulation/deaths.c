@@ -141,7 +141,7 @@ static struct range *range_of(char *at)
     return NULL;
 }
 
-/* Have the arena map a file again. Where it cannot, the process ends, as a kill would end it. */
+/* Have the arena map a file again. If it cannot, the process ends, as a kill would end it. */
 static void map_again(struct range *range, int number, siginfo_t *info, void *context)
 {
     if (range == NULL) {

@@ -1,8 +1,8 @@
-"""Faults that a schedule may have beside those of all schedules, by its seed.
+"""Faults of certain ranges of seeds, in addition to those of all schedules.
 
-A range of seeds keeps the schedules that it has, so that a seed stands for the same one in later versions. A feature
-that is added gets seeds of its own. `KINDS` are the kinds of faults that a feature adds to the operation `fail`,
-`WEIGHTS` its operations, as `schedule.WEIGHTS` has them.
+A range of seeds keeps its schedules, so that a seed stands for the same one in later versions. A new feature gets seeds
+of its own. `KINDS` are the kinds of faults that a feature adds to the operation `fail`, `WEIGHTS` its operations, as
+`schedule.WEIGHTS` has them.
 """
 
 from tests.simulation.disk import BROKEN, NAMES, REST

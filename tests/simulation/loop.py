@@ -36,7 +36,7 @@ class Watcher:
 
 
 class Timer:
-    """Never goes off: the simulator looks at the scheduler's times itself."""
+    """Timer that never goes off: the simulator reads the scheduler's times itself."""
 
     def start(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""

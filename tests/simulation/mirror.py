@@ -1,8 +1,8 @@
 """Names of the simulated disk in the real file system, by which the broker's arena maps a file again.
 
-The arena opens a file by its path in a handler of signals. So there is a directory of links to the descriptors of the
+The arena opens a file by its path in a signal handler. So there is a directory of links to the descriptors of the
 simulated files. It has a descriptor of a number that each process uses, and the paths of the simulated disk begin
-there: no two processes, nor two broken ones, see each other's.
+there: so no process, and no broker of a process, sees the files of another.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ class Message:
 
 @dataclasses.dataclass(slots=True)
 class Copy:
-    """One message in one channel that is not finished. due_reached: its time has come, at least once."""
+    """One unfinished message in one channel. due_reached: its due time has come, at least once."""
 
     number: int
     state: str
@@ -69,7 +69,7 @@ class Channel:
     paused: bool = False
     paused_stamp: int = 0
     reset: int = 0
-    # The unfinished messages of before the last time that it was emptied or moved, until that is durable.
+    # The unfinished messages before the last emptying or seek, until that is durable.
     before_reset: set[int] | None = None
     cancelled: set[int] = dataclasses.field(default_factory=set)
     synced: int = 0
@@ -85,7 +85,7 @@ class Channel:
     moved: set[int] = dataclasses.field(default_factory=set)
     # Messages that are there twice since a power cut: the second one may come or not, also after further starts.
     twice: set[int] = dataclasses.field(default_factory=set)
-    # With --sync-fin: when each message was finished whose FIN a completed round has covered.
+    # With --sync-fin: the stamp of the FIN of each message that a completed round has covered.
     kept: dict[int, int] = dataclasses.field(default_factory=dict)
     # Whether both of two were in flight: then counts are not compared until the next start.
     muddled: bool = False
@@ -135,7 +135,7 @@ class Topic:
     paused_stamp: int = 0
     emptied: int = 0
     emptied_in_doubt: bool = False
-    # The last stamp of a message whose OK said that it is on stable storage.
+    # The last stamp of a message whose OK promised durability.
     acknowledged: int = 0
     # Messages accepted up to then.
     acknowledged_count: int = 0

@@ -360,7 +360,7 @@ class Operations(World):
         return messages
 
     def publisher(self) -> Client | None:
-        """Return a client that waits for no answer, connected if there is none."""
+        """Return a client without pending answers, connected if there is none."""
         for client in self.clients:
             if client.channel is None and not client.answers and not client.closed and client.in_flight == 0:
                 return client
@@ -608,7 +608,7 @@ class Operations(World):
         asked_ms = (0, *DELAYS_MS)[delay % (1 + len(DELAYS_MS))]
         attempts_max = channel.limits.max_attempts if channel.limits is not None else 0
         for copy in copies:
-            # A dead letter is not waited for.
+            # The test does not wait for a dead letter.
             delay_ms = 0 if attempts_max and copy.attempts >= attempts_max else asked_ms
             self.doubt.moved[topic.name, channel.name] = {copy.number}
             if self.answer(client, b"REQ %%s %d\n" % asked_ms, copy, topic):
@@ -632,7 +632,7 @@ class Operations(World):
     # At the end of each schedule.
 
     def finale(self) -> None:
-        """Drain and delete everything: all that must come does, and all space is given back."""
+        """Drain and delete everything: all owed messages come, and all space is reclaimed."""
         self.next_fault = self.death = None
         self.do("free")
         for topic in [topic for topic in self.model.topics.values() if not topic.channels and not topic.ephemeral]:

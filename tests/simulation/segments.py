@@ -64,7 +64,7 @@ def records_from(content: bytes, offset: int, seq: int) -> Iterator[tuple[int, i
 
 
 def number_at(content: bytes, at: int) -> int:
-    """Return the number of the message whose record is at a place."""
+    """Return the number of the message whose record is at an offset."""
     return int.from_bytes(content[at + RECORD_HEADER_BYTES :][:8], "little")
 
 

@@ -590,7 +590,7 @@ def test_a_sync_that_failed_in_a_start_is_made_up_for_by_the_next_one(simulate):
 
 
 def test_a_power_cut_takes_back_the_seek_to_a_dead_letter(simulate):
-    """The letter is durable, and the seek that brought the message back is not."""
+    """The letter is durable, but the seek that brought the message back is not."""
     simulate(
         sync_each=True,
         steps=[

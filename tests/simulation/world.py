@@ -126,7 +126,7 @@ class World:
         return self.process
 
     def set_clocks(self) -> None:
-        """Hold the clocks of the compiled modules, and note whose due time has come."""
+        """Hold the clocks of the compiled modules, and record the messages whose due time has come."""
         clock.hold(self.wall_ns, self.mono_ns)
         for topic in self.model.topics.values():
             for channel in topic.channels.values():

@@ -129,7 +129,7 @@ def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def make_reader(fast_spark_home: Path, tmp_path: Path) -> Iterator[Callable[[Path], Reader]]:
-    """Make the reader of a page, whose Spark is one that starts fast."""
+    """Make the reader of a page, with a Spark that starts fast."""
     readers: list[Reader] = []
 
     def make(page: Path) -> Reader:

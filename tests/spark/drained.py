@@ -66,5 +66,5 @@ def bodies(path: Path, topic: str | None = None) -> list[bytes]:
 
 
 def numbers(path: Path, topic: str | None = None) -> list[int]:
-    """Return the numbers in a table, sorted; one that is there twice is so here."""
+    """Return the numbers in a table, sorted, with repetitions."""
     return sorted(int(body) for body in bodies(path, topic))

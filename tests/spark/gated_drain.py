@@ -1,7 +1,7 @@
-"""A drain on Spark whose tasks stop at a gate, so that a test can kill something while they stand there.
+"""A drain on Spark whose tasks stop at a gate, so that a test can kill a process meanwhile.
 
-As a program for spark-submit it is `pyq_spark` itself, whose tasks stop at the gate. The directory of the gate is
-its first argument, the others are those of `pyq_spark`.
+As a program for spark-submit it is `pyq_spark` itself, whose tasks stop at the gate. The directory of the gate is its
+first argument, the others are those of `pyq_spark`.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ print(json.dumps({"executors": executors, "rows": rows, "ended": ended}))
 
 
 class Ended(NamedTuple):
-    """How a command has ended."""
+    """Result of a command."""
 
     code: int
     out: str

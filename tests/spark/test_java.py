@@ -1,4 +1,4 @@
-"""Which Java Spark gets: the one that was chosen, one that is there, one from PyPI, or a message that helps."""
+"""Choice of Java for Spark: the chosen one, an installed one, one from PyPI, or a helpful error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compaction: fewer files with the same rows, at every moment all old ones of a day or all new ones."""
+"""Compaction: fewer files with the same rows, at any time all old ones of a day or all new ones."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class KilledError(Exception):
 
 
 class Killed(InProcess):
-    """Ends after some tasks, like a driver that is killed. late: the tasks that it leaves to be run later."""
+    """Runner that ends after some tasks, like a killed driver. late: the tasks that remain to be run later."""
 
     def __init__(self, count: int) -> None:
         self.count = count

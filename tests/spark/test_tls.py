@@ -43,7 +43,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Starter]:
-    """Give start(implementation, *flags), which starts a server with TLS; one for all tests that ask for the same."""
+    """Give start(implementation, *flags), which starts a server with TLS; one for all tests with the same flags."""
     running: dict[tuple[str, ...], Daemon] = {}
     with servers(tmp_path_factory.mktemp("tls")) as starter:
 

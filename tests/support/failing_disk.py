@@ -1,4 +1,4 @@
-"""Disk of which a part cannot be read: ext4 on a loop device, whose backing file is cut off. Takes root."""
+"""Disk with an unreadable part: ext4 on a loop device with a truncated backing file. Needs root."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FailingDisk:
 
         A write beyond the end of the backing file would make it grow again, and the removed part would read as zeros.
         """
-        # ext4 keeps some blocks for itself, wherever they lie.
+        # ext4 reserves some blocks for itself, at unknown places.
         Path("/sys/fs/ext4", Path(self.device).name, "reserved_clusters").write_text("0")
         ballast = self.path / "ballast"
         ballast.mkdir()

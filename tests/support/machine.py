@@ -101,7 +101,7 @@ class Machine:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that is left of its group: with SIGTERM, then with SIGKILL."""
+    """End a process and the rest of its group: with SIGTERM, then with SIGKILL."""
     os.killpg(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_WAIT_S
     # Without being reaped the process keeps its number, so that the second signal cannot meet another group.

@@ -126,7 +126,7 @@ class Admin:
         return info
 
     def stats(self, topic: str = "", channel: str = "", *, clients: bool = True) -> list[dict[str, Any]]:
-        """Return the topics of /stats, asked for as nsqadmin does."""
+        """Return the topics of /stats, requested as nsqadmin does."""
         query = {"format": "json"}
         if topic:
             query["topic"] = topic

@@ -12,7 +12,7 @@ HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 SAVED = re.compile(r"[Ss]ave it as\s+`([\w./-]+)`")
 PROMISED = re.compile(r"prints:?$")
 SHELLS = ("console", "sh")
-# A reader only looks at these.
+# Kinds of blocks that a reader does not run.
 SAMPLES = ("json", "sql", "text", "yaml")
 
 

@@ -57,7 +57,7 @@ class PowerFiles(Files):
         self.failing = False
         self.on_sync: Callable[[], object] = lambda: None
         self.sync_count = 0
-        # Open descriptors keep the numbers of removed files from being given anew.
+        # Open descriptors keep the numbers of removed files from being reused.
         self._descriptors: dict[int, int] = {}
         self._durable: dict[int, bytearray] = {}
         self._names: dict[int, Names] = {}

@@ -49,7 +49,7 @@ with open(4) as steps:
 
 
 def high_pipe() -> tuple[int, int]:
-    """Return a pipe whose numbers are none of those that the programs above use."""
+    """Return a pipe whose descriptor numbers the programs above do not use."""
     low = os.pipe()
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD) for fd in low]
     for fd in low:

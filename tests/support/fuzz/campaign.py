@@ -276,7 +276,7 @@ class Campaign:
         text = self.daemon.log_text()
         for sign in SIGNS_OF_A_BUG:
             assert sign not in text, f"the log says {sign!r}: {text[max(0, text.index(sign) - 500) :][:3000]}"
-        # It has been looked at, and would grow without end; the daemon appends to it.
+        # The log has been checked, and would grow without end; the daemon appends to it.
         self.daemon.empty_log()
 
     def wait_alone(self, client_count: int) -> None:
