@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.server import Daemon, pyqd, running
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
+BY_FILE = ("tests/property/", "tests/services/", "tests/unit/")
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
 
@@ -34,18 +39,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pyqd_only(reason): pyqd differs here on purpose; not run against nsqd")
+    config.addinivalue_line("markers", "flags(*flags): flags for the daemon of the fixture `daemon`")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon for one test, which may stop, kill and start it. Its flags are those of the mark `flags`."""
+    mark = request.node.get_closest_marker("flags")
+    with running(Daemon(pyqd(), tmp_path, mark.args if mark else ())) as started:
+        yield started
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if ONE_DAEMON_A_TEST & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=duration_bound_s, reverse=True)
+
+
+def duration_bound_s(item: pytest.Item) -> float:
+    """Return the most that a test may take, by which tests are started: the longest must not be left to the end.
+
+    All that shares the Spark session is one unit of work, and comes first.
+    """
+    if item.nodeid.startswith("tests/spark/") and not item.nodeid.startswith(FOLLOWED):
+        return float("inf")
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark and mark.args else 0.0
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """With --dist loadgroup, the tests in tests/spark that share the Spark session run in one process, those with
-    drivers of their own on the cluster in another; the rest runs in any process.
+    drivers of their own on the cluster in another. Files of BY_FILE stay whole, because the tests of a file share a
+    server; the rest runs in any process. Units of work keep the order of the tests.
 
     The marks that xdist reads for this are lost on the way with pytest 9.2: the scheduler sees names of tests only.
     """
@@ -53,12 +81,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         return None
     from xdist.scheduler import LoadScopeScheduling
 
+    config.option.loadscopereorder = False
+
     class ProcessesForSpark(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(FOLLOWED):
                 return nodeid
             if nodeid.startswith(ON_CLUSTER):
                 return "spark-cluster"
+            if nodeid.startswith(BY_FILE):
+                return nodeid.partition("::")[0]
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
     return ProcessesForSpark(config, log)

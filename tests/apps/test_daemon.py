@@ -15,7 +15,7 @@ import pytest
 from tests.support.nsq import Client, Message
 from tests.support.server import REPOSITORY, Daemon, free_port, pyqd, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.flags("-msg-timeout=2s")]
 
 WAIT_S = 20.0
 
@@ -32,14 +32,6 @@ def run(*flags: str, directory: Path) -> subprocess.CompletedProcess[str]:
         timeout=WAIT_S,
         check=False,
     )
-
-
-@pytest.fixture
-def daemon(tmp_path: Path):
-    started = Daemon(pyqd(), tmp_path, ["-msg-timeout=2s"])
-    started.start()
-    yield started
-    started.stop()
 
 
 def connect(daemon: Daemon) -> Client:

@@ -9,7 +9,7 @@ import pytest
 from tests.interop.conftest import Clients
 from tests.interop.test_clients import settled
 from tests.support.authd import Answer, AuthServer, entry, state
-from tests.support.server import Daemon, Implementation
+from tests.support.server import Daemon, Implementation, running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
 
@@ -32,9 +32,8 @@ def daemon(
     implementation: Implementation, tmp_path_factory: pytest.TempPathFactory, authd: AuthServer
 ) -> Iterator[Daemon]:
     flags = (f"-auth-http-address={authd.address}",)
-    daemon = Daemon(implementation, tmp_path_factory.mktemp("auth"), flags).start()
-    yield daemon
-    daemon.stop()
+    with running(Daemon(implementation, tmp_path_factory.mktemp("auth"), flags)) as started:
+        yield started
 
 
 def test_pynsq_publishes_and_consumes_what_its_secrets_permit(clients: Clients, daemon: Daemon, topic: str) -> None:

@@ -4,15 +4,17 @@ import mmap
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.server import Daemon, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.flags("-retention-time=30m", "-max-bytes-per-file=65536", "-msg-timeout=1s"),
+]
 
 HOUR_S = 3600
 HALF_HOUR_MS = 1800 * 1000
@@ -77,16 +79,10 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, clock: Clock) -> Iterator[Daemon]:
-    flags = ["-retention-time=30m", "-max-bytes-per-file=65536", "-msg-timeout=1s"]
-    running = Daemon(pyqd(), tmp_path, flags).start()
-    try:
-        running.http("POST", "/topic/create", None, topic="t")
-        running.http("POST", "/channel/create", None, topic="t", channel="c")
-        yield running
-        running.stop()
-    finally:
-        running.kill()
+def daemon(clock: Clock, daemon: Daemon) -> Daemon:
+    daemon.http("POST", "/topic/create", None, topic="t")
+    daemon.http("POST", "/channel/create", None, topic="t", channel="c")
+    return daemon
 
 
 def publish(daemon: Daemon, body: bytes, defer_ms: int = 0) -> None:

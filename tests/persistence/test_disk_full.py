@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import ERROR, Client, Message, fin, mpub
-from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.server import Daemon, pyqd, running, wait_until
 from tests.support.small_disk import fill, mounted_or_skipped
 
 pytestmark = pytest.mark.slow
@@ -36,15 +36,10 @@ def daemon_on(directory: Path, *flags: str) -> Daemon:
 
 @pytest.fixture
 def daemon(disk: Path) -> Iterator[Daemon]:
-    running = daemon_on(disk)
-    running.start()
-    try:
-        running.http("POST", "/topic/create", None, topic=TOPIC)
-        running.http("POST", "/channel/create", None, topic=TOPIC, channel="c")
-        yield running
-        running.stop()
-    finally:
-        running.kill()
+    with running(daemon_on(disk)) as started:
+        started.http("POST", "/topic/create", None, topic=TOPIC)
+        started.http("POST", "/channel/create", None, topic=TOPIC, channel="c")
+        yield started
 
 
 def cut_power(daemon: Daemon) -> None:

@@ -4,16 +4,13 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import REPOSITORY, Daemon, pyqd, wait_until
-
-pytestmark = pytest.mark.slow
+from tests.support.server import REPOSITORY, Daemon, wait_until
 
 WAIT_S = 120
 MAGIC = b"PYQDJRNL"
@@ -23,16 +20,7 @@ SYNC_EACH = "-sync-every=1"
 NO_SYNC = "-sync-timeout=1h"
 OFTEN = "-sync-timeout=200ms"
 
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(pyqd(), tmp_path, (SYNC_EACH, NO_SYNC))
-    daemon.start()
-    try:
-        yield daemon
-        daemon.stop()
-    finally:
-        daemon.kill()
+pytestmark = [pytest.mark.slow, pytest.mark.flags(SYNC_EACH, NO_SYNC)]
 
 
 def start(daemon: Daemon, *flags: str) -> None:

@@ -1,35 +1,18 @@
 """State after SIGKILL: messages in each state, due times, counters, pauses, confirmed FINs."""
 
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 from tests.support.nsq import Client, Message
-from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.server import Daemon, wait_until
 from tests.support.storage import broker_on
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.flags("-max-bytes-per-file=65536")]
 
 MS_NS = 1_000_000
 NOT_NOW_S = 0.3
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(pyqd(), tmp_path, ("-max-bytes-per-file=65536",))
-    daemon.start()
-    try:
-        yield daemon
-        daemon.stop()
-    finally:
-        daemon.kill()
-
-
-def kill_and_start(daemon: Daemon) -> None:
-    daemon.kill()
-    daemon.start()
 
 
 def subscribe(daemon: Daemon, topic: str = "t", channel: str = "c", rdy_count: int = 100) -> Client:
@@ -60,7 +43,7 @@ def test_a_message_in_flight_comes_again_as_a_second_delivery(daemon):
         publish(daemon, [b"1", b"2", b"3"])
         seen = {message.body: message for message in client.read_messages(3)}
         client.expect_alive()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     again = take_all(daemon, 3)
     for body, message in seen.items():
         assert (again[body].id, again[body].timestamp_ns) == (message.id, message.timestamp_ns)
@@ -77,7 +60,7 @@ def test_a_deferred_message_in_flight_comes_again_as_a_second_delivery(daemon):
             message = client.read_message()
             assert message.attempts == attempts
         client.expect_alive()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     assert take_all(daemon, 1)[b"deferred"].attempts == 4
 
 
@@ -92,7 +75,7 @@ def test_what_was_handed_out_and_not_sent_at_a_kill_has_had_an_attempt(daemon):
         client.rdy(10)
         publish(daemon, [b"one", b"two"])
         daemon.wait_for_channel("t", "c", in_flight_count=2)
-        kill_and_start(daemon)
+        daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
     with subscribe(daemon, "dead") as client:
         assert {message.body for message in client.read_messages(2)} == {b"one", b"two"}
@@ -107,8 +90,8 @@ def test_a_finished_message_is_not_delivered_again(daemon, channel):
                 client.fin(message)
         # Commands of a connection are processed in order: with this answer every FIN has been.
         client.expect_alive()
-    kill_and_start(daemon)
-    kill_and_start(daemon)
+    daemon.kill_and_start()
+    daemon.kill_and_start()
     expected = {b"%d" % number for number in range(20) if channel == "d" or number % 3 == 0}
     assert set(take_all(daemon, len(expected), channel)) == expected
 
@@ -123,7 +106,7 @@ def test_due_times_are_kept_to_the_millisecond(daemon, kills):
         client.dpub("t", 90_000, b"deferred")
         after_ns = time.time_ns()
     for _ in range(kills):
-        kill_and_start(daemon)
+        daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=0, deferred_count=2, in_flight_count=0, requeue_count=1)
     daemon.kill()
     log = broker_on(daemon.data_path).topic("t").channel("c").parked.log
@@ -137,7 +120,7 @@ def test_a_deferred_message_comes_at_its_time_when_the_daemon_was_killed_before(
     with subscribe(daemon) as client:
         start_ns = time.time_ns()
         client.dpub("t", 1500, b"deferred")
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     with subscribe(daemon) as client:
         message = client.read_message()
         assert (message.body, message.attempts) == (b"deferred", 1)
@@ -157,7 +140,7 @@ def test_counters_and_depths_are_kept(daemon):
         client.req(second, 0)
         client.req(third, 60_000)
         client.expect_alive()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     daemon.wait_for_topic("t", message_count=11, depth=0)
     daemon.wait_for_channel("t", "c", depth=8, deferred_count=2, in_flight_count=0, message_count=11, requeue_count=2)
     daemon.wait_for_channel("t", "d", depth=10, deferred_count=1, in_flight_count=0, message_count=11, requeue_count=0)
@@ -170,7 +153,7 @@ def test_a_time_out_is_counted_over_a_kill(daemon):
         client.pub("t", b"slow")
         assert client.read_message().attempts == 1
         assert client.read_message().attempts == 2
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", timeout_count=1, depth=1)
     assert take_all(daemon, 1)[b"slow"].attempts >= 2
 
@@ -188,7 +171,7 @@ def test_pauses_are_kept(daemon, paused):
         topic.channel("c").pause(False)
         topic.pause(False)
     daemon.start()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     daemon.wait_for_topic("t", paused=paused)
     daemon.wait_for_channel("t", "c", paused=paused, depth=1)
     daemon.wait_for_channel("t", "d", paused=False, depth=1)
@@ -203,7 +186,7 @@ def test_ephemeral_topics_and_channels_are_gone(daemon):
     with subscribe(daemon, channel="c#ephemeral", rdy_count=0) as client, subscribe(daemon, "u#ephemeral") as other:
         client.pub("t", b"kept")
         other.pub("u#ephemeral", b"gone")
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     assert set(daemon.topics()) == {"t"}
     assert (daemon.topic("t") or {})["channels"] == []
     daemon.wait_for_topic("t", message_count=1)
@@ -234,10 +217,10 @@ def test_messages_that_no_channel_has_been_given_go_to_the_first_one(daemon):
     with Client(daemon.tcp_address) as client:
         client.mpub("t", [b"1", b"2"])
         client.dpub("t", 60_000, b"deferred")
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     daemon.wait_for_topic("t", depth=3)
     assert set(take_all(daemon, 2)) == {b"1", b"2"}
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=0, deferred_count=1)
 
 
@@ -250,6 +233,6 @@ def test_files_of_drained_segments_go_after_a_kill_too(daemon):
         for message in client.read_messages(30):
             client.fin(message)
         client.expect_alive()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     # The active segment and two spares stay.
     wait_until(lambda: segments() <= 3, "drained segments are removed")

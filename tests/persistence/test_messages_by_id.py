@@ -1,33 +1,20 @@
 """Messages that are listed, cancelled and rescheduled on a running daemon, and the state after a SIGKILL."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import Daemon, pyqd, wait_until
+from tests.support.server import Daemon, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.flags("-max-bytes-per-file=65536")]
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(pyqd(), tmp_path, ("-max-bytes-per-file=65536",))
-    daemon.start()
-    try:
-        for path, channel in (("/topic/create", {}), ("/channel/create", {"channel": "c"})):
-            assert daemon.http("POST", path, None, topic="t", **channel).status == 200
-        yield daemon
-        daemon.stop()
-    finally:
-        daemon.kill()
-
-
-def kill_and_start(daemon: Daemon) -> None:
-    daemon.kill()
-    daemon.start()
+def daemon(daemon: Daemon) -> Daemon:
+    for path, channel in (("/topic/create", {}), ("/channel/create", {"channel": "c"})):
+        assert daemon.http("POST", path, None, topic="t", **channel).status == 200
+    return daemon
 
 
 def messages(daemon: Daemon, state: str = "ready", **query: str) -> list[Any]:
@@ -104,7 +91,7 @@ def test_a_returned_message_is_shown_before_the_queue_and_cancelled(daemon):
         assert [each["body"] for each in messages(daemon)] == ["2"]
         client.fin(held[0])
         client.expect_alive()
-    kill_and_start(daemon)
+    daemon.kill_and_start()
     assert take_all(daemon, 1) == [b"2"]
 
 
@@ -118,7 +105,7 @@ def test_a_cancelled_message_is_never_delivered(daemon, kills):
     for number in (0, 9):
         assert amend(daemon, "cancel", deferred[str(number)]) == "done"
     for _ in range(kills):
-        kill_and_start(daemon)
+        daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=17, deferred_count=8)
     for number in range(10):
         assert amend(daemon, "deliver_now", deferred[str(number)]) == ("finished" if number in (0, 9) else "done")
@@ -136,7 +123,7 @@ def test_a_rescheduled_message_is_delivered_once_at_its_new_time(daemon, kills):
     for message_id in moved:
         assert amend(daemon, "reschedule", message_id, defer="120000") == "done"
     for _ in range(kills):
-        kill_and_start(daemon)
+        daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=18, deferred_count=4)
     shown = messages(daemon, "deferred")
     assert [message["id"] for message in shown] == [deferred["0"], *moved]
@@ -144,7 +131,7 @@ def test_a_rescheduled_message_is_delivered_once_at_its_new_time(daemon, kills):
     for message_id in moved:
         assert amend(daemon, "deliver_now", message_id) == "done"
     if kills:
-        kill_and_start(daemon)
+        daemon.kill_and_start()
     daemon.wait_for_channel("t", "c", depth=3, deferred_count=1)
     assert take_all(daemon, 3) == [b"1", b"19", b"3"]
     assert take_all(daemon, 0) == []

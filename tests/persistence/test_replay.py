@@ -5,7 +5,7 @@ import http.client
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pyqd.wire import records
 from tests.support.nsq import MESSAGE, Client, fin, parse_message
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.flags("-max-bytes-per-file=4194304")]
 
 TOPIC = "replayed"
 BATCH = 100
@@ -25,17 +25,11 @@ RUN_S = 40.0
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    running = Daemon(pyqd(), tmp_path, ["-max-bytes-per-file=4194304"])
-    running.start()
-    try:
-        # It takes nothing, so all of the log is kept.
-        post(running, "/topic/create", topic=TOPIC)
-        post(running, "/channel/create", topic=TOPIC, channel="holder")
-        yield running
-        running.stop()
-    finally:
-        running.kill()
+def daemon(daemon: Daemon) -> Daemon:
+    # It takes nothing, so all of the log is kept.
+    post(daemon, "/topic/create", topic=TOPIC)
+    post(daemon, "/channel/create", topic=TOPIC, channel="holder")
+    return daemon
 
 
 def post(daemon: Daemon, path: str, **query: str) -> Any:

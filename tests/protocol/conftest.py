@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.nsq import MAGIC, Client
-from tests.support.server import Daemon, Implementation, nsqd, pyqd
+from tests.support.server import Daemon, Implementation, nsqd, pyqd, running
 
 Connect = Callable[..., Client]
 
@@ -73,13 +73,8 @@ class EarlyTopics:
 
 
 def _run(implementation: Implementation, factory: pytest.TempPathFactory, flags: tuple[str, ...]) -> Iterator[Daemon]:
-    daemon = Daemon(implementation, factory.mktemp(implementation.name), flags)
-    daemon.start()
-    try:
+    with running(Daemon(implementation, factory.mktemp(implementation.name), flags)) as daemon:
         yield daemon
-        daemon.stop()
-    finally:
-        daemon.kill()
 
 
 @pytest.fixture(scope="session")

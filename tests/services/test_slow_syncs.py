@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import MESSAGE, RESPONSE, Client, pub
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, Implementation, running, wait_until
 
 WITH_SLOW_SYNCS = """
 import os
@@ -35,12 +35,8 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     program = tmp_path / "slow.py"
     program.write_text(WITH_SLOW_SYNCS)
     implementation = Implementation("pyqd", (sys.executable, str(program)))
-    running = Daemon(implementation, tmp_path / "daemon", ["-sync-every=1", "-sync-timeout=1h"]).start()
-    try:
-        yield running
-        running.stop()
-    finally:
-        running.kill()
+    with running(Daemon(implementation, tmp_path / "daemon", ["-sync-every=1", "-sync-timeout=1h"])) as started:
+        yield started
 
 
 @pytest.mark.slow

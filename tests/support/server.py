@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,17 @@ def listens(pid: int, port: int) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    """Start a daemon for a block, after which it must stop cleanly. After an error in the block it is killed."""
+    try:
+        daemon.start()
+        yield daemon
+        daemon.stop()
+    finally:
+        daemon.kill()
+
+
 class Daemon:
     """One daemon process at a time over one data directory.
 
@@ -199,6 +210,11 @@ class Daemon:
         if self._process is not None:
             self._process.kill()
             self._reap()
+
+    def kill_and_start(self) -> None:
+        """Kill the process and start another: same data directory, same ports."""
+        self.kill()
+        self.start()
 
     def restart(self) -> None:
         """Stop cleanly and start again: same data directory, same ports."""
