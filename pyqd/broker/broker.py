@@ -21,10 +21,10 @@ from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.journal import Journal
 from pyqd.diskqueue.redo import Redo
+from pyqd.diskqueue.reliable_sync import SYNC_FAILED, ReliableSync
 from pyqd.diskqueue.segment_jobs import BackgroundJobs, Done, Job, log_failure
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve
 from pyqd.diskqueue.standins import StandIns
-from pyqd.diskqueue.syncs import SYNC_FAILED, Syncs
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
@@ -133,7 +133,7 @@ class Broker:
         self.sync_failure_count = 0
         self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
-        self.syncs = Syncs(self.files, self.root)
+        self.syncs = ReliableSync(self.files, self.root)
         self.stand_ins = StandIns(self.files)
         self.reserve = DiskReserve(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
         self.segment_jobs = BackgroundJobs(self.files, self.syncs, self.reserve, self.stand_ins, in_background)

@@ -9,7 +9,7 @@ last: without it nsqd finds nothing. The source is read and not changed. Source:
 import os
 from typing import NamedTuple
 
-from pyqd.broker.survey import StoredTopic, Survey
+from pyqd.broker.offline_topics import OfflineData, OfflineTopic
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import (
     METADATA_FILE,
@@ -20,7 +20,7 @@ from pyqd.diskqueue.interchange import (
     queue_name,
 )
 from pyqd.diskqueue.nsqd_queue import NsqdQueueWriter
-from pyqd.diskqueue.stored import StoredRecord
+from pyqd.diskqueue.offline_reader import OfflineRecord
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
@@ -92,7 +92,7 @@ class Exporter:
 
     def run(self) -> ExportReport:
         """Write everything. Returns: the report."""
-        survey = Survey(self.files, self.source)
+        survey = OfflineData(self.files, self.source)
         for name, reason in survey.all_unreadable():
             raise StartupError(f"failed to export - {name}: {reason}")
         if survey.awaits_start:
@@ -115,7 +115,7 @@ class Exporter:
             raise StartupError(f"failed to export - {error}") from error
         return self.report
 
-    def _write(self, survey: Survey) -> None:
+    def _write(self, survey: OfflineData) -> None:
         topics = [
             NsqdTopic(
                 topic.name, topic.paused, tuple(NsqdChannel(channel.name, channel.paused) for channel in topic.channels)
@@ -127,7 +127,7 @@ class Exporter:
         self.files.write(os.path.join(self.target, METADATA_FILE), format_metadata(topics, NSQ_VERSION))
         self.files.sync_directory(self.target)
 
-    def _write_topic(self, topic: StoredTopic) -> None:
+    def _write_topic(self, topic: OfflineTopic) -> None:
         writer = self._writer(queue_name(topic.name))
         deferred_count = 0
         for record in topic.held():
@@ -149,6 +149,6 @@ class Exporter:
     def _writer(self, queue: str) -> NsqdQueueWriter:
         return NsqdQueueWriter(self.files, self.target, queue, self.segment_bytes_max)
 
-    def _message(self, record: StoredRecord, attempts: int) -> NsqdMessage:
+    def _message(self, record: OfflineRecord, attempts: int) -> NsqdMessage:
         self.report.longest_body_bytes = max(self.report.longest_body_bytes, len(record.body))
         return NsqdMessage(record.timestamp_ns, attempts, to_hex(record.guid), record.body)

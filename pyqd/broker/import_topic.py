@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 
 from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
-from pyqd.broker.layout import FROM_PARKED, TopicState, pack_topic_state
+from pyqd.broker.offline_topics import FROM_PARKED, TopicState, pack_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
+from pyqd.diskqueue.file_headers import mark_paused
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import NsqdMessage
-from pyqd.diskqueue.layout import mark_paused
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log

@@ -22,11 +22,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyqd.broker.broker import BOOT_ID, NODE_FILE, NODE_FORMAT, TOPICS_DIRECTORY
-from pyqd.broker.import_report import ImportReport, QueueReport
-from pyqd.broker.import_topic import ChannelImport, TopicImport
+from pyqd.broker.import_topic import ChannelImport, QueueCounts, TopicImport
 from pyqd.config.options import Options
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.interchange import (
@@ -52,6 +51,88 @@ PLAN_FILE = "plan.json"
 REPORT_FILE = "report.txt"
 
 logger = logging.getLogger(__name__)
+
+
+class QueueReport(NamedTuple):
+    """Counts of one imported queue: a topic's if channel is None."""
+
+    topic: str
+    channel: str | None
+    paused: bool
+    counts: QueueCounts
+
+
+class ImportReport:
+    """The report of one import. Notes are (queue or file, text), each said once."""
+
+    def __init__(self, path: str, dry_run: bool) -> None:
+        self.path = path
+        self.dry_run = dry_run
+        self.nsqd_version = ""
+        self.queues: list[QueueReport] = []
+        self.notes: list[tuple[str, str]] = []
+        self.stored_count = 0
+        self.stored_bytes = 0
+        self.moved_to = ""
+
+    def note(self, where: str, text: str) -> None:
+        """Note a fact for the operator."""
+        if (where, text) not in self.notes:
+            self.notes.append((where, text))
+
+    def note_files(self, names: list[str]) -> None:
+        """Note the segments that nsqd has set aside."""
+        for name in names:
+            self.note(name, "set aside by nsqd as unreadable: omitted")
+
+    def add(self, queue: QueueReport) -> None:
+        """Add the result of one queue."""
+        self.queues.append(queue)
+        counts = queue.counts
+        where = queue.topic if queue.channel is None else f"{queue.topic}:{queue.channel}"
+        if counts.empty_count:
+            self.note(where, f"{counts.empty_count} messages without a body: omitted")
+        if counts.duplicate_count:
+            self.note(where, f"{counts.duplicate_count} second copies of a message in the same queue: omitted")
+        if counts.new_id_count:
+            self.note(
+                where, f"{counts.new_id_count} messages got a new id: their own is invalid or used by another message"
+            )
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages in the queues; one that is in three channels counts three times, as in their depths."""
+        return sum(queue.counts.message_count for queue in self.queues)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the bodies of these messages."""
+        return sum(queue.counts.body_bytes for queue in self.queues)
+
+    def lines(self) -> list[str]:
+        """Return the report, line by line."""
+        topics = sum(queue.channel is None for queue in self.queues)
+        version = f" (nsqd {self.nsqd_version})" if self.nsqd_version else ""
+        lines = [f"{'dry run of an import' if self.dry_run else 'import'} of nsqd's data in {self.path}{version}"]
+        for queue in self.queues:
+            name = f"topic {queue.topic}" if queue.channel is None else f"  channel {queue.channel}"
+            counts = queue.counts
+            what = f"{counts.message_count} messages, {counts.body_bytes} bytes"
+            if counts.attempted_count:
+                what += f", {counts.attempted_count} of them delivered before"
+            lines.append(f"{name}: {what}{', paused' if queue.paused else ''}")
+        lines.append(
+            f"total: {topics} topics, {len(self.queues) - topics} channels, {self.message_count} messages of "
+            f"{self.body_bytes} bytes; {self.stored_count} records of {self.stored_bytes} bytes"
+        )
+        lines += [f"note: {where}: {text}" for where, text in self.notes]
+        if self.moved_to:
+            lines.append(f"nsqd's files are in {self.moved_to}")
+        return lines
+
+    def text(self) -> str:
+        """Return the report as a text."""
+        return "\n".join(self.lines()) + "\n"
 
 
 class Importer:

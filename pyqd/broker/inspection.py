@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pyqd.broker.survey import StoredChannel, StoredTopic, Survey
+from pyqd.broker.offline_topics import OfflineChannel, OfflineData, OfflineTopic
 
 HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
 NUMBER_COLUMNS = frozenset(("records", "bytes", "floor", "cursor", "depth", "parked"))
@@ -43,7 +43,7 @@ class QueueRow(NamedTuple):
 class Inspection:
     """All rows of a survey, and what is wrong. verify: check every record's checksum too."""
 
-    def __init__(self, survey: Survey, verify: bool) -> None:
+    def __init__(self, survey: OfflineData, verify: bool) -> None:
         self.node = survey.node
         self.rows: list[QueueRow] = []
         self.problems: list[str] = [f"{name}: {reason}" for name, reason in survey.all_unreadable()]
@@ -85,7 +85,7 @@ class Inspection:
         ]
 
 
-def topic_row(topic: StoredTopic, health: str) -> QueueRow:
+def topic_row(topic: OfflineTopic, health: str) -> QueueRow:
     """Return the row of a topic."""
     log = topic.log
     return QueueRow(
@@ -103,7 +103,7 @@ def topic_row(topic: StoredTopic, health: str) -> QueueRow:
     )
 
 
-def channel_row(channel: StoredChannel) -> QueueRow:
+def channel_row(channel: OfflineChannel) -> QueueRow:
     """Return the row of a channel. Cost: reads its parked log."""
     unfinished = channel.ledger.unfinished_count(channel.topic.shown_end)
     parked = list(channel.parked())

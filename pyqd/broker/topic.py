@@ -32,8 +32,8 @@ LOG_DIRECTORY = "log"
 STATE_FILE = "state"
 KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
-# Names, their changes, and the sum of all changes.
-Mark = tuple[Names, int, int]
+# Names, the number of their changes, and the sum of all other changes of the topic's files.
+DirtyVersion = tuple[Names, int, int]
 
 # A channel takes some 20 us.
 CHANNELS_DROPPED_AT_ONCE = 25
@@ -68,9 +68,9 @@ class Topic(TopicCore):
             self.names.changed(os.path.dirname(directory))
             self.names.changed(directory)
         # Channels and changes of names when all of their files were held.
-        self.held_mark: tuple[int, int] | None = None
-        # Its mark when the start found all of it on stable storage.
-        self.durable_mark: Mark | None = None
+        self.held_version: tuple[int, int] | None = None
+        # Its version when the start found all of it on stable storage.
+        self.durable_version: DirtyVersion | None = None
         self.channels_by_name: dict[str, Channel] = {}
         self.dead_letter_sources: set[Channel] = set()
         mapping = self.open_state(None if directory is None else f"{directory}/{STATE_FILE}", found)
@@ -184,10 +184,10 @@ class Topic(TopicCore):
         if not self.names and not any(ranges for ranges, _ in dirty):
             for log, (_, end) in zip(logs, dirty, strict=True):
                 log.mark_synced([], end)
-            self.durable_mark = self.mark()
+            self.durable_version = self.dirty_version()
 
-    def mark(self) -> Mark:
-        """Return what is another value whenever something of the topic's files has changed. Cost: O(channels), in C."""
+    def dirty_version(self) -> DirtyVersion:
+        """Return a value that differs after any change of the topic's files. Cost: O(channels), in C."""
         return (self.names, self.names.change_count, self.change_sum())
 
     def hand_over_held(self) -> None:
@@ -323,15 +323,15 @@ class Topic(TopicCore):
 
         If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.
         """
-        mark = (len(self.channels_by_name), self.names.change_count)
-        if self.held_mark == mark:
+        version = (len(self.channels_by_name), self.names.change_count)
+        if self.held_version == version:
             return
         self.mapping.hold()
         for channel in list(self.channels_by_name.values()):
             if not channel.exiting:
                 channel.hold_files()
             yield
-        self.held_mark = mark
+        self.held_version = version
 
     def files_moved(self, directory: str, moved: str) -> None:
         """Note that the topic's directory has another path until it is removed."""

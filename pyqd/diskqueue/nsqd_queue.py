@@ -27,7 +27,7 @@ from pyqd.diskqueue.interchange import (
     parse_queue_file,
     segment_file,
 )
-from pyqd.diskqueue.window import Window
+from pyqd.diskqueue.offline_reader import Window
 
 WRITE_BUFFER_BYTES = 4 << 20
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyqd.diskqueue.damage import BAD
+from pyqd.diskqueue.file_headers import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
 from pyqd.diskqueue.files import PAGE_BYTES, Files
-from pyqd.diskqueue.layout import SEGMENT_HEADER_BYTES, SegmentHeader, parse_segment_header
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
 from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.hot.primitives import crc32c

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, SpaceLimit
 from pyqd.diskqueue.standins import StandIns
-from pyqd.diskqueue.syncs import Syncs
 from pyqd.primitives.errors import StorageError, reason_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class BackgroundJobs(SegmentJobs):
     def __init__(
         self,
         files: Files,
-        syncs: Syncs,
+        syncs: ReliableSync,
         reserve: SpaceLimit,
         stand_ins: StandIns,
         in_background: Callable[[Job, Done], None],

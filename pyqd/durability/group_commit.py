@@ -29,7 +29,7 @@ from gevent.event import AsyncResult
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.diskqueue.journal import Place
-from pyqd.diskqueue.syncs import Syncs
+from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.durability.syncer import Job, ignore_duration, ignore_internal_error
 from pyqd.primitives.errors import StorageError
 
@@ -67,7 +67,7 @@ class Work:
         self.job = job
         self.started_s = time.perf_counter()
 
-    def run(self, syncs: Syncs) -> None:
+    def run(self, syncs: ReliableSync) -> None:
         """Write all to stable storage. Blocks; touches no object of the loop. Raises: StorageError."""
         if self.job is not None:
             self.job.run(syncs)

@@ -5,7 +5,7 @@ in gevent's threadpool, one job at a time: every --sync-timeout, or as soon as -
 since the last began. The loop gathers the dirty ranges of a bounded number of topics for each job and records the
 outcome. It never waits for the disk.
 
-A topic's *mark* is a tuple of the numbers that move when its files change. A topic with the mark of its last sync is
+A topic's *dirty version* is a tuple of numbers that change with its files. A topic with the version of its last sync is
 skipped; an idle topic costs no more than that comparison. The code that creates or removes a file counts the changed
 names in the topic's directories (`Names`). A start after anything but a clean stop takes none of the names for durable.
 
@@ -15,7 +15,7 @@ ledgers whose bits reach one lap further than at the previous sync: such a heade
 ring is on stable storage. The origins of parked messages are finished after the job; these bits are on stable storage
 after the job that follows.
 
-Invariants: 1. One job runs at a time. 2. A mark is recorded only when everything it stands for is on stable storage.
+Invariants: 1. One job runs at a time. 2. A version is recorded only when everything it covers is on stable storage.
 
 Source: docs/storage.md, "Syncs"; msync(2).
 """
@@ -31,8 +31,8 @@ from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
-from pyqd.broker.topic import Mark, Topic
-from pyqd.diskqueue.syncs import Range, Syncs, dirty_range
+from pyqd.broker.topic import DirtyVersion, Topic
+from pyqd.diskqueue.reliable_sync import Range, ReliableSync, dirty_range
 from pyqd.diskqueue.unsynced import Gathered, Names
 from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.diskqueue import arena
@@ -97,7 +97,7 @@ class Job:
     """Dirty bytes of some topics, gathered on the loop and written in a thread."""
 
     def __init__(self) -> None:
-        self.marks: list[tuple[str, Mark]] = []
+        self.versions: list[tuple[str, DirtyVersion]] = []
         self.directories: list[str] = []
         self.names: list[tuple[Names, Gathered]] = []
         self.ranges: list[Range] = []
@@ -113,9 +113,9 @@ class Job:
         self.gives_way = False
         self._ledgers_gathered: set[Ledger] = set()
 
-    def add(self, topic: Topic, mark: Mark) -> None:
+    def add(self, topic: Topic, version: DirtyVersion) -> None:
         """Gather the dirty bytes of a topic and its channels."""
-        self.marks.append((topic.name, mark))
+        self.versions.append((topic.name, version))
         self.add_topic(topic)
         self.add_channels([channel for channel in topic.changed_channels() if channel.directory is not None])
         self.add_names(topic)
@@ -178,7 +178,7 @@ class Job:
         if log.directory is not None and any(start == 0 for _, start, _ in ranges):
             self.directories.append(log.directory)
 
-    def run(self, syncs: Syncs) -> None:
+    def run(self, syncs: ReliableSync) -> None:
         """Write all to stable storage. Blocks; touches no object of the loop. Raises: StorageError."""
         started_s = time.perf_counter()
         if self.gives_way:
@@ -197,7 +197,7 @@ class Job:
             self.write(syncs, behind, [], many)
         self.took_s = time.perf_counter() - started_s
 
-    def write(self, syncs: Syncs, ranges: list[Range], directories: list[str], many: bool) -> None:
+    def write(self, syncs: ReliableSync, ranges: list[Range], directories: list[str], many: bool) -> None:
         """Write ranges and directories, each by itself, or the whole file system if there are many."""
         if many and syncs.sync_file_system(ranges):
             return
@@ -260,7 +260,7 @@ class Syncer:
         # Called after each sync of everything dirty.
         self.on_end: Callable[[], object] = no_pause
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
-        self._synced: dict[str, Mark] = {}
+        self._synced: dict[str, DirtyVersion] = {}
         self._wanted = Event()
         self._appended_count = 0
         self._greenlet: gevent.Greenlet[[], None] | None = None
@@ -268,8 +268,8 @@ class Syncer:
     def start(self) -> None:
         """Start the periodic syncs. Topics that the load has found durable count as synced."""
         for topic in self._broker.topics.values():
-            if topic.durable_mark is not None:
-                self._synced[topic.name] = topic.durable_mark
+            if topic.durable_version is not None:
+                self._synced[topic.name] = topic.durable_version
         self._appended_count = self._broker.accepted_count()
         if self._broker.journals():
             self._broker.journal.on_sync_wanted = self._wanted.set
@@ -329,15 +329,15 @@ class Syncer:
         job = self._new_job()
         for index, topic in enumerate(list(topics.values()), 1):
             if topic.directory is not None and topics.get(topic.name) is topic:
-                mark = topic.mark()
-                if mark != self._synced.get(topic.name):
-                    job.add(topic, mark)
-            if len(job.marks) == DIRTY_TOPICS_PER_JOB:
+                version = topic.dirty_version()
+                if version != self._synced.get(topic.name):
+                    job.add(topic, version)
+            if len(job.versions) == DIRTY_TOPICS_PER_JOB:
                 yield job
                 job = self._new_job()
             if index % TOPICS_PER_TURN == 0:
                 pause()
-        if job.marks:
+        if job.versions:
             yield job
 
     def _new_job(self) -> Job:
@@ -364,7 +364,7 @@ class Syncer:
         if not do(self._broker, job, in_thread):
             return False
         self.on_timed(job.took_s)
-        self._synced.update(job.marks)
+        self._synced.update(job.versions)
         return True
 
 

@@ -167,7 +167,7 @@ def move_parked(ChannelCore channel not None, uint64_t count_max):
 
 def unfinished_parked(ParkedLog parked not None):
     """Return how many records of a parked log are not finished, and how many it keeps."""
-    cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.ones
+    cdef uint64_t unfinished = parked.log.end - parked.ledger.header.floor - parked.ledger.finished_count
     return unfinished, parked.log.end - parked.log.first.first_ordinal
 
 

@@ -9,7 +9,8 @@ three numbers: `depth = end - cursor - ahead` (+ what waits for redelivery).
 
 Invariants:
 1. `floor <= cursor`; the record at `floor` is not finished unless `floor == cursor`.
-2. Bits are set only in `[floor, floor + capacity_bits)`; `ones` counts them, `ahead` those at or past the cursor.
+2. Bits are set only in `[floor, floor + capacity_bits)`; `finished_count` is their number, `ahead` that of those at or
+   past the cursor.
 3. What takes several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
    completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
    would then never be delivered.
@@ -190,7 +191,8 @@ cdef class Ledger:
             header.floor = max(header.floor, header.absorb_to)
             self.sync_floor()
             self.clear_absorbed()
-        self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        self.finished_count = ring_count(
+            self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
         return 0
 
@@ -218,15 +220,16 @@ cdef class Ledger:
             header.floor = oldest
         if end - header.floor < self.capacity_bits:
             self.clear_bits(end, header.floor + self.capacity_bits)
-        if self.ones != 0:
-            self.ones = ring_count(self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
+        if self.finished_count != 0:
+            self.finished_count = ring_count(
+                self.words, self.capacity_bits, header.floor, header.floor + self.capacity_bits)
         self.count_ahead()
         self.absorb()
         return 0
 
     cdef int clear_bits(self, uint64_t start, uint64_t end) except -1:
-        """Clear the bits of `[start, end)`, in a ring that has some; `ones` is the caller's to count again."""
-        if self.ones != 0:
+        """Clear the bits of `[start, end)`, in a ring that has some; the caller updates `finished_count`."""
+        if self.finished_count != 0:
             ring_clear_range(self.words, self.capacity_bits, start, end)
         return 0
 
@@ -241,7 +244,7 @@ cdef class Ledger:
         cdef uint64_t start = max(header.floor, header.trusted_below)
         if start < end:
             ring_clear_range(self.words, self.capacity_bits, start, end)
-        self.ones = ring_count(self.words, self.capacity_bits, header.floor, end)
+        self.finished_count = ring_count(self.words, self.capacity_bits, header.floor, end)
         self.count_ahead()
 
     def note_synced(self, uint64_t bits_from, uint64_t reset_count, uint64_t change_count):
@@ -261,12 +264,12 @@ cdef class Ledger:
 
     def has_bits_in_doubt(self):
         """Return True if a power failure would drop bits that are on stable storage. Cost: O(capacity)."""
-        return self.ones != 0 and self.finished_end() > self.header.trusted_below
+        return self.finished_count != 0 and self.finished_end() > self.header.trusted_below
 
     cdef int count_ahead(self) except -1:
         cdef uint64_t limit = self.bits_end()
         self.ahead = 0
-        if self.ones != 0 and self.header.cursor < limit:
+        if self.finished_count != 0 and self.header.cursor < limit:
             self.ahead = ring_count(self.words, self.capacity_bits, self.header.cursor, limit)
         return 0
 
@@ -277,7 +280,7 @@ cdef class Ledger:
         self.change_count += 1
         if ordinal == header.floor and ordinal < header.cursor:
             header.floor = ordinal + 1
-            if self.ones != 0:
+            if self.finished_count != 0:
                 self.absorb()
             return 0
         if not self.reaches(ordinal):
@@ -285,7 +288,7 @@ cdef class Ledger:
             header = self.header
         assert not ring_test(self.words, self.capacity_bits, ordinal), "finished twice"
         ring_set(self.words, self.capacity_bits, ordinal)
-        self.ones += 1
+        self.finished_count += 1
         if ordinal >= header.cursor:
             self.ahead += 1
         return 0
@@ -326,7 +329,7 @@ cdef class Ledger:
             self.grow(end - 1)
             header = self.header
         self.change_count += 1
-        self.ones += end - start - ring_count(self.words, self.capacity_bits, start, end)
+        self.finished_count += end - start - ring_count(self.words, self.capacity_bits, start, end)
         if end > header.cursor:
             ahead_from = max(start, header.cursor)
             self.ahead += end - ahead_from - ring_count(self.words, self.capacity_bits, ahead_from, end)
@@ -344,7 +347,7 @@ cdef class Ledger:
         """Return 1 + the highest finished ordinal, or the floor if no bit is set. Cost: O(capacity)."""
         cdef uint64_t end = self.bits_end()
         cdef uint64_t start
-        if self.ones == 0:
+        if self.finished_count == 0:
             return self.header.floor
         while end > self.header.floor and not ring_test(self.words, self.capacity_bits, end - 1):
             # A word at a time where it has no bit set.
@@ -385,7 +388,7 @@ cdef class Ledger:
             header.absorb_to = old + run
             store_barrier()
             header.floor = old + run
-            self.ones -= run
+            self.finished_count -= run
             if self.clears_late:
                 self.uncleared_from = header.absorb_from
             else:
@@ -429,7 +432,7 @@ cdef class Ledger:
         a reset changes but for the ring, which `trusted_below` guards: so a power failure leaves all of it or nothing.
         """
         cdef LedgerHeader* header
-        if self.clears_late and (self.ones != 0 or self.uncleared_from != ALL_CLEARED):
+        if self.clears_late and (self.finished_count != 0 or self.uncleared_from != ALL_CLEARED):
             try:
                 return self.reset_in_new_file(ordinal, parked_from)
             except StorageError:
@@ -455,7 +458,7 @@ cdef class Ledger:
         memset(self.words, 0, self.capacity_bits // 8)
         store_barrier()
         header.reset_to = 0
-        self.ones = 0
+        self.finished_count = 0
         self.ahead = 0
         return 0
 
@@ -516,7 +519,7 @@ cdef class Ledger:
         assert (header.absorb_to != 0) == (self.uncleared_from != ALL_CLEARED)
         if header.floor < header.cursor:
             assert not self.is_finished(header.floor)
-        assert self.ones == ring_count(self.words, self.capacity_bits, header.floor, limit)
+        assert self.finished_count == ring_count(self.words, self.capacity_bits, header.floor, limit)
         if header.cursor < limit:
             assert self.ahead == ring_count(self.words, self.capacity_bits, header.cursor, limit)
         else:

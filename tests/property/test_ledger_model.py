@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (self.ledger.floor, self.ledger.cursor) == (floor, self.cursor)
         self.finished = {ordinal for ordinal in self.finished if ordinal >= floor}
         self.oldest = floor
-        assert self.ledger.ones == len(self.finished)
+        assert self.ledger.finished_count == len(self.finished)
         assert self.ledger.ahead == sum(ordinal >= self.cursor for ordinal in self.finished)
         end = max(self.cursor, max(self.finished, default=0)) + 3
         if end - floor < 2000:

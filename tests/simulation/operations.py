@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from pyqd.diskqueue.file_headers import record_span
 from pyqd.diskqueue.journal import FILES_MAX
-from pyqd.diskqueue.layout import record_span
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import SECOND_NS

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from pyqd.diskqueue.files import PAGE_BYTES
-from pyqd.diskqueue.layout import (
+from pyqd.diskqueue.file_headers import (
     RECORD_ALIGN_BYTES,
     RECORD_HEADER_BYTES,
     RECORD_LOST,
@@ -15,6 +14,7 @@ from pyqd.diskqueue.layout import (
     record_checksum,
     record_span,
 )
+from pyqd.diskqueue.files import PAGE_BYTES
 from pyqd.primitives.errors import CorruptionError
 
 # Of a record with a body of one byte.

@@ -23,7 +23,7 @@ def handed_out(ledger, count):
 
 def state(ledger):
     ledger.check()
-    return ledger.floor, ledger.cursor, ledger.ones, ledger.ahead
+    return ledger.floor, ledger.cursor, ledger.finished_count, ledger.ahead
 
 
 def store(path, offset, *words):

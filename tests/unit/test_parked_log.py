@@ -195,5 +195,5 @@ def test_a_damaged_record_of_a_parked_log_counts_as_finished(tmp_path):
     ledger = Ledger(files, str(tmp_path / "ledger"))
     ParkedLog(log, ledger)
     ledger.check()
-    assert (ledger.floor, ledger.cursor, ledger.ones) == (0, 5, 3)
+    assert (ledger.floor, ledger.cursor, ledger.finished_count) == (0, 5, 3)
     assert list(ledger.unfinished(5)) == [0, 2]

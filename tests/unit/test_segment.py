@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.diskqueue.file_headers import parse_segment_header
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.layout import parse_segment_header
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError

@@ -59,7 +59,7 @@ cdef class Ledger:
     cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
     cdef readonly uint64_t synced_change_count    # as of the last completed sync; 0: there was none
-    cdef readonly uint64_t ones          # bits set in the ring
+    cdef readonly uint64_t finished_count  # bits set in the ring
     cdef readonly uint64_t ahead         # of these, at or past the cursor
 
     cdef inline bint reaches(self, uint64_t ordinal) noexcept:

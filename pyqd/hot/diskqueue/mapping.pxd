@@ -37,7 +37,7 @@ cdef class Mapping:
     cdef uint32_t place                  # among those that own a descriptor
     cdef bint fd_refused                 # it could not be opened
     cdef bint alone                      # a page that is not in the cache is brought in alone
-    cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.syncs
+    cdef public uint64_t failed_syncs    # how many; counted by pyqd.diskqueue.reliable_sync
     cdef public uint64_t healed_syncs    # how many of these a sync has made good
 
     cdef inline bint is_lost(self, uint64_t start, uint64_t length) noexcept:

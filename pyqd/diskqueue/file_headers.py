@@ -1,7 +1,7 @@
-"""The headers of segments, records and ledgers as bytes, for those who read files without opening them as a log.
+"""Headers of segments, records and ledgers: parsed from the bytes of files that are not opened as a log.
 
-The log itself has them in C: segment.pxd and ledger.pxd in pyqd/hot/diskqueue/, pyqd/hot/wire/record.pxd. Source:
-docs/storage.md.
+`Log` and `Ledger` have the same headers as C structs: pyqd/hot/diskqueue/segment.pxd and ledger.pxd, and
+pyqd/hot/wire/record.pxd. Source: docs/storage.md.
 """
 
 import struct

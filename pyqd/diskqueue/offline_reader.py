@@ -1,16 +1,18 @@
-"""Logs and ledgers on disk as a start would find them, read without changing a byte.
+"""Offline reader of logs and ledgers: reads them from disk as a start would find them, without changing a byte.
 
-`Log` and `Ledger` map their files for writing and complete on opening what a kill has cut short. Here files are read in
-pieces, the same conclusions are drawn and nothing is written, so it works beside a running daemon too: what it changes
-meanwhile shows in part, or not. Source: docs/storage.md, "Log", "Ledger".
+`Log` and `Ledger` map their files for writing, and on opening they complete changes that a kill has interrupted. The
+offline reader reads files in pieces and draws the same conclusions in memory. It works beside a running daemon too; a
+change that the daemon makes meanwhile shows in part or not at all.
+
+The headers are parsed in pyqd/diskqueue/file_headers.py; topics and channels, which consist of logs and ledgers, are
+read in pyqd/broker/offline_topics.py. Source: docs/storage.md, "Log", "Ledger".
 """
 
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.layout import (
+from pyqd.diskqueue.file_headers import (
     LEDGER_HEADER_BYTES,
     ORDINAL_MASK,
     RECORD_HEADER_BYTES,
@@ -23,19 +25,43 @@ from pyqd.diskqueue.layout import (
     record_checksum,
     record_span,
 )
-from pyqd.diskqueue.window import Window
+from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.logstart import SUFFIX
 from pyqd.primitives.errors import CorruptionError, StorageError
 
+WINDOW_BYTES = 256 << 10
 VALID, ABSENT, DAMAGED = range(3)
 NO_LEDGER = LedgerHeader(0, 64, *14 * [0])
 
 
-class StoredRecord(NamedTuple):
+class Window:
+    """Part of a file in memory, which moves along as the file is read from front to back.
+
+    Thousands of files can be read at the same time: each costs its window, and none a descriptor. Raises: StorageError.
+    """
+
+    def __init__(self, files: Files, path: str, window_bytes: int = WINDOW_BYTES) -> None:
+        self.path = path
+        self._files = files
+        self._window_bytes = window_bytes
+        self._start = 0
+        self._content = b""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from an offset, fewer at the end of the file."""
+        at = offset - self._start
+        if at < 0 or at + count > len(self._content):
+            self._content = self._files.read_range(self.path, offset, max(count, self._window_bytes))
+            self._start = offset
+            at = 0
+        return self._content[at : at + count]
+
+
+class OfflineRecord(NamedTuple):
     """One record.
 
-    attempts: deliveries before it was written. handed_out: what the last one since told; 0: none. lost: it stands for
-    one that was lost to damage, and is no message.
+    attempts: deliveries before it was written. handed_out: attempts that its last delivery since then told; 0: none.
+    lost: it stands for a record that was lost to damage, and is no message.
     """
 
     ordinal: int
@@ -49,15 +75,15 @@ class StoredRecord(NamedTuple):
 
 
 class LogExtent(NamedTuple):
-    """What a log holds: from the oldest record kept to its end, but for the holes, given as [start, end)."""
+    """Range of the ordinals of a log, from the oldest record to its end, without the holes [start, end)."""
 
     first: int
     end: int
     holes: list[tuple[int, int]]
 
 
-class StoredSegment:
-    """One segment: where its records lie. Raises: CorruptionError, StorageError."""
+class OfflineSegment:
+    """One segment of a log, or a spare. Raises: CorruptionError, StorageError."""
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -80,11 +106,11 @@ class StoredSegment:
 
     @property
     def end_ordinal(self) -> int:
-        """The ordinal behind its last record."""
+        """The ordinal after its last record."""
         return self.first_ordinal + self.count
 
     def _verdict(self, window: Window, offset: int, seq: int, limit: int) -> tuple[int, int]:
-        """Say whether the record with a number stands at an offset, as recovery does. Returns: (verdict, its span)."""
+        """Judge as recovery does whether a record with that number is at an offset. Returns: (verdict, its span)."""
         head = window.read(offset, RECORD_HEADER_BYTES)
         if limit - offset < RECORD_HEADER_BYTES or len(head) < RECORD_HEADER_BYTES or head[:8] == bytes(8):
             return ABSENT, 0
@@ -110,7 +136,7 @@ class StoredSegment:
             self.problem = f"{self.path}: damaged record at offset {self.end_bytes}"
 
     def verify(self) -> str | None:
-        """Check every record's number and checksum. Returns: what is wrong, None when all is well."""
+        """Check every record's number and checksum. Returns: the first damage found, None if there is none."""
         if self.header is None or self.problem is not None:
             return self.problem
         window = Window(self.files, self.path)
@@ -125,14 +151,14 @@ class StoredSegment:
         return None
 
     def _is_unchanged(self) -> bool:
-        """Tell whether the file holds the same segment still, which a running daemon may have recycled."""
+        """Return whether the file still holds the same segment, which a running daemon may have recycled."""
         try:
             header = parse_segment_header(self.files.read_range(self.path, 0, SEGMENT_HEADER_BYTES), self.path)
         except (StorageError, CorruptionError):
             return False
         return header is not None and self.header is not None and header.first_seq == self.header.first_seq
 
-    def records(self) -> Iterator[StoredRecord]:
+    def records(self) -> Iterator[OfflineRecord]:
         """Yield its records, in order."""
         window = Window(self.files, self.path)
         offset = SEGMENT_HEADER_BYTES
@@ -142,7 +168,7 @@ class StoredSegment:
             if header is None or header.seq & ORDINAL_MASK != ordinal:
                 raise CorruptionError(self.path, offset, f"record {ordinal} is not at its position")
             body = window.read(offset + RECORD_HEADER_BYTES, header.size_bytes)
-            yield StoredRecord(
+            yield OfflineRecord(
                 ordinal,
                 header.guid,
                 header.timestamp_ns,
@@ -155,11 +181,11 @@ class StoredSegment:
             offset += record_span(header.size_bytes)
 
 
-class StoredLog:
-    """The segments of a log in order, spares left out. Raises: CorruptionError, StorageError."""
+class OfflineLog:
+    """The segments of a log in order, without spares. Raises: CorruptionError, StorageError."""
 
     def __init__(self, files: Files, directory: str) -> None:
-        self.segments: list[StoredSegment] = []
+        self.segments: list[OfflineSegment] = []
         self.problems: list[str] = []
         self.holes: list[tuple[int, int]] = []
         self.file_bytes = 0
@@ -167,7 +193,7 @@ class StoredLog:
         for name in sorted(names):
             if not name.endswith(SUFFIX):
                 continue
-            segment = StoredSegment(files, os.path.join(directory, name))
+            segment = OfflineSegment(files, os.path.join(directory, name))
             self.file_bytes += segment.size_bytes
             if segment.header is not None:
                 self.segments.append(segment)
@@ -186,15 +212,15 @@ class StoredLog:
 
     @property
     def extent(self) -> LogExtent:
-        """What it holds, for the ledgers over it."""
+        """Range of its ordinals, for the ledgers over it."""
         return LogExtent(self.first, self.end, self.holes)
 
     @property
     def count(self) -> int:
-        """How many records are kept."""
+        """Number of its records."""
         return sum(segment.count for segment in self.segments)
 
-    def records(self, start: int = 0) -> Iterator[StoredRecord]:
+    def records(self, start: int = 0) -> Iterator[OfflineRecord]:
         """Yield the records from an ordinal on."""
         for segment in self.segments:
             if segment.end_ordinal > start:
@@ -203,15 +229,15 @@ class StoredLog:
                         yield record
 
     def verify(self) -> list[str]:
-        """Check every record. Returns: what is wrong, one text for each segment."""
+        """Check every record. Returns: the damage found, one text for each damaged segment."""
         return [problem for segment in self.segments if (problem := segment.verify()) is not None]
 
 
-class StoredLedger:
-    """A ledger, related to its log as a start would relate it.
+class OfflineLedger:
+    """A ledger, adjusted to its log as a start would adjust it.
 
-    started: False for one that a kill left without a place, or without its file. finished: bit i is record `floor + i`;
-    none is set at or past the log's end. Raises: CorruptionError, StorageError.
+    started: False if a kill left it without a position, or without its file. finished: bit i is record `floor + i`;
+    no bit is set at or past the log's end. Raises: CorruptionError, StorageError.
     """
 
     def __init__(self, files: Files, path: str, extent: LogExtent) -> None:
@@ -247,7 +273,7 @@ class StoredLedger:
         at = self.floor % capacity
         self.finished = bits >> at | (bits & ((1 << at) - 1)) << (capacity - at)
         if header.absorb_to:
-            # The run behind the floor may not have been cleared yet; in the ring it lies before the floor.
+            # The bits behind the floor may not be cleared yet; in the ring they lie before the floor.
             self.finished &= (1 << (capacity - (header.absorb_to - header.absorb_from))) - 1
 
     def _clamp(self, oldest: int, end: int) -> None:
@@ -272,7 +298,7 @@ class StoredLedger:
             self.finished |= ((1 << (end - start)) - 1) << (start - self.floor)
 
     def place(self, ordinal: int) -> None:
-        """Make it begin at an ordinal, as a start does with one that has no place yet."""
+        """Make it begin at an ordinal, as a start does with a ledger that has no position yet."""
         self.floor = self.cursor = ordinal
         self.finished = 0
 

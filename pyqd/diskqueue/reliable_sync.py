@@ -1,15 +1,15 @@
-"""Syncs that may be believed on a disk that fails now and then.
+"""Syncs to stable storage whose success can be believed on a disk that fails now and then.
 
-Where a page cannot be written back, Linux takes it for clean from then on, and tells of the error once for each open
-file. So the sync that is tried again finds nothing to write and succeeds, and so does one beside the one that took the
-error. Therefore one sync of a mapping runs at a time; a mapping counts its failures; and until a sync has succeeded
-that was asked for after the last of them, the pages of every range are made dirty again before they are synced.
+If a page cannot be written back, Linux marks it clean all the same, and reports the error once per open file. A
+repeated sync then finds nothing to write and succeeds, and so does a sync beside the one that got the error. Therefore
+one sync of a mapping runs at a time, and a mapping counts its failures. Until a sync has succeeded that was requested
+after the last failure, the pages of every range are made dirty again before they are synced.
 
-syncfs(2) does not tell whose pages were lost. After a first failure each file is synced by itself, for good: that tells
-of an error which the file had while others were written.
+syncfs(2) does not report whose pages were lost. After its first failure each file is synced by itself, for good: that
+reports an error of the file's pages even if they were written by another call.
 
-The process that comes next on the same boot must not believe clean pages either. The empty directory SYNC_FAILED in the
-data path tells it.
+The next process on the same boot must not believe clean pages either. The empty directory SYNC_FAILED in the data path
+tells it.
 
 Invariant: when `sync` returns, the bytes that the range had at its call are on stable storage, whatever failed before.
 
@@ -30,7 +30,7 @@ SYNC_FAILED = "sync-failed"
 
 
 class Range(NamedTuple):
-    """Bytes of a mapping, from a page's start. failures: those the mapping had counted when they were gathered."""
+    """Range of a mapping, from a page's start. failures: the mapping's count when the range was gathered."""
 
     mapping: Mapping
     start_bytes: int
@@ -39,11 +39,11 @@ class Range(NamedTuple):
 
 
 def dirty_range(mapping: Mapping, start_bytes: int, length_bytes: int) -> Range:
-    """Return all of a mapping that is dirty as a range, gathered now."""
+    """Return the dirty part of a mapping as a range, gathered now."""
     return Range(mapping, start_bytes, length_bytes, mapping.failed_syncs)
 
 
-class Syncs:
+class ReliableSync:
     """Writes mappings to stable storage, for all threads. path: the data directory."""
 
     def __init__(self, files: Files, path: str) -> None:
@@ -57,7 +57,7 @@ class Syncs:
     def sync(self, mapping: Mapping, start_bytes: int, length_bytes: int, failures: int = -1) -> None:
         """Write a page-aligned range to stable storage; blocks, with the interpreter's lock released.
 
-        failures: those of the mapping when all that was dirty of it was gathered as this range; -1: it may be a part.
+        failures: the mapping's count when all its dirty bytes were gathered as this range; -1: the range may be a part.
         Raises: StorageError.
         """
         with self._alone(mapping):
@@ -76,7 +76,7 @@ class Syncs:
     def sync_file_system(self, ranges: Sequence[Range]) -> bool:
         """Write all of the file system to stable storage; blocks. Raises: StorageError.
 
-        Returns: whether the ranges are there now; False where they have to be synced one by one.
+        Returns: whether the ranges are there now; if False, they have to be synced one by one.
         """
         with self._whole:
             if self._by_file or not self._are_sound(ranges):
@@ -93,12 +93,12 @@ class Syncs:
         return done and self._are_sound(ranges)
 
     def tell_next_process(self) -> None:
-        """Leave a mark for the process that comes next: a sync has failed."""
+        """Leave a note for the next process that a sync has failed."""
         with suppress(StorageError):
             self.files.make_directory(os.path.join(self._path, SYNC_FAILED))
 
     def _are_sound(self, ranges: Sequence[Range]) -> bool:
-        """Say whether no sync of the ranges' files has failed since they were gathered, nor is one under way."""
+        """Return whether no sync of the ranges' files has failed since they were gathered and none is under way."""
         with self._changed:
             return all(
                 each.mapping not in self._busy
@@ -108,7 +108,7 @@ class Syncs:
 
     @contextmanager
     def _alone(self, mapping: Mapping) -> Iterator[None]:
-        """Keep others from syncing a mapping."""
+        """Exclude other syncs of a mapping."""
         with self._changed:
             while mapping in self._busy:
                 self._changed.wait()

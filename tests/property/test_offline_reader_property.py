@@ -1,4 +1,4 @@
-"""Tests of pyqd.diskqueue.stored against the log and the ledger themselves."""
+"""Tests of pyqd.diskqueue.offline_reader against the log and the ledger themselves."""
 
 import shutil
 import tempfile
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyqd.diskqueue.file_headers import parse_segment_header, record_span
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.layout import parse_segment_header, record_span
-from pyqd.diskqueue.stored import LogExtent, StoredLedger, StoredLog
+from pyqd.diskqueue.offline_reader import LogExtent, OfflineLedger, OfflineLog
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.wire.record import span_bytes
@@ -55,7 +55,7 @@ def test_a_ledger_is_read_as_a_start_reads_it(operations, start, length, shift, 
         first = max(0, start + shift)
         bounds = LogExtent(first, max(first, end - cut), [])
         before = snapshot(Path(directory))
-        stored = StoredLedger(Files(), path, bounds)
+        stored = OfflineLedger(Files(), path, bounds)
         assert snapshot(Path(directory)) == before
         again = Ledger(Files(), path)
         again.clamp(bounds.first, bounds.end)
@@ -79,7 +79,7 @@ def test_what_a_kill_left_half_done_in_a_ledger_is_seen_as_done(tmp_path, floor)
         for field, value in change.items():
             content[ledger_offset(field) : ledger_offset(field) + 8] = value.to_bytes(8, "little")
         path.write_bytes(content)
-        stored = StoredLedger(Files(), str(path), bounds)
+        stored = OfflineLedger(Files(), str(path), bounds)
         again = Ledger(Files(), str(path))
         again.clamp(bounds.first, bounds.end)
         assert list(stored.unfinished(bounds.end)) == list(again.unfinished(bounds.end))
@@ -97,7 +97,7 @@ def test_a_log_is_read_as_a_start_reads_it(sizes, floor, epoch):
             log.append_message(number + 1, body_of(number, size), number, 0, number % 7)
         log.trim_below(min(floor, log.end))
         before = snapshot(Path(directory))
-        stored = StoredLog(Files(), path)
+        stored = OfflineLog(Files(), path)
         assert snapshot(Path(directory)) == before
         assert (stored.first, stored.end) == (log.first.first_ordinal, log.end)
         assert [record[:6] for record in stored.records()] == list(log.records())
@@ -126,7 +126,7 @@ def test_a_log_cut_anywhere_or_with_any_bit_flipped_never_reads_as_another(tmp_p
         copy.mkdir()
         (copy / "1.seg").write_bytes(flipped)
         try:
-            found = [record[:6] for record in StoredLog(Files(), str(copy)).records()]
+            found = [record[:6] for record in OfflineLog(Files(), str(copy)).records()]
         except CorruptionError:
             found = []
         assert found == whole[: len(found)]

@@ -1,12 +1,13 @@
-"""What a data directory of pyqd holds, read without changing a byte: topics, channels, and what is queued in them.
+"""Offline reader of a data directory: its topics, channels and queued messages, read without changing a byte.
 
-It says what a start on the directory would find, `Broker.load` in words: how far channels may read, what of them is
-finished, what waits for redelivery and how often it was delivered. Beside a running daemon it is a best effort, as
-files are read one after the other. Source: docs/storage.md.
+The reader finds what `Broker.load` would find: how far channels may read, which messages are finished, which wait for
+redelivery, and how often each was delivered. Beside a running daemon the result is not exact, because files are read
+one after the other. Logs and ledgers are read in pyqd/diskqueue/offline_reader.py. Source: docs/storage.md.
 """
 
 import json
 import os
+import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,41 +21,80 @@ from pyqd.broker.broker import (
     read_boot_id,
 )
 from pyqd.broker.channel_files import ATTEMPTS_ENTRY, ATTEMPTS_FILE, LEDGER_FILE, PARKED_LEDGER, PARKED_LOG
-from pyqd.broker.layout import FROM_PARKED, FROM_TOPIC, NO_STATE, parse_topic_state
 from pyqd.broker.topic import LOG_DIRECTORY, STATE_FILE
 from pyqd.diskqueue.damage import DAMAGED_DIRECTORY
 from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.offline_reader import OfflineLedger, OfflineLog, OfflineRecord
 from pyqd.diskqueue.redo import content_of
-from pyqd.diskqueue.stored import StoredLedger, StoredLog, StoredRecord
+from pyqd.hot.broker.topic import TOPIC_STATE_SIZE
 from pyqd.primitives.errors import CorruptionError, StartupError
 from pyqd.primitives.names import channel_of_dir, topic_of_dir
+
+TOPIC_MAGIC = b"PYQDTOP\0"
+TOPIC_VERSION = 1
+# Source of an entry of the file `attempts`: a record of the topic's log, or of the channel's parked log.
+FROM_TOPIC = 0
+FROM_PARKED = 1
+
+_TOPIC_STATE = struct.Struct("<8sIIQQQQQ")
+
+
+class TopicState(NamedTuple):
+    """The file `state` of a topic."""
+
+    paused: bool
+    held_from: int
+    deferred_below: int
+    last_guid: int
+    message_count: int
+    message_bytes: int
+
+
+NO_STATE = TopicState(False, 0, 0, 0, 0, 0)
+
+
+def pack_topic_state(state: TopicState) -> bytes:
+    """Return the content of a topic's state file."""
+    return _TOPIC_STATE.pack(TOPIC_MAGIC, TOPIC_VERSION, *state).ljust(TOPIC_STATE_SIZE, b"\0")
+
+
+def parse_topic_state(content: bytes, path: str) -> TopicState:
+    """Return the state in a file's content; path is for the error. Raises: CorruptionError."""
+    if content[: len(TOPIC_MAGIC)] == bytes(len(TOPIC_MAGIC)):
+        return NO_STATE
+    if len(content) < _TOPIC_STATE.size or content[: len(TOPIC_MAGIC)] != TOPIC_MAGIC:
+        raise CorruptionError(path, 0, "not the state of a pyqd topic")
+    _, version, paused, *numbers = _TOPIC_STATE.unpack_from(content)
+    if version != TOPIC_VERSION:
+        raise CorruptionError(path, 8, f"topic format version {version}; this pyqd reads {TOPIC_VERSION}")
+    return TopicState(bool(paused), *numbers)
 
 
 class Queued(NamedTuple):
     """A message of a channel: its record, how often it was delivered, and whether it waits for its due time."""
 
-    record: StoredRecord
+    record: OfflineRecord
     attempts: int
     deferred: bool
 
 
-class StoredChannel:
+class OfflineChannel:
     """One channel of a topic. Raises: CorruptionError, StorageError."""
 
-    def __init__(self, files: Files, directory: str, name: str, topic: "StoredTopic") -> None:
+    def __init__(self, files: Files, directory: str, name: str, topic: "OfflineTopic") -> None:
         self.name = name
         self.topic = topic
-        self.ledger = StoredLedger(files, os.path.join(directory, LEDGER_FILE), topic.log.extent)
+        self.ledger = OfflineLedger(files, os.path.join(directory, LEDGER_FILE), topic.log.extent)
         self.paused = self.ledger.paused
         self.file_bytes = self.ledger.file_bytes
-        self.parked_log: StoredLog | None = None
-        self.parked_ledger: StoredLedger | None = None
+        self.parked_log: OfflineLog | None = None
+        self.parked_ledger: OfflineLedger | None = None
         self.attempts_of: dict[tuple[int, int], int] = {}
         self.kept_aside = kept_aside(files, directory)
         parked_ledger = os.path.join(directory, PARKED_LEDGER)
         if files.exists(os.path.join(directory, PARKED_LOG)):
-            self.parked_log = StoredLog(files, os.path.join(directory, PARKED_LOG))
-            self.parked_ledger = StoredLedger(files, parked_ledger, self.parked_log.extent)
+            self.parked_log = OfflineLog(files, os.path.join(directory, PARKED_LOG))
+            self.parked_ledger = OfflineLedger(files, parked_ledger, self.parked_log.extent)
             self.file_bytes += self.parked_log.file_bytes + self.parked_ledger.file_bytes
         attempts = os.path.join(directory, ATTEMPTS_FILE)
         if files.exists(attempts):
@@ -64,7 +104,7 @@ class StoredChannel:
                 self.attempts_of[(source, ordinal)] = count
 
     def parked(self) -> Iterator[Queued]:
-        """Yield what of the parked log is not finished, and was not dropped when the channel was moved."""
+        """Yield the unfinished messages of the parked log, but those dropped when the channel was moved."""
         if self.parked_log is None or self.parked_ledger is None:
             return
         unfinished = set(self.parked_ledger.unfinished(self.parked_log.end))
@@ -74,7 +114,7 @@ class StoredChannel:
                 yield Queued(record, record.attempts if noted is None else noted, noted is None)
 
     def messages(self) -> Iterator[Queued]:
-        """Yield all that is not finished: of the topic's log in its order, then what is parked, due first."""
+        """Yield the unfinished messages: those of the topic's log in its order, then the parked ones by due time."""
         ledger = self.ledger
         unfinished = iter(ledger.unfinished(self.topic.shown_end))
         wanted = next(unfinished, None)
@@ -90,7 +130,7 @@ class StoredChannel:
         yield from sorted(self.parked(), key=lambda queued: queued.record.due_ns)
 
 
-class StoredTopic:
+class OfflineTopic:
     """One topic. shown_end: the ordinal up to which channels may read; what lies behind is held by the topic.
 
     problems: damage that a start passes over. kept_aside: files with copies of what was found damaged before.
@@ -104,16 +144,16 @@ class StoredTopic:
         # A kill may leave a topic or channel with a directory and nothing in it yet.
         self.state = NO_STATE if not files.exists(state_path) else parse_topic_state(files.read(state_path), state_path)
         self.paused = self.state.paused
-        self.log = StoredLog(files, os.path.join(directory, LOG_DIRECTORY))
+        self.log = OfflineLog(files, os.path.join(directory, LOG_DIRECTORY))
         self.problems = list(self.log.problems)
         self.kept_aside = kept_aside(files, directory)
         self.unreadable: list[tuple[str, str]] = []
-        self.channels: list[StoredChannel] = []
+        self.channels: list[OfflineChannel] = []
         for entry in sorted(files.list_directory(directory)):
             channel = channel_of_dir(entry)
             if channel is not None:
                 try:
-                    self.channels.append(StoredChannel(files, os.path.join(directory, entry), channel, self))
+                    self.channels.append(OfflineChannel(files, os.path.join(directory, entry), channel, self))
                 except (CorruptionError, OSError) as error:
                     self.unreadable.append((channel, str(error)))
         held_from = min(max(self.state.held_from, self.log.first), self.log.end)
@@ -130,20 +170,20 @@ class StoredTopic:
 
     @property
     def held_count(self) -> int:
-        """How many messages no channel has been given."""
+        """Number of messages that no channel has been given."""
         return self.log.end - self.shown_end
 
-    def held(self) -> Iterator[StoredRecord]:
+    def held(self) -> Iterator[OfflineRecord]:
         """Yield the messages that no channel has been given."""
         return (record for record in self.log.records(self.shown_end) if not record.lost)
 
     def verify(self) -> list[str]:
-        """Check every record of every log. Returns: what is wrong."""
+        """Check every record of every log. Returns: the damage found."""
         logs = [self.log, *(channel.parked_log for channel in self.channels if channel.parked_log is not None)]
         return [problem for log in logs for problem in log.verify() if problem not in self.problems]
 
 
-class Survey:
+class OfflineData:
     """The topics of a data directory. unreadable: topic and reason of those that cannot be read at all.
 
     awaits_start: the journal may hold messages that the logs lost in a power failure; a start puts them back.
@@ -152,7 +192,7 @@ class Survey:
 
     def __init__(self, files: Files, root: str) -> None:
         self.root = root
-        self.topics: list[StoredTopic] = []
+        self.topics: list[OfflineTopic] = []
         self.unreadable: list[tuple[str, str]] = []
         self.node = read_node(files, root)
         self.awaits_start = awaits_start(files, root, self.node)
@@ -161,12 +201,12 @@ class Survey:
             name = topic_of_dir(entry)
             if name is not None:
                 try:
-                    self.topics.append(StoredTopic(files, os.path.join(topics, entry), name))
+                    self.topics.append(OfflineTopic(files, os.path.join(topics, entry), name))
                 except (CorruptionError, OSError) as error:
                     self.unreadable.append((name, str(error)))
 
     def all_unreadable(self) -> list[tuple[str, str]]:
-        """Return what cannot be read, topics and channels, each with the reason."""
+        """Return the topics and channels that cannot be read, each with the reason."""
         found = [(f"topic {name}", reason) for name, reason in self.unreadable]
         for topic in self.topics:
             found += [(f"topic {topic.name}, channel {name}", reason) for name, reason in topic.unreadable]
@@ -174,7 +214,7 @@ class Survey:
 
 
 def awaits_start(files: Files, root: str, node: dict[str, Any]) -> bool:
-    """Say whether a power failure has ended the last run, and its journal is not yet put back into the logs."""
+    """Return whether a power failure has ended the last run, and its journal is not yet put back into the logs."""
     if node.get("clean", False) or node.get("boot") == read_boot_id(files):
         return False
     directory = os.path.join(root, JOURNAL_DIRECTORY)
@@ -183,7 +223,7 @@ def awaits_start(files: Files, root: str, node: dict[str, Any]) -> bool:
 
 
 def kept_aside(files: Files, directory: str) -> list[str]:
-    """Return the paths of the copies of what was found damaged in a log of that directory."""
+    """Return the paths of the copies of damaged data of a log of that directory."""
     damaged = os.path.join(directory, DAMAGED_DIRECTORY)
     if not files.exists(damaged):
         return []

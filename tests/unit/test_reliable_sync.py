@@ -1,11 +1,11 @@
-"""Tests of pyqd.diskqueue.syncs: a sync that returns may be believed, whatever failed before or beside it."""
+"""Tests of pyqd.diskqueue.reliable_sync: a sync that returns may be believed, whatever failed before or beside it."""
 
 import threading
 
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.syncs import Syncs, dirty_range
+from pyqd.diskqueue.reliable_sync import ReliableSync, dirty_range
 from pyqd.primitives.errors import StorageError
 from tests.support.forgetful import ForgetfulFiles
 
@@ -19,7 +19,7 @@ def files():
 
 @pytest.fixture
 def syncs(files, tmp_path):
-    return Syncs(files, str(tmp_path))
+    return ReliableSync(files, str(tmp_path))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_one_sync_of_a_mapping_runs_at_a_time_and_others_beside_it(tmp_path):
                 self.overlapped.set()
 
     files = Slow()
-    syncs = Syncs(files, str(tmp_path))
+    syncs = ReliableSync(files, str(tmp_path))
     mapping = files.new_mapped(str(tmp_path / "file"), SIZE_BYTES, True)
     other = files.new_mapped(str(tmp_path / "other"), SIZE_BYTES, True)
     first, second = (threading.Thread(target=syncs.sync, args=(mapping, start, 4096)) for start in (0, 4096))
@@ -115,7 +115,7 @@ def test_a_failure_beside_a_sync_of_the_file_system_takes_its_word_away(tmp_path
             return done
 
     files = Beside()
-    syncs = Syncs(files, str(tmp_path))
+    syncs = ReliableSync(files, str(tmp_path))
     mapping = files.new_mapped(str(tmp_path / "file"), SIZE_BYTES, True)
     gathered = dirty_range(mapping, 0, SIZE_BYTES)
     assert not syncs.sync_file_system([gathered])
