@@ -1,1 +1,1 @@
-"""Topics and channels: who gets which message, when it comes again; no sockets."""
+"""Topics and channels: delivery and redelivery of messages; no sockets."""

@@ -1,4 +1,4 @@
-"""The broker: which topics exist, where they are kept, and what is shared between them."""
+"""The broker: its topics, their directories, and the objects that topics share."""
 
 import contextlib
 import errno
@@ -140,7 +140,7 @@ class Broker:
         self.journal = Journal(self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background)
         self.redo: Redo | None = None
         self.epoch = 0
-        # A syncer sets it: what is parked then counts as parked once it is on stable storage.
+        # Set by a syncer: parked messages then count as parked only when they are on stable storage.
         self.parks_durably = False
         # With --sync-fin: called with a channel some of whose FINs wait for a sync. Set by the service that syncs them.
         self.on_finished: Callable[[Channel], None] | None = None
@@ -150,7 +150,7 @@ class Broker:
         self.boot = ""
         self.node_name = ""
         self.discarded_count = 0
-        # Directories of deleted topics and channels that could not be removed, with where they are now.
+        # Directories of deleted topics and channels that could not be removed, with their present paths.
         self.removals_failed: list[tuple[str, str]] = []
         # Directories of topics and channels that could neither be made nor be removed again.
         self.half_made: set[str] = set()
@@ -158,7 +158,7 @@ class Broker:
         self.deleted_end = 0
 
     def change_options(self, options: Options) -> None:
-        """Put in force other options: those of space; the rest is read where it counts."""
+        """Replace the options. Those of space are passed on here; the others are read at their use."""
         self.options = options
         self.reserve.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
         for topic in self.topics.values():
@@ -203,7 +203,9 @@ class Broker:
             arena.end_load()
 
     def empty_discarded(self) -> None:
-        """Remove what deletions of an earlier run have left, and keep the directory: a deletion needs no space then."""
+        """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space
+        then.
+        """
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
         if self.stand_ins.make_directory(discarded, lambda: None):
             for entry in self.files.list_directory(discarded):
@@ -211,7 +213,7 @@ class Broker:
                 (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
 
     def load_journal(self) -> None:
-        """Read what an earlier run has left in the journal; a clean stop has left nothing that counts."""
+        """Read the journal of an earlier run; after a clean stop it has nothing that counts."""
         if self.names_durable:
             self.files.remove_tree(self.journal.directory)
             return
@@ -219,9 +221,9 @@ class Broker:
         self.journal.take_up(self.redo.former, self.redo.latest_created_ns)
 
     def put_back(self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
-        """After a power failure, put back what the journal has of a topic. Returns: of its state. Raises: StorageError.
+        """After a power failure, restore a topic's records from the journal. Returns: its state. Raises: StorageError.
 
-        created_ns: when the topic was made, 0 where its state is blank, or was damaged (state_lost).
+        created_ns: when the topic was created, 0 if its state is blank, or was damaged (state_lost).
         """
         self.journal.latest_created_ns = max(self.journal.latest_created_ns, created_ns)
         if self.redo is None or not self.power_failed:
@@ -234,7 +236,9 @@ class Broker:
         return self.journal.latest_created_ns
 
     def note_loaded(self) -> None:
-        """Write down what the next start must know of this one, before anything is served. Raises: StorageError."""
+        """Write the facts that the next start must know of this run, before any client is served. Raises:
+        StorageError.
+        """
         changed: dict[str, Any] = {}
         # A closed log has no record of its epoch yet, so no file but this one could tell the next start of it.
         self.epoch = max(
@@ -243,17 +247,17 @@ class Broker:
         if self.epoch != self.node["epoch"]:
             changed["epoch"] = self.epoch
         if self.power_failed:
-            # Not before: a kill while the start mends what the power failure left is no reason to trust it.
+            # Not earlier: a kill while the start repairs the damage of a power failure is no reason to trust it.
             changed["boot"] = self.boot
             self.node.pop("epoch_boot", None)
         if changed:
             self.write_node(**changed)
 
     def load_node(self) -> None:
-        """Read what is known of the data directory; after a power failure begin a new epoch of sequence numbers.
+        """Read the description of the data directory; after a power failure begin a new epoch of sequence numbers.
 
-        What a killed process wrote is still in the page cache, so its numbers are all known. After a power failure
-        some may have been read by others and lost here: the epoch keeps numbers from being given twice.
+        Writes of a killed process are still in the page cache, so its numbers are all known. After a power failure
+        clients may have read numbers that are lost here: the epoch keeps a number from being given twice.
         """
         path = os.path.join(self.root, NODE_FILE)
         boot = read_boot_id(self.files)
@@ -284,7 +288,7 @@ class Broker:
         return self.options.sync_every == 1
 
     def write_node(self, **changed: Any) -> None:
-        """Write down what is known of the data directory, durably. Raises: StorageError."""
+        """Write the description of the data directory, durably. Raises: StorageError."""
         self.node.update(changed)
         has_journal = not self.node["clean"] and (self.journals() or self.files.exists(self.journal.directory))
         self.node["format"] = NODE_FORMAT_WITH_JOURNAL if has_journal else NODE_FORMAT
@@ -334,7 +338,9 @@ class Broker:
         return moved
 
     def remove_discarded(self, directory: str, moved: str, again: bool = False) -> None:
-        """Remove in a thread what `discard` has moved there from a directory. again: a failure was logged before."""
+        """Remove in a thread the files that `discard` has moved out of a directory. again: a failure was
+        logged before.
+        """
 
         thaw()
 
@@ -352,7 +358,7 @@ class Broker:
         self.in_background(remove, done)
 
     def retry_removals(self) -> None:
-        """Remove again what could not be removed: else only the next start reclaims its space."""
+        """Retry failed removals; otherwise only the next start would reclaim their space."""
         failed, self.removals_failed = self.removals_failed, []
         for directory, moved in failed:
             self.remove_discarded(directory, moved, again=True)
@@ -465,7 +471,7 @@ class Broker:
         return "OK" if self.failed_sync is None else f"NOK - {self.failed_sync}"
 
     def refusal(self) -> str | None:
-        """Return why publishing, or something new, is refused for want of room; None where it is not."""
+        """Return why publishing, or a new topic or channel, is refused for lack of space; None if it is not."""
         reached = self.capacity.refusal()
         if reached is not None:
             return reached
@@ -495,9 +501,9 @@ class Broker:
         logger.error("DISKQUEUE: cannot store a message: %s", error)
 
     def try_write_again(self) -> None:
-        """After a failed write, see in a thread whether the disk takes a segment; health is good again then.
+        """After a failed write, check in a thread whether the disk takes a segment; health is good again then.
 
-        Otherwise it would be bad until somebody publishes, and who listens to it does not.
+        Otherwise health would stay bad until the next publish, and publishers that obey the health do not publish.
         """
         failed = self.failed_write
         if failed is None:
@@ -523,7 +529,7 @@ class Broker:
         """Note that something could not be made durable against power loss; it is tried again."""
         self.sync_failure_count += 1
         self.failed_sync = str(error)
-        # Also where it was a directory's: `syncs` sees those of mappings alone.
+        # Also after a failed sync of a directory: `syncs` only notices those of mappings.
         self.syncs.tell_next_process()
         logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 

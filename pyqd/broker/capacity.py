@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Shortage(NamedTuple):
-    """A limit that is reached. text: names the limit and what raises it."""
+    """A limit that is reached. text: names the limit and how to raise it."""
 
     resource: str
     text: str
@@ -111,7 +111,7 @@ class Capacity:
         return capacity
 
     def shortages(self) -> list[Shortage]:
-        """Return the limits that are reached now, and log what has changed in that."""
+        """Return the limits that are reached now, and log changes."""
         found = [*self._mappings(), *self._memory(), *self._descriptors()]
         reached = {shortage.resource for shortage in found}
         for shortage in found:
@@ -123,12 +123,12 @@ class Capacity:
         return found
 
     def refusal(self) -> str | None:
-        """Return why something new would be refused now; None where nothing would."""
+        """Return why a new topic or channel would be refused now; None if it would not."""
         found = self.shortages()
         return found[0].text if found else None
 
     def check(self, name: str) -> None:
-        """See whether a topic or channel can be made. name: of what is to be made. Raises: MachineLimitReached."""
+        """Check that a topic or channel can be created. name: of the new one. Raises: MachineLimitReached."""
         for shortage in self.shortages():
             if shortage.resource != DESCRIPTORS:
                 raise MachineLimitReached(
@@ -136,7 +136,7 @@ class Capacity:
                 )
 
     def connection_refusal(self) -> str:
-        """Return why a connection is refused now; the empty string where it is not."""
+        """Return why a connection is refused now; the empty string if it is not."""
         for shortage in self.shortages():
             if shortage.resource != MAPPINGS:
                 return shortage.text

@@ -108,12 +108,13 @@ class Channel(ChannelCore):
         """Begin at another place of the log than the earlier run said, durably, before `load_found`."""
         begin_at(self, position)
         self.finish_unread(self.files)
-        # Before anybody is told of it: the next power failure would give to another channel what this one has now.
+        # Before any client learns of it: after a power failure another channel could otherwise get this channel's
+        # messages.
         mapping, length_bytes = self.ledger.sync_target()
         self.topic.broker.syncs.sync(mapping, 0, length_bytes)
 
     def load_found(self) -> None:
-        """Take up where an earlier run left off, once the topic knows where each channel begins."""
+        """Resume the state of an earlier run, once the topic knows the beginning of each channel."""
         self.load()
         if not self.topic.broker.names_durable:
             self.note_all_names()
@@ -129,14 +130,14 @@ class Channel(ChannelCore):
             unread += [(ordinal, ordinal + 1) for ordinal in self.cancelled.marked(ledger.floor, self.topic.log.end)]
         for start, end in unread:
             if not ledger.try_note_range(start, end):
-                # The cursor steps over a hole that it meets; what lies below keeps its segments until the next start.
+                # The cursor steps over a hole that it meets; holes below it keep their segments until the next start.
                 logger.warning(
                     "DISKQUEUE(%s): cannot record missing or cancelled messages: the disk is full; segments are kept",
                     ledger.path,
                 )
 
     def load(self) -> None:
-        """Take up where an earlier run left off."""
+        """Resume the state of an earlier run."""
         files = self.files
         found, files.found = files.found, set()
         attempts_of = files.load_attempts() if ATTEMPTS_FILE in found else {}
@@ -155,7 +156,7 @@ class Channel(ChannelCore):
             recover_parked(self, attempts_of)
         self.ledger.note_recovered(0 if self.parked is None else self.parked.log.end)
         if ATTEMPTS_FILE in found:
-            # Not before: until here a kill would take from the next start what this one has read.
+            # Not earlier: until here the next start would still need the file after a kill.
             files.remove_attempts()
 
     def set_limits(self, limits: ChannelSettings) -> None:

@@ -83,9 +83,11 @@ class ChannelFiles:
         return ledger
 
     def make_directory(self, directory: str) -> None:
-        """Make a new channel's directory, with a ledger that begins where the channel does; a kill leaves all or none.
+        """Create a new channel's directory, with a ledger that begins at the channel's start; a kill leaves all or
+        none.
 
-        The channel begins behind what other channels have been given; the first one takes over what the topic holds.
+        The channel begins after the messages that other channels have been given; the first one takes over the held
+        ones.
         """
         making = directory + MAKING
         self.topic.broker.clear_half_made(directory)
@@ -140,9 +142,9 @@ class ChannelFiles:
         }
 
     def open_parked(self, stand_ins: StandIns | None = None) -> ParkedLog:
-        """Open the parked log, making it when it is not there. Raises: StorageError, where it may not take the room.
+        """Open the parked log, creating it if it is missing. Raises: StorageError, also if there is no space for it.
 
-        stand_ins: given by a start, which goes on in memory where the disk has no room for the ledger.
+        stand_ins: passed by a start, which goes on in memory if the disk has no space for the ledger.
         """
         broker, quota = self.topic.broker, self.topic.quota
         if self.directory is None:
@@ -174,9 +176,9 @@ class ChannelFiles:
         return parked
 
     def sync_found(self, log: Log, path: str) -> None:
-        """Sync what a killed run left in the parked log: the start finishes at once what that was parked from.
+        """Sync the parked log that a killed run left: the start finishes the origins of its records at once.
 
-        So does the channel's name become durable, as the topic's log may then be trimmed.
+        This also makes the channel's name durable, because the topic's log may then be trimmed.
         """
         assert self.topic.directory is not None
         ranges, end = log.dirty_ranges()

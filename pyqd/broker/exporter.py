@@ -1,8 +1,8 @@
-"""Writing what a stopped broker holds as a data directory of Go's nsqd.
+"""Export of a stopped broker's messages as a data directory of Go's nsqd.
 
-A channel's queue gets what is not finished in it: what was handed out first, then what was not, then what is parked. A
-topic's queue gets what it holds. Ids, timestamps and deliveries so far are kept. nsqd's queues know no due time, so
-what is deferred is delivered at once there, as after a restart of nsqd itself; the report counts it. nsqd.dat comes
+A channel's queue gets its unfinished messages: first those delivered before, then the others, then the parked ones. A
+topic's queue gets the held messages. Ids, timestamps and deliveries so far are kept. nsqd's queues have no due time, so
+deferred messages are delivered at once there, as after a restart of nsqd itself; the report counts them. nsqd.dat comes
 last: without it nsqd finds nothing. The source is read and not changed. Source: docs/interchange.md.
 """
 
@@ -25,13 +25,13 @@ from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.errors import CorruptionError, StartupError, StorageError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
-# What nsqd writes and reads unless it is told otherwise.
+# nsqd's defaults for writing and reading.
 SEGMENT_BYTES_MAX = 100 * 1024 * 1024
 BODY_BYTES_MAX = 1024 * 1024
 
 
 class ExportedQueue(NamedTuple):
-    """One queue: of a topic where channel is None."""
+    """One queue: of a topic if channel is None."""
 
     topic: str
     channel: str | None
@@ -41,7 +41,7 @@ class ExportedQueue(NamedTuple):
 
 
 class ExportReport:
-    """What has been written. longest_body_bytes: nsqd refuses what its --max-msg-size is less than."""
+    """Result of an export. longest_body_bytes: an nsqd with a smaller --max-msg-size refuses the body."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -75,9 +75,9 @@ class ExportReport:
 
 
 class Exporter:
-    """One export. target: a directory that is missing, made then, or empty. now_ns: Unix.
+    """One export. target: a directory that is missing, and created then, or empty. now_ns: Unix.
 
-    Raises: StartupError, and what was written is removed again.
+    Raises: StartupError, after removing the written files.
     """
 
     def __init__(

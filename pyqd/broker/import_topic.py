@@ -49,7 +49,7 @@ Merged = tuple[int, "ChannelImport", NsqdMessage]
 
 
 class Tally:
-    """Counts what a log would hold, for a dry run."""
+    """Counter of the records of a log, for a dry run."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -61,7 +61,7 @@ class Tally:
 
 
 class QueueCounts:
-    """What became of the messages of one queue."""
+    """Counts of the messages of one queue by outcome."""
 
     def __init__(self) -> None:
         self.message_count = 0
@@ -75,8 +75,8 @@ class QueueCounts:
 class ChannelImport:
     """A channel while its topic is imported.
 
-    own: a byte for each record of the topic's log, 1 where it is this channel's.
-    parked_prints: for each id in its parked log, what tells a copy of the message from another with its id.
+    own: a byte for each record of the topic's log, 1 if it is this channel's. parked_prints: for each id in its parked
+    log, the fingerprint that distinguishes a copy of the message from another message with its id.
     """
 
     def __init__(self, name: str, paused: bool, messages: Iterator[NsqdMessage]) -> None:
@@ -129,7 +129,7 @@ class TopicImport:
         self.ledgers: list[Ledger] = []
         self.log: Log | Tally = Tally()
         self.held_from = 0
-        # Ordinal of the first message with an id, and what tells its copies from others; by id and by ordinal.
+        # Ordinal of the first message with an id, and the fingerprint of its copies; by id and by ordinal.
         self._ordinals = Table()
         self._prints = array("I")
 
@@ -241,7 +241,7 @@ class TopicImport:
         self.stored_bytes += len(message.body)
 
     def _write_channel(self, channel: ChannelImport, log: Log) -> None:
-        """Write a channel's ledgers and, for what was delivered before, the note that it was."""
+        """Write a channel's ledgers, and the note of attempts for messages that were delivered before."""
         directory = channel_dir(channel.name)
         ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
         self.ledgers.append(ledger)

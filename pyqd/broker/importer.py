@@ -152,9 +152,9 @@ class Importer:
         self.importing = os.path.join(root, IMPORTING_DIRECTORY)
 
     def run(self, dry_run: bool = False) -> ImportReport | None:
-        """Import what is there, or carry an import through that was broken off.
+        """Import the directory, or complete an import that was interrupted.
 
-        dry_run: read everything, change nothing. Returns: the report; None when there is nothing to import, as the
+        dry_run: read everything, change nothing. Returns: the report; None if there is nothing to import, because the
         directory is pyqd's already, or holds nothing of nsqd. Raises: StartupError, with nothing imported.
         """
         try:
@@ -172,7 +172,7 @@ class Importer:
             raise StartupError(f"failed to import nsqd's data - {error}") from error
 
     def resume(self) -> None:
-        """Carry through, or take back, what an import that was killed has left. Raises: StorageError."""
+        """Complete, or undo, a killed import. Raises: StorageError."""
         if not self.files.exists(self.importing):
             return
         if self._is_committed():
@@ -260,7 +260,7 @@ class Importer:
             self.files.sync(mapping, 0, length_bytes)
 
     def _commit(self, originals: list[str], report: ImportReport) -> None:
-        """Write down what is left to do, and with the node file that it is to be done."""
+        """Write down the remaining steps, and with the node file the decision to carry them out."""
         for path, _, _ in os.walk(self.importing):
             self.files.sync_directory(path)
         target = IMPORTED_DIRECTORY
@@ -305,8 +305,8 @@ class Importer:
 def known_topics(metadata: NsqdMetadata, directory: NsqdDirectory, note: Callable[[str, str], None]) -> list[NsqdTopic]:
     """Return the topics to import: those in nsqd.dat, and those that only have a queue, in the order of their names.
 
-    nsqd would find such a queue again as soon as somebody asks for its topic and channel. Left out, with a note: names
-    that are none, and ephemeral ones, which pyqd keeps in memory alone.
+    nsqd would find such a queue again when a client uses its topic and channel. Left out, with a note: invalid names,
+    and ephemeral ones, which pyqd keeps only in memory.
     """
     channels_of: dict[str, dict[str, bool]] = {}
     paused_of: dict[str, bool] = {}

@@ -13,8 +13,8 @@ NUMBER_COLUMNS = frozenset(("records", "bytes", "floor", "cursor", "depth", "par
 class QueueRow(NamedTuple):
     """One queue, as a start would find it.
 
-    records: of a topic what its log holds, of a channel what is not finished. bytes: of its files. floor, cursor: of a
-    topic the oldest record kept and the first that is held. next_due_ns: Unix; 0 when nothing is parked.
+    records: of a topic those in its log, of a channel the unfinished ones. bytes: of its files. floor, cursor: of a
+    topic the oldest kept record and the first held one. next_due_ns: Unix; 0 if nothing is parked.
     """
 
     topic: str
@@ -41,7 +41,7 @@ class QueueRow(NamedTuple):
 
 
 class Inspection:
-    """All rows of a survey, and what is wrong. verify: check every record's checksum too."""
+    """All rows of a data directory, and its problems. verify: check every record's checksum too."""
 
     def __init__(self, survey: OfflineData, verify: bool) -> None:
         self.node = survey.node
@@ -74,7 +74,7 @@ class Inspection:
         }
 
     def lines(self) -> list[str]:
-        """Return the table and what is wrong, line by line."""
+        """Return the table and the problems, line by line."""
         state = "stopped cleanly" if self.node.get("clean") else "running, or not stopped cleanly"
         head = f"format {self.node['format']}, epoch {self.node.get('epoch', 0)}, {state}"
         return [

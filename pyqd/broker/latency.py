@@ -43,7 +43,7 @@ class LatencyWindow(LatencyBuffer):
         _windows.add(self)
 
     def flush(self, now_ns: int) -> None:
-        """Give what is buffered to the sketch of its half, then move on to the half that now_ns is in."""
+        """Move the buffered values to the sketch of their half, then switch to the half of now_ns."""
         values = self.take()
         if values:
             self._current.update(numpy.frombuffer(values, dtype=numpy.float32))
@@ -76,7 +76,7 @@ def forget_all() -> None:
 
 
 def latency_of(windows: Iterable[LatencyWindow], quantiles: Sequence[float]) -> dict[str, Any]:
-    """Return the percentiles of all windows together, in nsqd's shape: nanoseconds, 0 where there are none."""
+    """Return the percentiles of all windows together, in nsqd's shape: nanoseconds, 0 if there are no values."""
     now_ns = mono()
     merged = new_sketch()
     for window in windows:

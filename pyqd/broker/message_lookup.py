@@ -79,7 +79,7 @@ def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change:
 
 
 def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change, pause: Pause) -> Outcome | None:
-    """Change a message on one channel. Returns: None where the channel was deleted meanwhile. Raises: TopicGone."""
+    """Change a message on one channel. Returns: None if the channel was deleted meanwhile. Raises: TopicGone."""
     lookup = MessageLookup(channel, guid)
     while True:
         prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)

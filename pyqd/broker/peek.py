@@ -1,8 +1,8 @@
-"""Pages of the messages of a channel, or of what a topic holds, for whoever wants to look.
+"""Read-only paged listings of the messages of a channel, or of those that a topic holds.
 
-A page's cursor is a text that says what was shown last, in the order of the state: it holds no place for its reader,
-never runs out, and another reader may use it. Its forms, with numbers: r (returned: entry), q (queued: position),
-f (in flight: slot, run), d (deferred: due time, slot, run), l (dead letter: entry).
+A page's cursor is a text that names the last message shown, in the order of the state: it needs no memory in the
+broker, never expires, and another reader may use it. Its forms, with numbers: r (returned: entry), q (queued:
+position), f (in flight: slot, run), d (deferred: due time, slot, run), l (dead letter: entry).
 
 Long walks pause, and a page that takes too many of them ends early: it may be short, even empty, and not the last.
 """
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Messages of one state. after: where to go on; None: there are no more."""
+    """Messages of one state. after: cursor of the next page; None: there is none."""
 
     rows: list[Row]
     after: str | None
@@ -97,7 +97,7 @@ def page_of_channel(
 def ready_page(
     topic: Topic, channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause
 ) -> Page:
-    """Return a page of what waits: first what was delivered before, then the queue."""
+    """Return a page of waiting messages: first those delivered before, then the queue."""
     found: list[Row] = []
     if cursor.kind != "q":
         rows, number, at_end = returned_page(channel, cursor.numbers[0], count_max, body_bytes_max)
@@ -113,7 +113,7 @@ def ready_page(
 
 
 def page_of_topic(topic: Topic, state: str, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
-    """Return a page of what the topic holds, having no channel or being paused. Raises: TopicGone."""
+    """Return a page of the messages that a topic without channels, or a paused one, holds. Raises: TopicGone."""
     if state in (IN_FLIGHT, DEAD_LETTER):
         return Page([], None)
     start = topic.reader.ordinal_of(cursor.numbers[0]) if cursor.kind == "q" else topic.end
@@ -131,7 +131,7 @@ def queue_page(
     body_bytes_max: int,
     pause: Pause,
 ) -> Page:
-    """Return a page that goes on in the topic's log, from an ordinal on. before: what is on the page already."""
+    """Return a page that goes on in the topic's log, from an ordinal on. before: the rows that the page already has."""
     reader = topic.reader
     walk = QueueWalk(topic, channel, start)
     for turn in range(TURNS_MAX):
@@ -148,7 +148,7 @@ def queue_page(
 
 
 def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_max: int, pause: Pause) -> Page:
-    """Return a page of what has a due time to come, earliest first."""
+    """Return a page of deferred messages, earliest first."""
     run = run_of(channel)
     after = (-_INT64_MAX, -1)
     if cursor.kind:

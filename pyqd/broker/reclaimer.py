@@ -36,8 +36,8 @@ STRAGGLER_LOG_BYTES_MIN = 1 << 20
 # A segment is cleared if less than one in so many of its messages is unfinished, or if so many others follow it.
 STRAGGLER_SHARE = 10
 SEGMENTS_BEHIND_MAX = 4
-# A parked log is compacted if less than one in so many of its records is unfinished: that copies a third of what it
-# frees.
+# A parked log is compacted if less than one in this many of its records is unfinished: that copies a third of the space
+# it frees.
 PARKED_SHARE = 4
 
 logger = logging.getLogger(__name__)

@@ -1,11 +1,11 @@
-"""Reading a topic again: by position, by time, by moving a channel.
+"""Re-reading of a topic: by position, by time, by a seek of a channel.
 
-A position is a record's sequence number. What is shown is what is kept and, with --sync-every=1, on stable storage: so
-no reader has seen what a power failure then takes away.
+A position is a record's sequence number. Readers see the kept records that, with --sync-every=1, are on stable storage:
+so no reader has seen a record that a power failure then removes.
 
-Finding a place may mean to walk a segment, which is done in parts: `pause` is called between them and lets others have
-their turn. Afterwards the topic may be gone, and what was found may be trimmed; so the last step is always one without
-a pause.
+Finding a place may need a walk over a segment, which is done in slices: `pause` is called between them and yields to
+the event loop. Afterwards the topic may be deleted, and the place may be trimmed; so the last step is always one
+without a pause.
 
 Source: docs/storage.md, "Reading by position".
 """
@@ -24,7 +24,7 @@ FORMAT: Final = 1
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 POSITION_MAX: Final = 2**64 - 1
-# What one turn of the loop copies.
+# Bytes copied in one pass of the loop.
 BYTES_PER_TURN: Final = 1 << 20
 
 Pause = Callable[[], None]
@@ -53,7 +53,7 @@ class PositionBeyondEnd(Exception):  # noqa: N818
 
 
 class Place(NamedTuple):
-    """Where to go in a log: one of these; none: the end."""
+    """Target in a log: one of these; none: the end."""
 
     earliest: bool = False
     position: int | None = None
@@ -61,7 +61,9 @@ class Place(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Records read. first, next: positions; next is where to go on. end: one behind the newest that can be read."""
+    """Records read. first, next: positions; the next read begins at next. end: position after the newest readable
+    record.
+    """
 
     first: int
     next: int
@@ -98,9 +100,9 @@ def readable_end(topic: Topic) -> int:
 
 
 def find(topic: Topic, place: Place, pause: Pause) -> int:
-    """Return the ordinal of a place; the last look at it was without a pause.
+    """Return the ordinal of a place; the last step was without a pause.
 
-    Raises: PositionGone, PositionBeyondEnd, TopicGone. A time before what is kept is where that begins.
+    Raises: PositionGone, PositionBeyondEnd, TopicGone. A time before the kept records is their beginning.
     """
     reader = topic.reader
     time_ns = place.time_ns
@@ -124,7 +126,7 @@ def check_position(topic: Topic, position: int) -> None:
 
 
 def prepared(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
-    """Walk a segment in parts until what is looked for can be found at once. Raises: TopicGone."""
+    """Walk a segment in slices until the look-up can be done at once. Raises: TopicGone."""
     while not prepare():
         pause()
         if topic.exiting:
@@ -132,9 +134,9 @@ def prepared(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
 
 
 def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pause) -> Range:
-    """Read records from a place on, to before the position `stop`: whole ones, and one at least where there is one.
+    """Read records from a place to before the position `stop`: whole ones, and at least one if there is one.
 
-    bytes_max: of records. Raises: as `find`. What is trimmed while this pauses ends the answer; it is right as it is,
+    bytes_max: of records. Raises: as `find`. If records are trimmed during a pause, the answer ends there; it is valid,
     and the next request is told of the gap.
     """
     reader, log = topic.reader, topic.log
@@ -164,7 +166,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
 
 
 def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]:
-    """Return what can be read, and where a place is. Raises: as `find`."""
+    """Return the range of readable positions, and the position of a place. Raises: as `find`."""
     reader, log = topic.reader, topic.log
     prepared(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
     at = None if place is None else reader.position_of(min(find(topic, place, pause), readable_end(topic)))
@@ -200,12 +202,12 @@ def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]
 
 
 def preview(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
-    """Return what a seek would do, and change nothing. Raises: as `find`."""
+    """Return the effect of a seek, and change nothing. Raises: as `find`."""
     return effect(topic, channel, seek_target(channel, find(topic, place, pause)))
 
 
 def effect(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
-    """Return in positions and counts what going to an ordinal means for a channel."""
+    """Return in positions and counts the effect of a seek of a channel to an ordinal."""
     position_of = topic.reader.position_of
     return {
         "topic": topic.name,
@@ -217,9 +219,9 @@ def effect(topic: Topic, channel: Channel, target: int) -> dict[str, Any]:
 
 
 def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str, Any]:
-    """Move a channel: all from the place on is delivered once more, all before it is finished.
+    """Move a channel: all messages from the place on are delivered again, all before it are finished.
 
-    Returns: what that meant, as `preview`. Raises: as `find`, StorageError.
+    Returns: the effect, as `preview`. Raises: as `find`, StorageError.
     """
     counted = SeekPlace(channel)
     while True:

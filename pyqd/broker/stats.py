@@ -1,8 +1,8 @@
 """Snapshots of the counters, as plain dictionaries in nsqd's shape and order of keys.
 
-What a client tells of itself is its own business: a channel's consumers have a method `stats()` that returns a
-dictionary in nsqd's shape, with all its `pub_counts`; clients that publish come in as such dictionaries too. Nothing
-here waits; whoever walks thousands of topics does so in pieces, by `topics_shown` and `topic_stats`.
+Clients describe themselves: a channel's consumers have a method `stats()` that returns a dictionary in nsqd's shape,
+with all its `pub_counts`; publishing clients come in as such dictionaries too. Nothing here waits; callers walk
+thousands of topics in slices, by `topics_shown` and `topic_stats`.
 
 Source: docs/nsq/http-api.md, "GET /stats".
 """
@@ -25,7 +25,7 @@ CHANNELS_PER_PAUSE = 64
 
 
 class Selection(NamedTuple):
-    """What of the statistics is asked for. topic, channel: this name only; empty for all."""
+    """Requested part of the statistics. topic, channel: this name only; empty for all."""
 
     topic: str = ""
     channel: str = ""
@@ -45,9 +45,9 @@ def topics_shown(broker: Broker, selection: Selection) -> Iterable[Topic] | None
 
 
 def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | None = None) -> StatsDict | None:
-    """Return a topic's counters and those of its channels; None where it lacks the channel asked for.
+    """Return a topic's counters and those of its channels; None if it lacks the requested channel.
 
-    pause: called between two channels after every CHANNELS_PER_PAUSE; what is deleted meanwhile is left out.
+    pause: called between two channels after every CHANNELS_PER_PAUSE; channels deleted meanwhile are left out.
     """
     if selection.channel:
         if selection.channel not in topic.channels_by_name:
@@ -76,7 +76,7 @@ def topic_stats(topic: Topic, selection: Selection, pause: Callable[[], None] | 
 
 
 def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
-    """Return a channel's counters and, where asked for, those of its clients."""
+    """Return a channel's counters and, if requested, those of its clients."""
     clients = None
     if selection.include_clients:
         clients = [shown_client(consumer.stats(), selection) for consumer in channel.consumers]
@@ -112,12 +112,12 @@ def delivered_counts(channel: Channel) -> dict[str, int]:
 
 
 def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
-    """Return the counters with what was found damaged, if anything was: else the keys are nsqd's alone."""
+    """Return the counters with the damage found, if there was any: otherwise the keys are nsqd's alone."""
     return {**stats, "damage": damage.as_dict()} if damage.found_count else stats
 
 
 def latency_stats(broker: Broker, channels: Iterable[Channel]) -> StatsDict:
-    """Return the percentiles of the end-to-end latency of the channels together; none where they are not measured."""
+    """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
     windows: list[Any] = [channel.latency for channel in channels if channel.latency is not None]
     if not windows:
         return {"count": 0, "percentiles": None}
@@ -140,12 +140,12 @@ def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
 
 
 def shown_producers(producers: Iterable[StatsDict], selection: Selection) -> list[StatsDict] | None:
-    """Return the clients that have published, in nsqd's form; None where there are none."""
+    """Return the clients that have published, in nsqd's form; None if there are none."""
     return [shown_client(client, selection) for client in producers] or None
 
 
 def head_stats(broker: Broker, start_time_s: int) -> StatsDict:
-    """Return what stands before the topics."""
+    """Return the fields before the topics."""
     head = {"version": NSQ_VERSION, "health": broker.health(), "start_time": start_time_s}
     return with_damage(head, broker.damage)
 

@@ -107,9 +107,9 @@ class Topic(TopicCore):
         return self.broker.new_log(directory, found is not None)
 
     def open_state(self, path: str | None, found: Sequence[str] | None) -> Mapping:
-        """Map the topic's state, a fresh one where there is none that can be used.
+        """Map the topic's state, a fresh one if there is none that can be used.
 
-        found: the names that the start has found, which a full disk must not end; None: the topic is new.
+        found: the names that the start has found, which must survive a full disk; None: the topic is new.
         """
         aside = None
         if path is not None and (self.files.exists(path) if found is None else STATE_FILE in found):
@@ -170,7 +170,7 @@ class Topic(TopicCore):
         self.note_found_durable()
 
     def pass_over(self, entry: str) -> None:
-        """Remove what a kill left of a channel that was being made, and warn of any other entry that is unknown."""
+        """Remove the leftovers of a channel whose creation was killed, and warn of any other unknown entry."""
         assert self.directory is not None
         if channel_of_dir(entry.removesuffix(MAKING)) is not None:
             self.files.remove_tree(os.path.join(self.directory, entry))
@@ -191,10 +191,10 @@ class Topic(TopicCore):
         return (self.names, self.names.change_count, self.change_sum())
 
     def hand_over_held(self) -> None:
-        """After a power failure: let a channel have what was given only to channels that are gone.
+        """After a power failure: give to a channel the messages that were given only to lost channels.
 
-        These were made after the last completed sync of names. What they were given is held again, and where channels
-        that were made after them are left, the one that begins first takes it over.
+        The lost ones were created after the last completed sync of names. Their messages are held again. If channels
+        remain that were created after them, the one that begins first takes these messages over.
         """
         if not self.channels_by_name:
             return

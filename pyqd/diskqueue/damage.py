@@ -47,7 +47,7 @@ class DamageCount:
             self.total.add(found_count, lost_count, damaged_bytes)
 
     def count_into(self, total: "DamageCount") -> None:
-        """Let a total have what was found so far, and what will be."""
+        """Add this log's counts, present and future, to a total."""
         assert self.total is None, "counted once"
         total.add(self.found_count, self.lost_count, self.damaged_bytes)
         self.total = total
@@ -58,7 +58,7 @@ class DamageCount:
 
 
 class DamageReport(DamageCount):
-    """What was found damaged in one log since it was opened. directory: of the log; None for one in memory."""
+    """Damage found in one log since it was opened. directory: of the log; None for one in memory."""
 
     def __init__(self, files: Any, directory: str | None) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class DamageReport(DamageCount):
 
 
 def free_name(files: "Files", path: str) -> str:
-    """Return the path, with a number behind it where it is taken."""
+    """Return the path, with a number after it if the path is taken."""
     number, free = 1, path
     while files.exists(free):
         number += 1
@@ -127,9 +127,9 @@ def free_name(files: "Files", path: str) -> str:
 
 
 def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> str:
-    """Rename a file that cannot be used to `.bad`, and say what follows from that.
+    """Rename an unusable file to `.bad`, and log the consequence.
 
-    Returns: its path now. Raises: StorageError.
+    Returns: its new path. Raises: StorageError.
     """
     target = free_name(files, path + BAD)
     files.rename(path, target)

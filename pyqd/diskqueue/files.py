@@ -63,7 +63,7 @@ def _map_memory(size_bytes: int) -> Mapping:
 
 @contextlib.contextmanager
 def _pinned(mapping: Mapping) -> Iterator[bool]:
-    """Keep a mapping's range mapped for a system call. Yields: False where its file is gone. Raises: StorageError."""
+    """Keep a mapping's range mapped for a system call. Yields: False if its file is gone. Raises: StorageError."""
     found = mapping.pin()
     try:
         yield found
@@ -73,10 +73,10 @@ def _pinned(mapping: Mapping) -> Iterator[bool]:
 
 
 def _reserve(fd: int, size_bytes: int, path: str) -> None:
-    """Reserve the blocks of a file; those that it has stay as they are.
+    """Reserve the blocks of a file; existing blocks stay as they are.
 
-    Not posix_fallocate(3): where the file system cannot, it writes a byte to each block, and one that compresses or
-    copies on writing may lack the room for the stores later on.
+    Not posix_fallocate(3): on a file system without support it writes a byte to each block, and one that compresses or
+    copies on writing may lack the space for later stores.
     """
     while _libc.fallocate(fd, 0, 0, size_bytes) != 0:
         failed = _ffi.errno
@@ -89,7 +89,7 @@ def _reserve(fd: int, size_bytes: int, path: str) -> None:
 
 
 def _reserve_missing(fd: int, path: str) -> int:
-    """Reserve what blocks a file lacks, as one does that was restored with holes. Returns: its bytes.
+    """Reserve the missing blocks of a file, as of one restored with holes. Returns: its bytes.
 
     Raises: CorruptionError for an empty file.
     """
@@ -118,9 +118,9 @@ def _map_step_by_step(path: str) -> Mapping:
 
 
 def _write_first_page(fd: int, size_bytes: int, path: str) -> None:
-    """Have the first page of a reserved file in the cache.
+    """Bring the first page of a reserved file into the cache.
 
-    The first store to a page that is not there makes the kernel read ahead, up to a MiB of what was never written.
+    The first store to a missing page makes the kernel read ahead, up to a MiB of blocks that were never written.
     """
     try:
         os.pwrite(fd, bytes(min(PAGE_BYTES, size_bytes)), 0)
@@ -160,7 +160,7 @@ def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
                 with zeros[: size_bytes - offset] as part:
                     os.pwrite(fd, part, offset)
             os.fsync(fd)
-            # As commits are written: where that cannot be done, the file is of no use.
+            # Written like a commit: if that fails, the file is useless.
             with zeros[:PAGE_BYTES] as page:
                 os.pwritev(fd, [page], 0, os.RWF_DSYNC)
     except OSError as error:
@@ -179,7 +179,7 @@ class JournalFile:
 
     @property
     def fileno(self) -> int:
-        """The file's number, for who writes to it otherwise; -1: nobody may."""
+        """The file's descriptor, for writers other than this class; -1: they may not write."""
         return self._fd
 
     def write(self, offset: int, content: memoryview) -> None:
@@ -203,9 +203,9 @@ class JournalFile:
 
 
 class Files:
-    """Files of a data directory. Every method raises StorageError, or DiskFull where room or quota is what lacks.
+    """Files of a data directory. Every method raises StorageError, or DiskFull if space or quota is missing.
 
-    distrusted: syncs of an earlier process have failed, so the kernel may take pages for written that are not.
+    distrusted: syncs of an earlier process have failed, so the kernel may take unwritten pages for written.
     """
 
     distrusted = False
@@ -230,8 +230,8 @@ class Files:
             mapping = map_file(fd, size_bytes, path)
             self.rename(making, path)
         except StorageError:
-            # It is gone where its directory was moved away meanwhile, as that of a deleted topic is. If it stays for
-            # another reason, the error that counts is the first one, and the next start removes the file.
+            # The file is gone if its directory was moved away meanwhile, like that of a deleted topic. If it stays for
+            # another reason, the first error counts, and the next start removes the file.
             with contextlib.suppress(OSError):
                 os.unlink(making)
             raise
@@ -242,7 +242,7 @@ class Files:
         return mapping
 
     def write_mapped(self, mapping: Mapping, path: str) -> None:
-        """Make a file of what is mapped in memory, synced, and map the file in its place, at the same address.
+        """Write a mapping in memory to a file, sync it, and map the file in its place, at the same address.
 
         On failure the mapping is as it was, and no file is left. Nothing may be stored there meanwhile.
         """
@@ -267,9 +267,9 @@ class Files:
             os.close(fd)
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-        """Have a page-aligned range of a mapping present, so that no store in it waits for the file system.
+        """Populate a page-aligned range of a mapping, so that no store in it waits for the file system.
 
-        Blocks, with the interpreter's lock released. What is stored there meanwhile stays.
+        Blocks, with the interpreter's lock released. Bytes stored there meanwhile stay.
         """
         with _pinned(mapping) as found:
             if found:
@@ -294,9 +294,9 @@ class Files:
             self.remove(path)
 
     def open_mapped(self, path: str) -> Mapping:
-        """Map an existing file, shared, whole, to be written: no store into it can lack room.
+        """Map an existing file, shared, whole, for writing: no store into it can lack space.
 
-        Raises: CorruptionError for an empty one, DiskFull where it has holes and there is no room for them.
+        Raises: CorruptionError for an empty one, DiskFull if it has holes and there is no space for them.
         """
         mapping = map_existing(path) or _map_step_by_step(path)
         mapping.failed_syncs = int(self.distrusted)
@@ -320,10 +320,10 @@ class Files:
                 raise storage_error("sync", mapping.path, OSError(error, os.strerror(error)))
 
     def write_out(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-        """Have most of a range written before it is synced, a piece at a time; blocks, with the lock released.
+        """Write most of a range before it is synced, in slices; blocks, with the lock released.
 
-        A sync gives the disk all of it at once, and whoever writes meanwhile waits behind that. Nothing is promised: an
-        error is left to the sync, as the kernel reports it to each open file. Source: sync_file_range(2).
+        A sync gives the disk all of it at once, and other writers wait behind that. Nothing is promised: an error is
+        left to the sync, because the kernel reports it to each open file. Source: sync_file_range(2).
         """
         if mapping.path is None:
             return
@@ -349,7 +349,9 @@ class Files:
                         mapping.dirty_again(at_bytes, piece_bytes)
 
     def readable_pieces(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> list[tuple[int, int]]:
-        """Return (start, length) of what can be read of a page-aligned range: a store to the rest ends the process."""
+        """Return (start, length) of the readable parts of a page-aligned range: a store to the rest ends the
+        process.
+        """
         try:
             self.populate(mapping, start_bytes, length_bytes)
         except StorageError as error:
@@ -364,9 +366,9 @@ class Files:
         return [(start_bytes, length_bytes)]
 
     def sync_file_system(self, path: str) -> bool:
-        """Write all of the file system that a path lies in to stable storage; blocks, with the lock released.
+        """Write all of a path's file system to stable storage; blocks, with the lock released.
 
-        Returns: whether it did; False where only single files can be. Source: syncfs(2).
+        Returns: whether it did; False if only single files can be synced. Source: syncfs(2).
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -392,7 +394,7 @@ class Files:
             raise storage_error("sync", path, error) from error
 
     def make_directory(self, path: str) -> None:
-        """Make a directory where it is missing; its parent exists."""
+        """Create a directory if it is missing; its parent exists."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -417,7 +419,7 @@ class Files:
             raise
 
     def free_bytes(self, path: str) -> int:
-        """Return what is free, for this user, of the file system that a path lies in. Source: statvfs(3)."""
+        """Return the bytes that this user may still use in a path's file system. Source: statvfs(3)."""
         try:
             found = os.statvfs(path)
         except OSError as error:
@@ -448,7 +450,7 @@ class Files:
             raise storage_error("read", path, error) from error
 
     def read_range(self, path: str, start_bytes: int, length_bytes: int) -> bytes:
-        """Return the bytes of a file from an offset on; fewer than asked for where it ends."""
+        """Return the bytes of a file from an offset on; fewer than requested at its end."""
         try:
             with open(path, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), length_bytes, start_bytes)
@@ -497,9 +499,9 @@ class Files:
             os.close(fd)
 
     def new_journal_file(self, path: str, size_bytes: int) -> JournalFile:
-        """Make a file of that size, all of it written, whose writes are on stable storage when they return.
+        """Create a file of that size, all of it written, whose writes are on stable storage when they return.
 
-        They go past the page cache where the file system can (O_DIRECT). On failure no file is left.
+        They bypass the page cache if the file system can (O_DIRECT). On failure no file is left.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -533,7 +535,7 @@ class Files:
             raise storage_error("write", path, error) from error
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what had it."""
+        """Give a file another name, replacing the file that had it."""
         try:
             os.rename(source, target)
         except OSError as error:

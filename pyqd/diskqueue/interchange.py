@@ -41,7 +41,7 @@ class NsqdMessage(NamedTuple):
 
 
 class QueueFile(NamedTuple):
-    """What a file's name says: its queue, `topic` or `topic:channel`; which segment, None for the metadata.
+    """Parts of a file's name: its queue, `topic` or `topic:channel`; its segment, None for the metadata.
 
     state: "" for a file in use, "bad" for a segment set aside, "tmp" for metadata that was being written.
     """
@@ -77,14 +77,14 @@ class NsqdTopic(NamedTuple):
 
 
 class NsqdMetadata(NamedTuple):
-    """The content of nsqd.dat; version is that of the nsqd that wrote it, empty where it is not told."""
+    """Content of nsqd.dat; version is that of the nsqd that wrote it, empty if unknown."""
 
     version: str
     topics: tuple[NsqdTopic, ...]
 
 
 def queue_name(topic: str, channel: str | None = None) -> str:
-    """Return what the files of a topic's or channel's queue are named after."""
+    """Return the base name of the files of a topic's or channel's queue."""
     return topic if channel is None else f"{topic}:{channel}"
 
 
@@ -105,7 +105,7 @@ def segment_file(queue: str, number: int) -> str:
 
 
 def parse_queue_file(name: str) -> QueueFile | None:
-    """Return what the name of a queue's file says; None for any other name."""
+    """Return the parts of a queue file's name; None for any other name."""
     match = _QUEUE_FILE.fullmatch(name)
     if match is None:
         return None
@@ -114,7 +114,7 @@ def parse_queue_file(name: str) -> QueueFile | None:
 
 
 def is_metadata_file(name: str) -> bool:
-    """Tell whether the name is nsqd.dat, or what nsqd writes beside it on the way there."""
+    """Return whether the name is nsqd.dat, or a temporary file that nsqd writes on the way there."""
     return _METADATA_FILES.fullmatch(name) is not None
 
 
@@ -152,7 +152,7 @@ def decode_message(data: bytes) -> NsqdMessage:
 def parse_metadata(content: bytes) -> NsqdMetadata:
     """Return the content of nsqd.dat; keys may be missing or null, names may be invalid.
 
-    Raises: ValueError for what nsqd refuses as well: no JSON, or values of another type.
+    Raises: ValueError for content that nsqd refuses as well: not JSON, or values of another type.
     """
     try:
         found = json.loads(content)
@@ -169,7 +169,7 @@ def parse_metadata(content: bytes) -> NsqdMetadata:
 
 
 def format_metadata(topics: Iterable[NsqdTopic], version: str) -> bytes:
-    """Return the content of nsqd.dat as nsqd writes it: compact, and null where a topic has no channels."""
+    """Return the content of nsqd.dat as nsqd writes it: compact, and null if a topic has no channels."""
     listed = [
         {
             "name": topic.name,

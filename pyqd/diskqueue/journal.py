@@ -58,7 +58,7 @@ class Used(NamedTuple):
 
 
 def nobody_waits() -> None:
-    """Do nothing where the journal wants a sync."""
+    """Do nothing if the journal wants a sync."""
 
 
 class Journal:
@@ -109,14 +109,14 @@ class Journal:
         self._want_file()
 
     def begin(self) -> CommitBuffer | None:
-        """Return where the next commit is to be gathered; None if the journal takes none now."""
+        """Return the buffer for the next commit; None if the journal takes none now."""
         if self._failed or not self._started or not (self._used or self._free):
             return None
         self._commit.begin()
         return self._commit
 
     def place(self) -> Place | None:
-        """Return where what was gathered is to be written; None where there is no room."""
+        """Return the place of the gathered commit; None if there is no space."""
         size_bytes = self._commit.whole_bytes
         if size_bytes > self.file_bytes:
             return None
@@ -162,12 +162,14 @@ class Journal:
     def cut(self) -> int:
         """Have the commits to come go to another file. Returns: the first generation that a sync from now on leaves."""
         if self._failed or (self._used and self._offset > 0 and not self._next_file()):
-            # The last file in use goes on being used: it stays, unless what is in it is to be given up.
+            # The last file in use stays in use, unless its content is to be dropped.
             return self._generation + self._failed
         return self._generation
 
     def release(self, kept: int) -> None:
-        """Give up all that was written before a `cut`, as everything is on stable storage. kept: what that returned."""
+        """Drop everything written before a `cut`, because all of it is on stable storage. kept: the result of the
+        `cut`.
+        """
         former, self._former = self._former, []
         for _, path in former:
             self._remove(path)

@@ -33,10 +33,10 @@ WRITE_BUFFER_BYTES = 4 << 20
 
 
 class NsqdDirectory:
-    """What of a directory is nsqd's.
+    """nsqd's files in a directory.
 
-    segments: numbers of each queue's segments, in order; a queue with metadata alone has none.
-    originals: the names of all of nsqd's files. bad: those of segments that nsqd has set aside.
+    segments: numbers of each queue's segments, in order; a queue with metadata alone has none. originals: the names of
+    all of nsqd's files. bad: those of segments that nsqd has set aside.
     """
 
     def __init__(self, files: Files, path: str) -> None:
@@ -105,7 +105,7 @@ class NsqdQueue:
             self._note(f"{count} messages were read, its metadata says {meta.depth}")
 
     def _wanted(self, meta: QueueMeta) -> list[int]:
-        """Return the segments from the read place on, noting what is missing or behind the write place."""
+        """Return the segments from the read place on; record missing ones and those behind the write place."""
         wanted = [number for number in self._numbers if number >= meta.read_number]
         within = [number for number in wanted if number <= meta.write_number]
         # A segment comes into being with its first record.
@@ -175,7 +175,7 @@ class NsqdQueueWriter:
             self._buffer.clear()
 
     def close(self) -> None:
-        """Write what is left, and the metadata."""
+        """Write the rest, and the metadata."""
         self._flush()
         meta = QueueMeta(self.depth, 0, 0, self._number, self._written_bytes)
         self._files.write(os.path.join(self._path, meta_file(self._queue)), format_meta(meta))

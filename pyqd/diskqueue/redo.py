@@ -35,14 +35,14 @@ READ_AT_ONCE_BYTES = 1 << 20
 
 _HEADER = struct.Struct("<QIIQQQQq")
 _ENTRY = struct.Struct("<IHH7Q")
-# A topic's state begins with what tells it from earlier ones of its name.
+# A topic's state begins with the field that distinguishes it from earlier topics of its name.
 _IDENTITY = struct.Struct("<q")
 
 logger = logging.getLogger(__name__)
 
 
 class Commit(NamedTuple):
-    """One commit: what its header says, and its entries."""
+    """One commit: the fields of its header, and its entries."""
 
     generation: int
     oldest: int
@@ -52,7 +52,7 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry, with the file of the journal and the place in it where the bytes of the segment lie."""
+    """One entry, with the journal file and the offset of the segment's bytes."""
 
     state: bytes
     file_number: int
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 
 def read_readable(files: Files, path: str) -> bytes:
-    """Return the content of a file up to where it cannot be read. Raises: StorageError for anything but EIO."""
+    """Return the content of a file up to its first unreadable block. Raises: StorageError for anything but EIO."""
     parts: list[bytes] = []
     at = 0
     while True:
@@ -162,7 +162,7 @@ class Redo:
         self._read(directory)
 
     def _read(self, directory: str) -> None:
-        """Find the files, and what is in them."""
+        """Find and read the files."""
         found: list[Content] = []
         for name in self.files.list_directory(directory) if self.files.exists(directory) else []:
             path = os.path.join(directory, name)
@@ -174,7 +174,7 @@ class Redo:
         oldest = found[-1].oldest if found else 0
         for content in found:
             if content.unreadable:
-                # The disk may read it another time, and nothing else has what is in it.
+                # The disk may be able to read it later, and no other file has its content.
                 aside = f"{directory}-{os.path.basename(content.path)}{BAD}"
                 self.files.rename(content.path, aside)
                 logger.error(
@@ -192,15 +192,15 @@ class Redo:
                 self._entries_of.setdefault(name, []).append(entry)
 
     def apply(self, name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
-        """Put back what a topic's log had. created_ns: of its state; 0 if there is none. state_lost: it was damaged.
+        """Restore a topic's records. created_ns: of its state; 0 if there is none. state_lost: it was damaged.
 
-        Returns: what the journal kept of the state; None for nothing. Raises: StorageError.
+        Returns: the journal's copy of the state; None if there is none. Raises: StorageError.
         """
         entries = self._entries_of.pop(name, [])
         identity = created_ns
         if state_lost and entries:
-            # The last topic of that name that has published. Without a state that was ever written, nothing of the
-            # topic had to be durable, and what the journal has is of one before.
+            # The last topic of that name that has published. Without a written state nothing of the topic had to be
+            # durable, and the journal's entries belong to an earlier one.
             identity = entries[-1].identity
         entries = [entry for entry in entries if entry.identity == identity]
         if not entries:

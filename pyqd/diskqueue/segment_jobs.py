@@ -107,7 +107,7 @@ class BackgroundJobs(SegmentJobs):
             try:
                 return self.new_spare(pool, size_bytes)
             except StorageError as error:
-                # No reason for an alarm: whoever needs the segment gets the error then, if the space is still missing.
+                # No reason for an alarm: the next user of the segment gets the error, if the space is still missing.
                 return error
 
         def done(made: "Segment | StorageError | None", error: BaseException | None) -> None:
@@ -123,7 +123,7 @@ class BackgroundJobs(SegmentJobs):
     def prepare_pages(self, pool: "SegmentPool", segment: "Segment", start_bytes: int, length_bytes: int) -> None:
         """Populate pages in a thread, a few at a time with a rest in between.
 
-        In the kernel a thread yields to nobody for up to a tick, and the event loop may have this core only.
+        In the kernel a thread does not yield for up to a tick, and the event loop may have only this core.
         """
         end_bytes = start_bytes + length_bytes
 

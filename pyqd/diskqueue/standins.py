@@ -53,7 +53,7 @@ class StandIns:
         return mapping
 
     def make_directory(self, path: str, on_settled: Callable[[], object]) -> bool:
-        """Make a directory where it is missing, now or later. Returns: whether it is there. Raises: StorageError."""
+        """Create a missing directory, now or later. Returns: whether it is there. Raises: StorageError."""
         try:
             self._files.make_directory(path)
         except DiskFull:
@@ -75,7 +75,9 @@ class StandIns:
             del self._waiting[each]
 
     def settle(self) -> bool:
-        """Put on the disk what there is room for. Returns: whether nothing is missing any more. Blocks: fsync(2)."""
+        """Write the stand-ins for which the disk has space. Returns: whether nothing is missing any more. Blocks:
+        fsync(2).
+        """
         for path, stand_in in list(self._waiting.items()):
             try:
                 if stand_in.mapping is None:

@@ -42,7 +42,7 @@ class Names:
         return dict(self._change_of)
 
     def note_synced(self, gathered: Gathered) -> None:
-        """Note that what was gathered is on stable storage."""
+        """Record that the gathered names are on stable storage."""
         for directory, change in gathered.items():
             if self._change_of.get(directory) == change:
                 del self._change_of[directory]

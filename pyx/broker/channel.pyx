@@ -247,7 +247,7 @@ cdef class ChannelCore(Scheduled):
         return self.reach(held.record, held.source)
 
     cdef bint try_finish(self, const ReadyEntry* entry) except -1:
-        """Finish a message that was taken and is delivered to nobody.
+        """Finish a message that was taken and is delivered to no client.
 
         Returns: False if its ledger cannot grow; the message waits for redelivery then, and a timer retries.
         """
@@ -417,7 +417,9 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Take back what its consumer has held longer than its timeout, as far as the work goes. Returns: how many."""
+        """Take back messages that their consumers have held longer than their timeouts, as far as the work goes.
+        Returns: how many.
+        """
         cdef int count = 0
         cdef uint32_t slot
         cdef Slot held
@@ -663,7 +665,7 @@ cdef class ChannelCore(Scheduled):
         self.consumers_by_number[consumer.number] = consumer
 
     def remove_consumer(self, Consumer consumer not None):
-        """Unsubscribe a client; what it has in flight waits for its timeout."""
+        """Unsubscribe a client; its messages in flight wait for their timeouts."""
         if self.consumers_by_number.pop(consumer.number, None) is not None:
             self.consumers.remove(consumer)
 
@@ -675,14 +677,14 @@ cdef class ChannelCore(Scheduled):
             self.readable.scheduler.request_wake(self)
 
     cdef int forget_deliveries(self) except -1:
-        """Forget what is in flight and what waits for redelivery; the ledger is about to be reset."""
+        """Forget messages in flight and waiting for redelivery; the ledger is about to be reset."""
         self.slots.clear()
         self.ready.clear()
         self.dead_letters.clear()
         return 0
 
     cdef int start_over(self, Position position) except -1:
-        """Go on at a place of the log: what lies before it is finished, what was handed out or parked is forgotten.
+        """Resume at a place of the log: messages before it are finished, delivered or parked ones are forgotten.
 
         Raises: StorageError, at most before anything is changed.
         """
@@ -700,7 +702,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     def empty(self):
-        """Drop what is queued, in flight and deferred; the clients' in-flight counts become zero."""
+        """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
         self.start_over(self.readable.end_position())
         # Nothing times out and nothing is due any more.
         self.readable.scheduler.drop_timer(self)
@@ -721,7 +723,7 @@ cdef class ChannelCore(Scheduled):
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)
 
     def close_consumers(self):
-        """Return the clients and forget them, for whoever closes their sockets."""
+        """Return the clients and forget them; the caller closes their sockets."""
         consumers, self.consumers = self.consumers, []
         self.consumers_by_number = {}
         return consumers
@@ -763,7 +765,7 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def message_count(self) -> int:
-        # After a power failure what is shown may end before the channel began.
+        # After a power failure the readable part may end before the channel began.
         return max(self.readable.end, self.ledger.header.start) - self.ledger.header.start
 
     @property

@@ -7,7 +7,7 @@ cdef uint64_t last_number = 0
 
 
 cdef class Consumer(Scheduled):
-    """One subscribed client. RDY is a ceiling on what is in flight and is not used up by deliveries."""
+    """One subscribed client. RDY is a ceiling on messages in flight; deliveries do not use it up."""
 
     def __cinit__(self, *args, **kwargs):
         global last_number
@@ -35,7 +35,7 @@ cdef class Consumer(Scheduled):
         raise NotImplementedError("the connection knows how to close")
 
     def stats(self):
-        """Return what statistics show of the client, as a dict."""
+        """Return the client's statistics, as a dict."""
         raise NotImplementedError("the connection knows the client")
 
 

@@ -96,7 +96,7 @@ cdef class QueuedBatch:
         return self.last_id != 0
 
     def cancel(self):
-        """Drop the batch unless it is finished; nobody waits for it."""
+        """Drop the batch unless it is finished; its publisher does not wait any more."""
         self.on_done = None
         if not self.finished:
             self.intake.end(self, None)
@@ -185,7 +185,7 @@ cdef class Intake(Scheduled):
         return span
 
     cdef int end(self, QueuedBatch queued, error) except -1:
-        """Take a batch out of the queue: stored, refused, or cancelled. error: None where there is none to tell."""
+        """Take a batch out of the queue: stored, refused, or cancelled. error: None if there is none to report."""
         if self.topic.log.batch.segment is not None and queued is self.waiting[0]:
             self.topic.log.batch.discard()
         self.waiting.remove(queued)
@@ -200,6 +200,6 @@ cdef class Intake(Scheduled):
         return 0
 
     def refuse_all(self):
-        """Refuse what is queued, without an error to tell: the topic is deleted or closed."""
+        """Refuse the queued batches without an error: the topic is deleted or closed."""
         while self.waiting:
             self.end(self.waiting[len(self.waiting) - 1], None)

@@ -1,10 +1,10 @@
-"""The end-to-end latencies of one channel, noted at each FIN and given on in batches.
+"""End-to-end latencies of one channel, stored at each FIN and passed on in batches.
 
-A sketch of quantiles is a library's work and costs a Python call. So a FIN stores a number here, and the sketch is fed
-when the buffer is full, when half of the window is over, and when somebody asks. Where no percentiles are asked for a
-channel has no buffer, and its FINs pay one branch.
+A sketch of quantiles comes from a library and costs a Python call. So a FIN stores a number here, and the sketch is fed
+when the buffer is full, when half of the window is over, and when statistics are read. Without percentiles a channel
+has no buffer, and its FINs pay one branch.
 
-Invariant: what is buffered belongs to the half of the window that ends at `move_ns`.
+Invariant: the buffered values belong to the half of the window that ends at `move_ns`.
 
 Source: docs/nsq/broker-semantics.md, "End-to-end latency percentiles".
 """
@@ -37,11 +37,11 @@ cdef class LatencyBuffer:
         self.note(published_ns)
 
     def take(self):
-        """Return what is buffered, native 32-bit floats in nanoseconds, and forget it."""
+        """Return the buffered values, native 32-bit floats in nanoseconds, and empty the buffer."""
         cdef Py_ssize_t size_bytes = self.count * <Py_ssize_t> sizeof(float)
         self.count = 0
         return bytearray((<char*> self.values)[:size_bytes])
 
     def flush(self, int64_t now_ns):
-        """Take what is buffered. The subclass knows where it goes. now_ns: monotonic."""
+        """Pass on the buffered values; overridden by the subclass. now_ns: monotonic."""
         raise NotImplementedError("the subclass keeps the sketches")

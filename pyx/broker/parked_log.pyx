@@ -88,7 +88,7 @@ cdef class ParkedLog:
         self.twins = IdTable()
         self.find_twins(origins_unknown_below)
         self.wait_for_unfinished()
-        # What was unsettled is settled by the start, which finishes the twins.
+        # The start settles unsettled records, by finishing the twins.
         self.settled = log.end
         self.trim()
 
@@ -98,7 +98,7 @@ cdef class ParkedLog:
         array_release(&self.origins_memory)
 
     cdef int trim(self) except -1:
-        """Give up what is finished and has not to speak for an origin any more."""
+        """Trim finished records that need not speak for an origin any more."""
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
@@ -333,10 +333,10 @@ cdef class ParkedLog:
         return 0
 
     cdef int drop_all(self) except -1:
-        """Forget everything that is parked or came from here: the channel's ledger has just been reset and says so.
+        """Forget all parked messages and all that came from here: the channel's ledger has just been reset and says so.
 
-        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel is where it was
-        and needs all of this. `finish_dropped` is for afterwards.
+        Nothing is stored here. If the power fails before that ledger is on stable storage, the channel resumes at its
+        former place and needs all of this. `finish_dropped` is for afterwards.
         """
         self.forget()
         self.origins_gap = 0
@@ -354,7 +354,7 @@ cdef class ParkedLog:
         return 0
 
     def memory_bytes(self):
-        """Return the bytes of the arrays that hold what is parked: what is due when, and the origins."""
+        """Return the bytes of the arrays of parked messages: due times and origins."""
         return (
             self.capacity * (sizeof(Record*) + sizeof(uint16_t))
             + self.dues.slot_count_max * (sizeof(Entry) + sizeof(uint32_t)) + self.origins_capacity * sizeof(uint64_t))

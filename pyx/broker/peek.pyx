@@ -1,21 +1,21 @@
-"""Looking at the messages of a channel, which notices nothing of it: pages, whose ends are places to go on from.
+"""Read-only paged listing of a channel's messages. A page's cursor resumes after its last message.
 
-Each state has an order in which a message keeps its place while it stays in the state, so that a reader that goes on
-from where the last page ended meets each of these once, whatever else comes and goes:
+Each state has an order in which a message keeps its place while it stays in the state. So a reader that resumes at the
+end of the last page meets each of these once, whatever other messages come and go:
 
-    returned     the number of the entry in the ring; entries come at the end
-    dead letter  likewise, of those that wait to be published
-    queued       the ordinal in the topic's log
-    in flight    the slot
-    deferred     (due time, slot); after a restart slots are others, and the reader begins the due time anew
+returned     the number of the entry in the ring; entries come at the end
+dead letter  likewise, of those that wait to be published
+queued       the ordinal in the topic's log
+in flight    the slot
+deferred     (due time, slot); after a restart slots differ, and the reader begins the due time again
 
-A page costs what it shows, wherever it begins, but for two things. A queue is walked over what is finished or deferred
-in it; long runs of finished records are skipped by their bits, and the walk is made in parts. And a heap gives its
-entries in order from the earliest only: a page within the first some thousands is taken from the top, without touching
-the heap; one further back reads through all slots, in parts, and keeps the best.
+A page costs as much as it shows, wherever it begins, with two exceptions. A queue is walked over finished and deferred
+records; long runs of finished records are skipped by their bits, and the walk is made in slices. And a heap yields its
+entries in order from the earliest only: a page within the first some thousands is taken from the top, without changing
+the heap; a later one reads through all slots, in slices, and keeps the best.
 
-What is shown was copied in the turn in which it was looked at. A record of an earlier run that nobody has verified yet
-is verified before it is shown.
+Shown messages are copied in the slice that reads them. A record of an earlier run that was never verified is verified
+before it is shown.
 """
 
 import heapq
@@ -48,7 +48,7 @@ cdef enum:
     RUN_TO_SKIP = 1000                   # finished records that are skipped rather than walked over
     ENTRIES_FROM_TOP_MAX = 5000          # taken from a heap in order
     SLOTS_PER_TURN = 50000
-    SLOTS_PER_INSERT = 20                # what keeping one costs, in slots read
+    SLOTS_PER_INSERT = 20                # cost of keeping one, in slots read
 
 
 cdef tuple row_of(const Record* record, uint64_t attempts, uint64_t body_bytes_max, bint from_topic):
@@ -64,7 +64,7 @@ def run_of(ChannelCore channel not None):
 
 
 def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
-    """Return (rows, number to go on with, at the end?) of what waits for redelivery."""
+    """Return (rows, number to resume with, at the end?) of the messages that wait for redelivery."""
     return ring_page(channel.ready, number, count_max, body_bytes_max)
 
 
@@ -88,9 +88,9 @@ cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64
 
 
 def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_max, uint64_t body_bytes_max):
-    """Return (rows, slot to go on with, at the end?) of what is in flight.
+    """Return (rows, slot to resume with, at the end?) of the messages in flight.
 
-    A row has three more: the consumer or None where it has gone, since when, and its deadline (Unix).
+    A row has three more fields: the consumer or None if it has gone, the time of delivery, and the deadline (Unix).
     """
     cdef uint32_t at = <uint32_t> min(slot, <uint64_t> channel.slots.capacity)
     cdef int64_t since_mono_ns = wall_ns() - mono_ns()
@@ -110,9 +110,9 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
 
 @cython.final
 cdef class DeferredSearch:
-    """A page of what is deferred, being looked for.
+    """Search for a page of deferred messages.
 
-    after: (due time, slot) that the page begins behind.
+    after: (due time, slot) of the last message before the page.
     """
 
     def __init__(self, ChannelCore channel not None, tuple after not None, uint64_t count_max):
@@ -142,14 +142,15 @@ cdef class DeferredSearch:
         return True
 
     cdef bint look_near(self) except -1:
-        """Take the page from the top of the heap, in order. Returns: False where it is too far down."""
+        """Take the page from the top of the heap, in order. Returns: False if it is too far down."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef const Entry* entries = parked.dues.entries
         cdef uint64_t count = parked.dues.count
         cdef uint64_t index, child
         cdef uint64_t left = ENTRIES_FROM_TOP_MAX
         after = (self.after_due_ns, self.after_slot)
-        # (due time, slot, place in the heap), of what no parent is left of; a parent is never later than its children.
+        # (due time, slot, place in the heap) of entries whose parents are all taken; a parent is never later than its
+        # children.
         nearest = [] if count == 0 else [(entries[0].due_ns, entries[0].slot, 0)]
         while left:
             left -= 1
@@ -208,9 +209,9 @@ cdef class DeferredSearch:
 
 @cython.final
 cdef class QueueWalk:
-    """A page of what lies in the topic's log and was never handed out.
+    """Walk for a page of messages in the topic's log that were never delivered.
 
-    channel: None: what the topic holds and has shown to no channel. ordinal: where to begin.
+    channel: None: the messages that the topic holds back from its channels. ordinal: where to begin.
     """
 
     def __init__(self, TopicCore topic not None, ChannelCore channel, uint64_t ordinal):
@@ -247,9 +248,10 @@ cdef class QueueWalk:
             self.channel.ledger.is_finished(record_ordinal(record)) or self.channel.parking.is_origin_ahead(record))
 
     def walk(self, LogReader reader not None, uint64_t count_max, uint64_t body_bytes_max):
-        """Walk on, over a bounded part. reader: of the log, prepared for `ordinal`. Returns: whether the page is full.
+        """Continue the walk over a bounded part. reader: of the log, prepared for `ordinal`. Returns: whether the page
+        is full.
 
-        The cursor may have gone on meanwhile. What lies at the cursor needs no preparing.
+        The cursor may have advanced meanwhile. Records at the cursor need no preparation.
         """
         cdef Log log = self.readable.log
         cdef uint64_t start = self.readable.end if self.channel is None else self.channel.ledger.header.cursor

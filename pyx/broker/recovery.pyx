@@ -1,11 +1,11 @@
-"""Recovery of a channel: what an earlier run handed out and did not finish waits for redelivery.
+"""Recovery of a channel: messages that an earlier run delivered and did not finish wait for redelivery.
 
-The files say nearly all: what the ledger has no bit for and lies below its cursor was handed out, what the parked log
-keeps waits for its due time, or was handed out and says so itself. Only a clean stop notes the attempts of the rest.
-Parking leaves two records of a message for a while; the start finishes the one in the topic's log (see
+The files say nearly all. A record below the ledger's cursor without a bit was delivered. A record in the parked log
+waits for its due time, or was delivered and says so itself. Only a clean stop notes the attempts of the rest. Parking
+leaves two records of a message for a while; the start finishes the one in the topic's log (see
 pyx/broker/parked_log.pyx).
 
-The order: `begin_at` where a channel takes over messages, `finish_twins` where there may be twins past the cursor, then
+The order: `begin_at` if a channel takes over messages, `finish_twins` if there may be twins past the cursor, then
 `recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
 """
 
@@ -27,7 +27,7 @@ def start_ledger(Ledger ledger not None, Position position not None):
     ledger.reset(position.ordinal, ledger.header.parked_from)
     ledger.header.start = position.ordinal
     ledger.header.cursor_offset = position.offset
-    # The segment's number is what says that the ledger has its place: all else comes before it.
+    # The segment's number says that the ledger has its place, so everything else is stored before it.
     store_barrier()
     ledger.header.cursor_segment = position.segment.number
 
@@ -77,12 +77,12 @@ def finish_twins(ChannelCore channel not None):
 
 
 def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
-    """After a start: what was handed out and not finished waits for redelivery, in order.
+    """After a start: delivered and unfinished messages wait for redelivery, in order.
 
     A message with a due time to come is parked again: there was no space to park it, so it was delivered early, or the
-    power failed before its parked record was on stable storage.
-    attempts_of: {(source, ordinal): deliveries so far} as noted by a clean stop; without a note one delivery is
-    presumed, so that attempts never read as a first delivery again. Cost: walks the unfinished part of the log.
+    power failed before its parked record was on stable storage. attempts_of: {(source, ordinal): deliveries so far} as
+    noted by a clean stop; without a note one delivery is presumed, so that attempts never read as a first delivery
+    again. Cost: walks the unfinished part of the log.
     """
     cdef uint64_t ordinal
     cdef uint16_t attempts
@@ -118,7 +118,7 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
 
 
 def recover_parked(ChannelCore channel not None, dict attempts_of):
-    """After a start: what of the parked log was handed out goes to the ring, with its attempts; the rest waits."""
+    """After a start: delivered messages of the parked log go to the ring, with their attempts; the rest waits."""
     cdef ParkedLog parked = channel.parking.parked
     cdef const Record* record
     cdef uint32_t slot

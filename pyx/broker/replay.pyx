@@ -66,16 +66,16 @@ cdef uint64_t cancelled_in(ChannelCore channel, uint64_t start, uint64_t end) no
 
 
 def seek_target(ChannelCore channel not None, uint64_t ordinal):
-    """Return where a seek to an ordinal goes: clamped to what is kept and what the channel may read."""
+    """Return the target of a seek to an ordinal: clamped to the kept and readable records."""
     return min(max(ordinal, channel.readable.log.first.first_ordinal), channel.readable.end)
 
 
 def seek_effect(ChannelCore channel not None, uint64_t target):
-    """Return what a seek would do, as counts, and change nothing. target: of `seek_target`.
+    """Return the effect of a seek as counts, and change nothing. target: of `seek_target`.
 
-    redeliver: messages that were handed out, dropped or parked before and will be delivered again; finished: of these
+    redeliver: messages that were delivered, dropped or parked before and will be delivered again; finished: of these
     had been finished or parked; skip: messages not finished and not parked that will not be delivered any more;
-    in_flight, parked: what is dropped of that; depth: afterwards.
+    in_flight, parked: the dropped ones among these; depth: afterwards.
     """
     cdef Ledger ledger = channel.ledger
     cdef Log log = channel.readable.log
@@ -145,7 +145,7 @@ cdef class SeekPlace:
             left -= 1
             record = record_at(self.segment, self.offset, self.ordinal) if self.offset < self.segment.tail else NULL
             if record == NULL:
-                # The segment's end, or damage, behind which the channel finds for itself what is deferred.
+                # The segment's end, or damage, after which the channel finds the deferred messages by itself.
                 if self.segment.next is None:
                     return True
                 self.segment = self.segment.next
@@ -168,8 +168,8 @@ cdef class SeekPlace:
 def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
-    place: that of the target, with all deferred messages behind it counted in this turn.
-    Raises: StorageError where a hole or a cancelled message is beyond the ledger's ring (nothing changed).
+    place: that of the target, with all deferred messages after it counted in this slice. Raises: StorageError if a hole
+    or a cancelled message is beyond the ledger's ring (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
     cdef uint64_t end, ordinal

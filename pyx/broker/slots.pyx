@@ -1,14 +1,16 @@
-"""What is in flight, and what waits for redelivery, of one channel.
+"""Messages in flight, and messages that wait for redelivery, of one channel.
 
-A message in flight is a C slot: which record, since when, whose, how often. It is found by its id through a hash table
-(FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits for redelivery is 16
-bytes in a ring. Both point at records in mapped segments: as long as a record is not finished its segment stays.
+A message in flight is a C slot with its record, its time of delivery, its consumer and its attempts. It is found by its
+id through a hash table (FIN, REQ, TOUCH) and ordered by deadline in an indexed heap (timeouts). A message that waits
+for redelivery is 16 bytes in a ring. Both point at records in mapped segments: the segment stays as long as a record in
+it is unfinished.
 
-Entries of the ring are numbered as they come, and keep their number, but for one that is taken out of the middle: then
-each one before it gets the number of the one behind. So who looks through the ring in parts, by number, misses none.
+Entries of the ring are numbered as they come and keep their numbers, with one exception. If an entry is taken out of
+the middle, each one before it gets the number of the next. So a walk through the ring in slices, by number, misses
+none.
 
-Invariants: 1. a slot is on the stack of free ones, or in `ids` and in `deadlines`. 2. a ring's capacity is a power of
-two. Memory is bounded by what the clients' RDY admits, and for the ring by what they gave back.
+Invariants: 1. A slot is on the stack of free ones, or in `ids` and in `deadlines`. 2. A ring's capacity is a power of
+two. Memory is bounded by the clients' RDY, and for the ring by the messages they requeued.
 """
 
 cimport cython

@@ -65,10 +65,11 @@ cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) 
 
 
 def move_stragglers(ChannelCore channel not None, Segment segment not None, uint64_t count_max):
-    """Copy what a channel has not finished of a segment to its parked log; the channel has handed all of it out.
+    """Copy the channel's unfinished records of a segment to its parked log; the channel has delivered all of the
+    segment.
 
-    Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
-    Cost: a comparison of addresses for each message in the ring and in flight, which reads no record, and the copies.
+    Returns: how many were moved, at most `count_max`. Raises: StorageError (moved messages stay moved). Cost: a
+    comparison of addresses for each message in the ring and in flight, which reads no record, and the copies.
     """
     cdef const char* start = segment.base
     cdef const char* end = segment.base + segment.tail
@@ -125,11 +126,11 @@ cdef int copy_parked(ChannelCore channel, const Record* record, int64_t waiting,
 
 
 def move_parked(ChannelCore channel not None, uint64_t count_max):
-    """Copy what is unfinished of the oldest segment of a channel's parked log to the end of that log.
+    """Copy the unfinished records of the oldest segment of a channel's parked log to the end of that log.
 
-    Due times, attempts and who has what in flight stay as they are.
-    Returns: how many were moved, at most `count_max`. Raises: StorageError (what was moved stays moved).
-    Cost: a comparison of addresses for each message deferred, in the ring and in flight, and the copies.
+    Due times, attempts and the owners of messages in flight stay as they are. Returns: how many were moved, at most
+    `count_max`. Raises: StorageError (moved messages stay moved). Cost: a comparison of addresses for each message
+    deferred, in the ring and in flight, and the copies.
     """
     cdef ParkedLog parked = channel.parking.parked
     cdef const Record* record
@@ -172,5 +173,5 @@ def unfinished_parked(ParkedLog parked not None):
 
 
 def trim_parked(ParkedLog parked not None):
-    """Give up what nothing holds any more of a parked log."""
+    """Trim the records of a parked log that nothing needs any more."""
     parked.trim()

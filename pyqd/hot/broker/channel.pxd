@@ -42,9 +42,9 @@ cdef class ChannelCore(Scheduled):
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef readonly list consumers         # Consumer
     cdef dict consumers_by_number                # the same, by number
-    cdef uint64_t rotation               # who is asked first in the next turn
+    cdef uint64_t rotation               # index of the consumer that is tried first in the next run
     cdef int64_t max_msg_timeout_ns
-    cdef readonly uint64_t memory_count_max   # --mem-queue-size: what is beyond counts as backend depth
+    cdef readonly uint64_t memory_count_max   # --mem-queue-size: messages beyond it count as backend depth
     cdef public object on_finished       # --sync-fin: called with the channel when FINs wait for a sync; else None
     cdef UnsyncedFins unsynced_fins
     cdef public LatencyBuffer latency    # None unless percentiles are asked for

@@ -1,4 +1,4 @@
-# What a channel knows of one subscribed client. Design notes: pyx/broker/consumer.pyx.
+# Channel's view of one subscribed client. Design notes: pyx/broker/consumer.pyx.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from pyqd.hot.primitives.schedule cimport Scheduled
@@ -10,7 +10,7 @@ cdef enum Locality:
     GLOBAL = 2
 
 cdef class Consumer(Scheduled):
-    cdef readonly uint64_t number        # never used twice in a process; names the owner of what is in flight
+    cdef readonly uint64_t number        # unique in a process; names the owner of messages in flight
     cdef public int64_t rdy              # ceiling on in_flight, with unsynced_count
     cdef public int64_t in_flight
     cdef readonly int64_t unsynced_count # finished, and counted until a sync has covered that; see --sync-fin

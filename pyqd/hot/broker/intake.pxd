@@ -11,7 +11,7 @@ cdef class QueuedBatch:
     cdef Intake intake
     cdef bint begun                      # some of its messages may have been added
     cdef readonly bint finished          # it is stored, refused or cancelled
-    cdef readonly object error           # what kept it from being stored; None: nothing, or the topic has gone
+    cdef readonly object error           # error of storing it; None: none, or the topic is deleted
     cdef readonly uint64_t last_id       # of the last message; 0 until it is stored
     cdef public object on_done           # called without arguments when it is stored or refused; may be None
 

@@ -27,7 +27,8 @@ cdef class ParkedLog:
     cdef IdTable twins                   # id to last ordinal here, less the `settled` of the start; see design notes
 
     cdef uint64_t last_twin_guid         # the highest of them; 0: there are none
-    cdef readonly uint64_t highest_guid  # of what the start found here, unfinished or with an origin to finish
+    # of the messages that the start found here, unfinished or with an origin to finish
+    cdef readonly uint64_t highest_guid
 
     cdef inline uint32_t count(self) noexcept:
         return self.dues.count

@@ -22,7 +22,7 @@ cdef class DeferredSearch:
     cdef bint look_near(self) except -1
     cdef int add_slot(self, uint64_t slot) except -1
 
-# A walk over what a log holds and a channel, if there is one, has not been handed.
+# Walk over the records of a log that a channel, if there is one, has not been given.
 cdef class QueueWalk:
     cdef ReadableLog readable
     cdef readonly ChannelCore channel    # None: all that the topic holds

@@ -15,7 +15,7 @@ cdef class ReadableLog:
     cdef readonly set parking            # channels with parked messages whose origins are not settled
     cdef Position held                   # of `end`, while messages are held; None: not located yet, or none are held
     cdef uint64_t deferred_count         # readable records with a due time, since the start
-    cdef bint all_lag                    # every channel knows the place where its parking goes on
+    cdef bint all_lag                    # every channel knows the place at which its parking resumes
 
     cdef inline int note_floor(self, uint64_t floor) except -1:
         # Request a trim if a channel's floor has passed the oldest unfinished segment.

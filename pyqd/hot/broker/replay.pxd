@@ -10,7 +10,7 @@ cdef class SeekPlace:
     cdef ChannelCore channel
     cdef uint64_t change_count           # of the channel's list of cancelled messages
     cdef Position position               # of the target; None before the first look
-    cdef uint64_t count                  # deferred messages from the target up to the place where the walk is
+    cdef uint64_t count                  # deferred messages from the target to the walk's place
     cdef Segment segment                 # of that place
     cdef uint64_t offset
     cdef uint64_t ordinal

@@ -1,4 +1,4 @@
-# What is in flight, and what waits for redelivery. Design notes: pyx/broker/slots.pyx.
+# Messages in flight, and messages that wait for redelivery. Design notes: pyx/broker/slots.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.primitives.arrays cimport Array
