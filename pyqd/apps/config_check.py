@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from pyqd.api.login import login_of
 from pyqd.config.configfile import shown
-from pyqd.config.options import FLAGS, PROGRAM, Options, Settings
+from pyqd.config.options import FLAGS, PROGRAM, Options
+from pyqd.config.settings import Settings
 from pyqd.net.listener import ListeningAddresses
 from pyqd.net.tls import TlsServer
 from pyqd.primitives.errors import StartupError
@@ -23,7 +24,7 @@ from pyqd.tcp.authd import AuthServers
 SHOWN_COLUMNS = 60
 
 
-def check_config(settings: Settings) -> int:
+def check_config(settings: Settings[Options]) -> int:
     """Print the settings on stdout, or the problems on stderr, one per line. Returns: the exit code, 0 or 1."""
     for notice in settings.notices:
         print(f"warning: {notice}", file=sys.stderr)
@@ -39,7 +40,7 @@ def check_config(settings: Settings) -> int:
     return 0
 
 
-def effective(settings: Settings) -> str:
+def effective(settings: Settings[Options]) -> str:
     """Return the settings as a configuration file, each value with its origin."""
     options = settings.options()
     lines: list[str] = []
@@ -55,7 +56,7 @@ def effective(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def origin(settings: Settings, flag: Flag) -> str:
+def origin(settings: Settings[Options], flag: Flag) -> str:
     """Return the origin of a flag's value."""
     if flag.name in settings.in_file:
         assert settings.file is not None

@@ -9,17 +9,14 @@ import dataclasses
 import hashlib
 import ipaddress
 import os
-import platform
 import socket
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pyqd import __version__
-from pyqd.config.configfile import ConfigFile, read_config, unknown_keys, values_of
+from pyqd.config.settings import Program, Settings
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
-from pyqd.primitives.errors import StartupError
-from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags, parse_or_exit
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_format, parse_level
 
@@ -499,62 +496,20 @@ GROUPS: Final = {
 FLAGS: Final = declared_flags(Options, GROUPS)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """Result of parsing a command line and its configuration file.
-
-    values: the given values by flag name. file: None if there is no file. in_file: names of the flags whose values come
-    from the file. problems: whole texts that say why the options are invalid. notices: flags without effect. doubtful:
-    names of the flags behind the problems. Their values are wrong, or unknown because the file cannot be read.
-    """
-
-    values: Mapping[str, Any]
-    file: ConfigFile | None
-    in_file: frozenset[str]
-    problems: tuple[str, ...]
-    notices: tuple[str, ...]
-    doubtful: frozenset[str] = frozenset()
-
-    def options(self) -> Options:
-        """Return the options. Raises: StartupError with the first problem."""
-        if self.problems:
-            raise StartupError(self.problems[0])
-        return self.options_without_doubtful()
-
-    def options_without_doubtful(self) -> Options:
-        """Return the options with the defaults in place of doubtful values."""
-        sure = self.values.keys() - self.doubtful
-        given = {flag.attribute: self.values[flag.name] for flag in FLAGS if flag.name in sure}
-        if given.get("tls_client_auth_policy") and not given.get("tls_required"):
-            given["tls_required"] = TLS_REQUIRED
-        return Options(**given, notices=self.notices)
+def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> Options:
+    """Return the options for values by attribute. Client certificates imply TLS."""
+    values = dict(given)
+    if values.get("tls_client_auth_policy") and not values.get("tls_required"):
+        values["tls_required"] = TLS_REQUIRED
+    return Options(**values, notices=notices)
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
+DAEMON: Final = Program(PROGRAM, FLAGS, SYNOPSIS, options_of)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings[Options]:
     """Return the settings of a command line's values, by flag name, and of the file that they name."""
-    try:
-        file = read_config(given["config"]) if given.get("config") else None
-    except StartupError as error:
-        unknown = frozenset(flag.name for flag in FLAGS if flag.name not in given)
-        return Settings(given, None, frozenset(), (str(error),), (), unknown)
-    from_file, problems = ({}, []) if file is None else values_of(file, [f for f in FLAGS if f.name not in given])
-    values = {**from_file, **given}
-    notices: list[str] = []
-    doubtful = {flag.name for flag in FLAGS if file is not None and flag.config_key in file.values} - values.keys()
-    for flag in FLAGS:
-        if flag.name not in values:
-            continue
-        place = f"{file.where(flag)}: " if file is not None and flag.name in from_file else ""
-        try:
-            flag.check(values[flag.name])
-        except ValueError as error:
-            problems.append(f"failed to instantiate {PROGRAM} - {place}{error}")
-            doubtful.add(flag.name)
-        if flag.without_effect:
-            notices.append(f"{place}--{flag.name} {flag.help.removeprefix('deprecated, ')}")
-    if file is not None:
-        notices += unknown_keys(file, FLAGS)
-    return Settings(values, file, frozenset(from_file), tuple(problems), tuple(notices), frozenset(doubtful))
+    return DAEMON.settings_of(given)
 
 
 def build(given: Mapping[str, Any]) -> Options:
@@ -562,26 +517,14 @@ def build(given: Mapping[str, Any]) -> Options:
     return settings_of(given).options()
 
 
-def parse_settings(argv: Sequence[str]) -> Settings:
-    """Parse a command line, argv without the program's name.
-
-    Exits the process after --version and --help (stdout, exit code 0) and after a wrong command line (stderr, 2).
-    """
-    values = parse_or_exit(PROGRAM, FLAGS, argv, SYNOPSIS)
-    if values.get("version"):
-        print(version_line(PROGRAM))
-        raise SystemExit(0)
-    return settings_of(values)
+def parse_settings(argv: Sequence[str]) -> Settings[Options]:
+    """Parse a command line, argv without the program's name. Exits the process as `Program.parse_settings` does."""
+    return DAEMON.parse_settings(argv)
 
 
 def parse_args(argv: Sequence[str]) -> Options:
     """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
     return parse_settings(argv).options()
-
-
-def version_line(program: str) -> str:
-    """Return the line that --version prints, in the form of NSQ's programs."""
-    return f"{program} v{__version__} (built w/python{platform.python_version()})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

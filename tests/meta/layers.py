@@ -19,6 +19,7 @@ LAYERS = (
     "broker",
     "net",
     "http",
+    "lookupd",
     "tcp",
     "durability",
     "metrics",

@@ -1,0 +1,1 @@
+"""The lookup daemon `pyqlookupd`: which brokers have which topics and channels."""

@@ -1,0 +1,153 @@
+"""Routes of a lookup daemon's HTTP API.
+
+`*` stands for all topics in calls that do not check the name. Source: docs/nsq/lookupd.md, "HTTP API".
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pyqd.http.messages import JSON, HttpError, Request, Response, json_response, text_response, to_json
+from pyqd.http.query import Query
+from pyqd.http.router import Route
+from pyqd.lookupd.registry import Registry
+from pyqd.primitives.names import is_valid_name_str
+from pyqd.primitives.nsq_compat import NSQ_VERSION
+
+OPEN: Final = "open"
+STATUS: Final = "status"
+ADMIN: Final = "admin"
+
+logger = logging.getLogger(__name__)
+
+
+class LookupRoutes:
+    """Routes over one registry. now_ns: returns Unix time."""
+
+    def __init__(self, registry: Registry, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.registry = registry
+        self._now_ns = now_ns
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/ping", self.ping, versioned=False, right=OPEN),
+            Route("GET", "/info", self.info, right=STATUS),
+            Route("GET", "/debug", self.debug, right=STATUS),
+            Route("GET", "/lookup", self.lookup, right=STATUS),
+            Route("GET", "/topics", self.topics, right=STATUS),
+            Route("GET", "/channels", self.channels, right=STATUS),
+            Route("GET", "/nodes", self.nodes, right=STATUS),
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
+            Route("POST", "/topic/delete", self.delete_topic, right=ADMIN),
+            Route("POST", "/topic/tombstone", self.tombstone, right=ADMIN),
+            Route("POST", "/channel/create", self.create_channel, right=ADMIN),
+            Route("POST", "/channel/delete", self.delete_channel, right=ADMIN),
+        ]
+
+    def ping(self, _request: Request) -> Response:
+        """Answer that the daemon runs."""
+        return text_response("OK")
+
+    def info(self, _request: Request) -> Response:
+        """Return the version of nsqlookupd that is spoken."""
+        return json_response({"version": NSQ_VERSION})
+
+    def topics(self, _request: Request) -> Response:
+        """Return the names of all topics."""
+        return json_response({"topics": self.registry.topics()})
+
+    def channels(self, request: Request) -> Response:
+        """Return the names of a topic's channels."""
+        return json_response({"channels": self.registry.channels(topic_of(query_of(request)))})
+
+    def lookup(self, request: Request) -> Response:
+        """Return the channels of a topic and the brokers that have it."""
+        answer = self.registry.lookup(topic_of(query_of(request)), self._now_ns())
+        if answer is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return Response(200, answer, JSON)
+
+    def nodes(self, _request: Request) -> Response:
+        """Return all brokers with their topics."""
+        return Response(200, b'{"producers":[%b]}' % b",".join(self.registry.nodes(self._now_ns())), JSON)
+
+    def debug(self, _request: Request) -> Response:
+        """Return all registrations."""
+        rows = (b"%b:%b" % (to_json(key), to_json(producers)) for key, producers in self.registry.debug())
+        return Response(200, b"{%b}" % b",".join(rows), JSON)
+
+    def create_topic(self, request: Request) -> Response:
+        """Create a topic without brokers."""
+        topic = topic_of(query_of(request))
+        if not is_valid_name_str(topic):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        logger.info("DB: adding topic(%s)", topic)
+        self.registry.create_topic(topic)
+        return Response(200)
+
+    def delete_topic(self, request: Request) -> Response:
+        """Delete a topic and its channels; brokers are not told."""
+        topic = topic_of(query_of(request))
+        for channel in self.registry.channels(topic):
+            logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        logger.info("DB: removing topic(%s)", topic)
+        self.registry.delete_topic(topic)
+        return Response(200)
+
+    def tombstone(self, request: Request) -> Response:
+        """Hide a broker from the lookups of a topic for a while."""
+        query = query_of(request)
+        topic = topic_of(query)
+        node = query.get("node")
+        if node is None:
+            raise HttpError(400, "MISSING_ARG_NODE")
+        logger.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
+        self.registry.tombstone(topic, node, self._now_ns())
+        return Response(200)
+
+    def create_channel(self, request: Request) -> Response:
+        """Create a channel without brokers, and its topic."""
+        topic, channel = topic_and_channel_of(query_of(request))
+        logger.info("DB: adding channel(%s) in topic(%s)", channel, topic)
+        logger.info("DB: adding topic(%s)", topic)
+        self.registry.create_channel(topic, channel)
+        return Response(200)
+
+    def delete_channel(self, request: Request) -> Response:
+        """Delete a channel; brokers are not told."""
+        topic, channel = topic_and_channel_of(query_of(request))
+        if not self.registry.delete_channel(topic, channel):
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        return Response(200)
+
+
+def query_of(request: Request) -> Query:
+    """Return the parameters of a request. Raises: HttpError 400."""
+    try:
+        return Query(request.query_text)
+    except ValueError:
+        raise HttpError(400, "INVALID_REQUEST") from None
+
+
+def topic_of(query: Query) -> str:
+    """Return the topic that a query names, valid or not. Raises: HttpError 400."""
+    topic = query.get("topic")
+    if topic is None:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    return topic
+
+
+def topic_and_channel_of(query: Query) -> tuple[str, str]:
+    """Return the valid names of a topic and a channel. Raises: HttpError 400."""
+    topic = topic_of(query)
+    if not is_valid_name_str(topic):
+        raise HttpError(400, "INVALID_ARG_TOPIC")
+    channel = query.get("channel")
+    if channel is None:
+        raise HttpError(400, "MISSING_ARG_CHANNEL")
+    if not is_valid_name_str(channel):
+        raise HttpError(400, "INVALID_ARG_CHANNEL")
+    return topic, channel

@@ -1,0 +1,83 @@
+"""Flags of `pyqlookupd`: names, defaults and meanings of nsqlookupd 1.3, and pyqd's own.
+
+Source: docs/nsq/config.md, "nsqlookupd".
+"""
+
+import dataclasses
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyqd.config.options import LEVEL, LOG_FORMAT
+from pyqd.config.settings import Program
+from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
+from pyqd.primitives.loglines import LogFormat, LogLevel
+
+PROGRAM: Final = "pyqlookupd"
+SYNOPSIS: Final = """\
+pyqlookupd [flags]                          the lookup daemon; its flags are below
+pyqlookupd --help                           this text
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LookupOptions:
+    """Settings of the lookup daemon. notices: one line for each flag that has no effect, for the log."""
+
+    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
+    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqlookupd's keys", key=None)
+    verbose: bool = declare(
+        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
+    )
+    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
+    )
+    log_prefix: str = declare("log-prefix", STRING, "[pyqlookupd] ", "text before each log line")
+    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    )
+    tcp_address: str = declare("tcp-address", STRING, "0.0.0.0:4160", "<addr>:<port> for brokers")
+    http_address: str = declare("http-address", STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients")
+    broadcast_address: str = declare(
+        "broadcast-address",
+        STRING,
+        socket.gethostname,
+        "address of this lookup daemon, told to brokers",
+        default_text="the host name",
+    )
+    inactive_producer_timeout_ns: int = declare(
+        "inactive-producer-timeout",
+        DURATION,
+        5 * MINUTE_NS,
+        "time after the last PING of a broker until lookups omit it",
+        minimum=1,
+    )
+    tombstone_lifetime_ns: int = declare(
+        "tombstone-lifetime", DURATION, 45 * SECOND_NS, "time for which a tombstone hides a broker", minimum=1
+    )
+    max_connections: int = declare(
+        "max-connections", INT, 0, "maximum number of brokers; 0 is what the limit of open files allows", minimum=0
+    )
+    max_http_connections: int = declare(
+        "max-http-connections", INT, 1000, "maximum number of HTTP connections; 0 is no limit", minimum=0
+    )
+
+    notices: tuple[str, ...] = ()
+
+
+# Keyed by the first flag of the group.
+GROUPS: Final = {
+    "version": "General",
+    "tcp-address": "Addresses",
+    "inactive-producer-timeout": "Registrations",
+    "max-connections": "Limits on connections",
+}
+
+
+def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> LookupOptions:
+    """Return the options for values by attribute."""
+    return LookupOptions(**given, notices=notices)
+
+
+LOOKUP_DAEMON: Final = Program(PROGRAM, declared_flags(LookupOptions, GROUPS), SYNOPSIS, options_of)
