@@ -388,6 +388,7 @@ cdef class Ledger:
             header.absorb_to = old + run
             store_barrier()
             header.floor = old + run
+            assert header.floor <= header.cursor and run <= self.finished_count
             self.finished_count -= run
             if self.clears_late:
                 self.uncleared_from = header.absorb_from

@@ -392,6 +392,7 @@ cdef class Log:
     def mark_synced(self, list ranges, uint64_t end):
         """Note that the ranges of an earlier `dirty_ranges` are on stable storage."""
         cdef Segment segment
+        assert end <= self.end, "records that were synced have been appended"
         for segment, start, length in ranges:
             # A segment that was recycled meanwhile begins at the end of then or later: its bytes are others now.
             if segment.number != 0 and (segment.first_ordinal < end or start + length <= SEGMENT_HEADER_BYTES):

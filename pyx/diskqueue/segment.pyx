@@ -110,6 +110,7 @@ cdef class Segment:
 
     cdef int take_no_more(self) except -1:
         """Keep records from being appended, at no cost to `append`: there is no capacity left."""
+        assert self.tail <= self.capacity_bytes
         self.capacity_bytes = self.limit_bytes = self.tail
         return 0
 
@@ -139,6 +140,7 @@ cdef class Segment:
 
         Returns: whether there is room for so many bytes now; False where a page cannot be read, too.
         """
+        assert self.next is None and self.number > 0, "records are appended to a log's last segment only"
         if self.worn or self.limit_bytes >= self.file_bytes or self.file_bytes - self.tail < span_bytes:
             return False
         if not self.read_to(files, self.tail + span_bytes):
@@ -178,6 +180,7 @@ cdef class Segment:
     cdef int seal(self) except -1:
         """Write down where the records end; nothing is appended from now on."""
         cdef SegmentHeader* header = self.header()
+        assert self.next is None and self.number > 0, "a segment is sealed before the next one begins"
         header.sealed_count = self.count
         store_barrier()
         header.sealed_bytes = self.tail
@@ -205,6 +208,7 @@ cdef class Segment:
 
     cdef int retire(self) except -1:
         """Make a drained segment a spare; its old records are unreachable from here on."""
+        assert self.number > 0 and not self.worn, "a spare is not retired again, and an unreadable page is not reused"
         self.vacate()
         self.number = 0
         self.count = 0

@@ -68,6 +68,7 @@ cdef class Staging:
 
     cdef int flush(self) except -1:
         """Write what is in the buffer. Raises: StorageError."""
+        assert self.fd >= 0 and self.start <= self.end <= STAGING_BYTES
         if self.end > self.start:
             self.write(self.buffer + self.start, self.end - self.start, self.offset)
         return self.skip(0)
@@ -95,12 +96,14 @@ cdef class Staging:
 
     cdef int skip(self, uint64_t span_bytes) except -1:
         """Leave out bytes of the file that come next, which are stored otherwise; the buffer is flushed."""
+        assert self.fd >= 0
         self.offset += self.end - self.start + span_bytes
         self.start = self.end = self.offset % BLOCK_BYTES
         return 0
 
     cdef int store_word(self, uint64_t offset, uint64_t word) except -1:
         """Write one word somewhere in the file, past the buffer. Raises: StorageError."""
+        assert self.fd >= 0 and offset % sizeof(uint64_t) == 0
         return self.write(<const char*> &word, sizeof(uint64_t), offset)
 
     cdef int write(self, const char* data, uint64_t size_bytes, uint64_t offset) except -1:
