@@ -95,6 +95,7 @@ class Topic(TopicCore):
         )
         self.reader = LogReader(log)
         self.quota = TopicQuota(self)
+        self.on_parking_wanted = self.quota.check_parking
         self.reclaimer = Reclaimer(self)
         log.pool.limit = self.quota
 
@@ -267,16 +268,23 @@ class Topic(TopicCore):
         self.drop_channels()
 
     def drop_channels(self) -> bool:
-        """Take leave of some channels, and of the log behind the last one. Returns: whether there are more."""
+        """Drop some channels of a deleted topic, and the log with the last one. Returns: True if channels remain."""
         for name, channel in list(islice(self.channels_by_name.items(), CHANNELS_DROPPED_AT_ONCE)):
             logger.info("TOPIC(%s): deleting channel %s", self.name, name)
             self.drop_channel(channel)
-        self.leaving = bool(self.channels_by_name)
-        if not self.leaving:
-            super().abandon()
-            self.reader = LogReader(self.log)
-            self.settle_dead_letters()
-        return self.leaving
+        if self.channels_by_name:
+            self.on_drop_wanted = self.drop_channels
+            return True
+        self.on_drop_wanted = None
+        super().abandon()
+        self.reader = LogReader(self.log)
+        self.settle_dead_letters()
+        return False
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the topic is deleted and still drops channels in its turns."""
+        return self.on_drop_wanted is not None
 
     def refuse_queued(self) -> None:
         """Refuse the publishes that are stored in slices, or wait for these."""
@@ -290,11 +298,6 @@ class Topic(TopicCore):
                 channel.settle_dead_letters()
             if channel.exiting or not channel.dead_letters_unsynced:
                 self.dead_letter_sources.discard(channel)
-
-    def require_room(self, size_bytes: int) -> None:
-        """See that the channels have room for so many bytes of parked messages. Raises: DiskFull, StorageError."""
-        with self.quota.claim(size_bytes, size_bytes, on_disk=self.directory is not None):
-            pass
 
     def logs(self) -> list[Log]:
         """Return the topic's log and those of its channels."""

@@ -91,6 +91,11 @@ class TopicQuota(SpaceLimit):
                 self._refuse(errno.ENOSPC, reserve.reason())
             yield size_bytes
 
+    def check_parking(self, size_bytes: int) -> None:
+        """Check that the channels have space to park so many bytes of messages. Raises: DiskFull, StorageError."""
+        with self.claim(size_bytes, size_bytes, on_disk=self.topic.directory is not None):
+            pass
+
     def spare_bytes(self, want_bytes: int) -> int:
         """Return the size of at most `want_bytes` that a spare may have within the quota; 0 for none."""
         if not self.bytes_max:

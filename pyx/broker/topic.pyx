@@ -195,7 +195,8 @@ cdef class TopicCore(Scheduled):
         """
         cdef ChannelCore channel
         if count == 0:
-            self.require_room(<uint64_t> len(self.channels) * span_bytes)
+            if self.on_parking_wanted is not None:
+                self.on_parking_wanted(<uint64_t> len(self.channels) * span_bytes)
             return 0
         for channel in self.channels:
             if not channel.parking.lags():
@@ -217,9 +218,6 @@ cdef class TopicCore(Scheduled):
                 if channel.parking.is_current(before):
                     channel.park_batch(first, count)
         return 0
-
-    def require_room(self, uint64_t size_bytes):
-        """See that there is room for so many bytes of parked messages. Raises: StorageError."""
 
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
         """Accept `count` messages, each a big-endian int32 size and a body, checked before; all or none.
@@ -395,8 +393,8 @@ cdef class TopicCore(Scheduled):
 
     cdef int wake(self) except -1:
         cdef ChannelCore channel
-        if self.leaving:
-            while self.drop_channels():
+        if self.on_drop_wanted is not None:
+            while self.on_drop_wanted():
                 if not self.scheduler.spend(DROP_WORK):
                     return self.scheduler.request_wake(self)
             return 0
@@ -490,10 +488,6 @@ cdef class TopicCore(Scheduled):
         self.state.retention_time_ns = 0 if retention_time_ns is None else retention_time_ns + 1
         self.state.bytes_max = 0 if bytes_max is None else bytes_max + 1
         self.state_change_count += 1
-
-    def drop_channels(self):
-        """Take leave of some channels of a topic that is deleted. Returns: whether there are more."""
-        raise NotImplementedError("the subclass knows the channels")
 
     def publish_body(self, bytes body not None, int64_t now_ns, int64_t due_ns=0):
         """Accept one message from Python. Returns: its id. Raises: ValueError for an empty body, StorageError."""

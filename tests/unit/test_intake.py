@@ -283,7 +283,7 @@ def test_a_deferred_batch_without_room_to_park_it_is_refused_though_its_topic_ha
     def refuse(_size_bytes):
         raise StorageError("reserve", "parked", 28, "No space left on device")
 
-    monkeypatch.setattr(type(topic), "require_room", lambda self, size_bytes: refuse(size_bytes))
+    monkeypatch.setattr(topic, "on_parking_wanted", refuse)
     run_turns(topic.broker)
     assert isinstance(queued.error, StorageError)
     assert (topic.log.end, topic.message_count) == (0, 0)

@@ -65,7 +65,10 @@ cdef class TopicCore(Scheduled):
     cdef readonly list channels          # ChannelCore
     cdef readonly bint ephemeral
     cdef public bint exiting
-    cdef public bint leaving             # it is deleted, and takes leave of its channels in its turns
+    # Called with bytes that the channels may park soon; raises StorageError if there is no space. None: not checked.
+    cdef public object on_parking_wanted
+    # While the topic is deleted: called in its turns to drop some channels, returns True if others remain. Else None.
+    cdef public object on_drop_wanted
     cdef readonly bint busy                    # publishes wait in `intake`: each further one queues up behind them
     cdef public object intake            # Intake; None until a publish was stored in slices
     cdef readonly uint64_t memory_count_max
