@@ -279,7 +279,7 @@ cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
 
 
 cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nogil:
-    """Handle SIGBUS: go on with zeros in place of a page that cannot be read, if whoever reads it will notice."""
+    """Handle SIGBUS: replace an unreadable page by zeros if its readers check for that."""
     cdef int before = errno
     cdef Extent* extent
     cdef bint handled = False
@@ -386,7 +386,7 @@ cdef void pin(Extent* extent) noexcept nogil:
 
 
 cdef int map_again(Extent* extent) noexcept nogil:
-    """Map an extent's file where it was. Returns: 0, or the error number."""
+    """Map an extent's file at its former address. Returns: 0, or the error number."""
     global mapped, remapped
     cdef int fd, failed
     cdef stat_of found
@@ -475,7 +475,7 @@ cdef bint is_refused() noexcept nogil:
 
 
 cdef bint unmap(Extent* extent) noexcept nogil:
-    """Give an extent's range back to the arena; what was mapped there is not any more. Returns: whether it could be."""
+    """Return an extent's range to the arena; its mapping is removed. Returns: whether that succeeded."""
     return unmap_range(extent.base, whole_pages(extent.size_bytes))
 
 
@@ -540,7 +540,7 @@ cdef bint evict_loaded() noexcept nogil:
         return True
     left = min(left, present.count - pinned - recent_min)
     while True:
-        # As if it were guarded now: a sync that began before may have missed what it holds.
+        # As if it were guarded now: a sync that began before may have missed its content.
         guard_counter += 1
         last.guarded_at = guard_counter
         keep_known(last)
@@ -579,9 +579,9 @@ cdef uint8_t order_for(uint64_t size_bytes) noexcept nogil:
 
 
 cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept nogil:
-    """Map a file, shared, whole, to be read and written. path: by which it is mapped again.
+    """Map a file, shared, whole, for reading and writing. path: used to map it again.
 
-    Returns: its extent; NULL with errno EEXIST where it has to be mapped outside the arena, or another error.
+    Returns: its extent; NULL with errno EEXIST if it has to be mapped outside the arena, or another error.
     """
     cdef stat_of found
     if fstat(fd, &found) != 0:

@@ -78,7 +78,7 @@ cdef class CommitBuffer:
         free(self.base)
 
     def begin(self):
-        """Begin another commit; what the one before has noted is forgotten."""
+        """Begin another commit; the records of the one before are forgotten."""
         self.used = sizeof(CommitHeader)
         self.entry_count = 0
         self.marks = []
@@ -116,7 +116,7 @@ cdef class CommitBuffer:
         return 0
 
     cdef bint add(self, Log log, bytes name, const void* state, uint16_t state_bytes) except -1:
-        """Add what a log has got since the last commit. state: what is restored of its topic.
+        """Add the new bytes of a log since the last commit. state: the restorable state of its topic.
 
         Returns: False if it is too much, and nothing of it was added. Cost: O(bytes).
         """
@@ -137,7 +137,7 @@ cdef class CommitBuffer:
     cdef bint add_segment(
         self, Log log, Segment segment, bytes name, const void* state, uint16_t state_bytes,
     ) except -1:
-        """Add what is new in a segment. Returns: as `add`."""
+        """Add the new bytes of a segment. Returns: as `add`."""
         cdef EntryHeader* entry
         cdef uint64_t start = max(segment.journaled_bytes, segment.header().synced_bytes)
         cdef uint64_t at = self.used
@@ -192,7 +192,7 @@ cdef class CommitBuffer:
         return (self.used + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
 
     def note_durable(self):
-        """Tell the logs that what was added is on stable storage."""
+        """Tell the logs that the added bytes are on stable storage."""
         cdef Log log
         cdef Segment segment
         cdef uint64_t number, tail, end

@@ -51,7 +51,7 @@ cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
 
 @cython.final
 cdef class Position:
-    """Where a reader stands in a log."""
+    """Place of a reader in a log."""
 
     def __init__(self, Segment segment not None, uint64_t offset, uint64_t ordinal):
         self.segment = segment
@@ -314,9 +314,10 @@ cdef class Log:
         return 0
 
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns):
-        """Return up to where `trim` may go, below `floor`, with the newest records kept. Cost: O(segments).
+        """Return the ordinal, at most `floor`, up to which `trim` may go while the newest records are kept. Cost:
+        O(segments).
 
-        keep_bytes: a segment with less than that behind it stays; keep_since_ns: so does one that grew after (Unix).
+        keep_bytes: a segment with fewer bytes after it stays; keep_since_ns: so does one that grew after (Unix).
         """
         cdef Segment segment = self.first
         cdef uint64_t behind_bytes = 0
@@ -339,7 +340,7 @@ cdef class Log:
         return segment
 
     def locate(self, uint64_t ordinal):
-        """Return the Position of an ordinal (clamped to what is kept). Cost: walks the headers of one segment."""
+        """Return the Position of an ordinal (clamped to the kept records). Cost: walks the headers of one segment."""
         cdef Segment segment = self.segment_of(min(ordinal, self.end))
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t at = segment.first_ordinal
@@ -356,7 +357,7 @@ cdef class Log:
         if ordinal <= self.end and segment.number == segment_number and segment.first_ordinal <= ordinal:
             if ordinal == segment.end_ordinal() and offset == segment.tail:
                 return Position(segment, offset, ordinal)
-            # What lies there may be a body: after a power failure the place may be of records that are gone.
+            # The bytes there may be a body: after a power failure the place may belong to records that are gone.
             seq = segment.header().first_seq + (ordinal - segment.first_ordinal)
             if SEGMENT_HEADER_BYTES <= offset < segment.tail and offset % RECORD_ALIGN_BYTES == 0 and record_verdict(
                     segment.base + offset, segment.tail - offset, seq) == RECORD_VALID:
@@ -401,7 +402,7 @@ cdef class Log:
         self.synced_end = max(self.synced_end, end)
 
     def unsynced_deferred_end(self):
-        """Return 1 + the ordinal of the last record with a due time in segments with bytes past what was synced; or 0.
+        """Return 1 + the ordinal of the last record with a due time in segments with unsynced bytes; or 0.
 
         Cost: a walk over the headers in these segments.
         """

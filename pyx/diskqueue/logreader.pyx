@@ -43,7 +43,7 @@ WALK_BYTES_PER_TURN = 4 << 20
 
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
-    """Return the record there, whose ordinal is at least that; NULL where damage has left something else."""
+    """Return the record there, whose ordinal is at least that; NULL if it is damaged."""
     cdef const Record* record = <const Record*> (segment.base + offset)
     if (
         segment.tail - offset < RECORD_HEADER_BYTES or record.size_bytes == 0
@@ -61,7 +61,7 @@ cdef int64_t first_timestamp(Segment segment) noexcept:
 
 
 cdef uint64_t first_guid(Segment segment) noexcept:
-    """Return the id of a segment's first record that is not lost; 0 where there is none."""
+    """Return the id of a segment's first record that is not lost; 0 if there is none."""
     cdef uint64_t offset = SEGMENT_HEADER_BYTES
     cdef uint64_t ordinal = segment.first_ordinal
     cdef const Record* record
@@ -76,7 +76,7 @@ cdef uint64_t first_guid(Segment segment) noexcept:
 
 @cython.final
 cdef class SegmentIndex:
-    """Where some records of a segment lie."""
+    """Index of some records of a segment."""
 
     def __init__(self, Segment segment not None):
         self.offset = SEGMENT_HEADER_BYTES
@@ -172,7 +172,7 @@ cdef class LogReader:
         return index
 
     def ordinal_of(self, uint64_t position):
-        """Return the ordinal of the first record at or above a position; the log's end where there is none."""
+        """Return the ordinal of the first record at or above a position; the log's end if there is none."""
         cdef Segment segment = self.log.first
         cdef uint64_t first_seq, ordinal
         while segment is not None:
@@ -234,10 +234,10 @@ cdef class LogReader:
         return offset
 
     def read_raw(self, uint64_t start, uint64_t end, uint64_t bytes_max):
-        """Return (bytes, count, next): the records of the ordinals `[start, end)`, as they lie in their segments.
+        """Return (bytes, count, next): the records of the ordinals `[start, end)`, in the format of their segments.
 
-        Whole records up to `bytes_max` bytes, but one at least where there is one. next: the ordinal to go on with.
-        What is not there any more, or is damaged, is passed over. Cost: one copy; O(64 KiB) before it, once prepared.
+        Whole records up to `bytes_max` bytes, but at least one if there is one. next: the ordinal to read on from.
+        Trimmed and damaged records are skipped. Cost: one copy; O(64 KiB) before it, once prepared.
         """
         cdef Segment segment = self.log.segment_of(start)
         cdef const Record* record
@@ -315,7 +315,7 @@ cdef class LogReader:
         return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
 
     cdef Segment segment_of_guid(self, uint64_t guid):
-        """Return the last segment that begins at or below an id; None where there is none."""
+        """Return the last segment that begins at or below an id; None if there is none."""
         cdef Segment segment = self.log.first
         cdef Segment before = None
         cdef uint64_t first
@@ -340,7 +340,7 @@ cdef class LogReader:
         return index.guid > guid or index.complete(segment)
 
     cdef const Record* find(self, uint64_t guid) except? NULL:
-        """Return the record with that id, NULL where none is kept. Cost: O(64 KiB), once prepared."""
+        """Return the record with that id; NULL if none is kept. Cost: O(64 KiB), once prepared."""
         cdef Segment segment = self.segment_of_guid(guid)
         cdef SegmentIndex index
         cdef const Record* record
@@ -363,12 +363,12 @@ cdef class LogReader:
         return NULL
 
     def ordinal_of_guid(self, uint64_t guid):
-        """Return the ordinal of the record with that id; None where none is kept. Cost: as `find`."""
+        """Return the ordinal of the record with that id; None if none is kept. Cost: as `find`."""
         cdef const Record* record = self.find(guid)
         return None if record == NULL else record_ordinal(record)
 
     def timestamp_of(self, uint64_t ordinal):
-        """Return when a record was published (Unix, ns); None where there is none. Cost: as `read_raw` of one."""
+        """Return the publishing time of a record (Unix, ns); None if there is none. Cost: as `read_raw` of one."""
         cdef Segment segment = self.log.segment_of(ordinal)
         cdef uint64_t found
         cdef uint64_t offset = self.offset_of(segment, max(ordinal, segment.first_ordinal), &found)

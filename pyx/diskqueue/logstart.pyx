@@ -33,8 +33,8 @@ def segment_number(Segment segment not None) -> int:
 cdef class FoundSegments:
     """Segments of an earlier run in a log's directory, in order.
 
-    files: the operating system. damage: told of what is found damaged. power_failed: segments are not believed beyond
-    what they say was synced. Raises: LaterFormatError, StorageError.
+    files: the operating system. damage: receives the damage found. power_failed: segments are believed only as far as
+    they say they were synced. Raises: LaterFormatError, StorageError.
     """
 
     def __init__(self, files, directory, damage, bint power_failed):
@@ -91,9 +91,9 @@ cdef class FoundSegments:
         return segment
 
     cdef int open_segment(self, Segment segment, bint last) except -1:
-        """Find what records there are in a segment of an earlier run.
+        """Find the records of a segment of an earlier run.
 
-        A sealed one is taken at its word until it is read, but after a power failure only as far as it was synced.
+        The header of a sealed one is believed until it is read, but after a power failure only as far as it was synced.
         """
         cdef SegmentHeader* header = segment.header()
         if header.synced_bytes > segment.capacity_bytes:

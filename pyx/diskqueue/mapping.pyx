@@ -189,7 +189,7 @@ cdef class Mapping:
             unmanaged -= self.counted
 
     def pin(self):
-        """Have the range mapped until `unpin`. Returns: False where its file is gone. Raises: StorageError."""
+        """Keep the range mapped until `unpin`. Returns: False if its file is gone. Raises: StorageError."""
         cdef int failed
         if self.extent == NULL:
             return True
@@ -305,7 +305,7 @@ cdef class Mapping:
     def dirty_again(self, uint64_t start_bytes, uint64_t length_bytes):
         """Make the pages of a page-aligned range dirty without changing a byte; in any thread, with the lock released.
 
-        What is stored there meanwhile stays. Raises: ValueError for a range that is not in the mapping.
+        Bytes stored there meanwhile stay. Raises: ValueError for a range that is not in the mapping.
         """
         cdef uint64_t offset
         if start_bytes % PAGE_BYTES or start_bytes > self.size_bytes or length_bytes > self.size_bytes - start_bytes:

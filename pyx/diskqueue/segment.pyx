@@ -78,8 +78,8 @@ cdef class Segment:
         store_barrier()
         header.number = 0
         store_barrier()
-        # The walk of recovery starts here: what a former life left must not look like this life's first record. And it
-        # says that the segment is about to begin, while its header changes.
+        # The walk of recovery starts here: leftovers of a former use must not look like this use's first record. The
+        # zero also says that the segment is about to begin, while its header changes.
         store_word(self.base + SEGMENT_HEADER_BYTES, 0)
         store_barrier()
         header.version = SEGMENT_VERSION
@@ -136,9 +136,9 @@ cdef class Segment:
         return self.take_no_more()
 
     cdef bint open_up(self, files, uint64_t span_bytes) except -1:
-        """Have records appended to the next pages of the last segment, once they are seen to be readable.
+        """Let records be appended to the next pages of the last segment, after a check that they are readable.
 
-        Returns: whether there is room for so many bytes now; False where a page cannot be read, too.
+        Returns: whether there is space for this many bytes now; False also if a page cannot be read.
         """
         assert self.next is None and self.number > 0, "records are appended to a log's last segment only"
         if self.worn or self.limit_bytes >= self.file_bytes or self.file_bytes - self.tail < span_bytes:
@@ -178,7 +178,7 @@ cdef class Segment:
         return found
 
     cdef int seal(self) except -1:
-        """Write down where the records end; nothing is appended from now on."""
+        """Write the end of the records into the header; nothing is appended from now on."""
         cdef SegmentHeader* header = self.header()
         assert self.next is None and self.number > 0, "a segment is sealed before the next one begins"
         header.sealed_count = self.count
@@ -189,7 +189,7 @@ cdef class Segment:
         return 0
 
     cdef bint is_blank(self) noexcept:
-        """Say whether this is a new file: zeros where header and first record have their words."""
+        """Return whether this is a new file: zeros at the words of its header and first record."""
         cdef uint64_t at = 0
         cdef uint64_t end = min(self.capacity_bytes, <uint64_t> SEGMENT_HEADER_BYTES + RECORD_SPAN_MIN)
         while at < end:
@@ -226,7 +226,7 @@ cdef class Segment:
         cdef SegmentHeader* header = self.header()
         path = self.mapping.path or "memory"
         self.number = header.number
-        # What an earlier run has used, the disk may fail to read.
+        # The disk may fail to read blocks that an earlier run has used.
         self.checked_bytes = PAGE_BYTES
         if self.mapping.is_lost(0, SEGMENT_HEADER_BYTES):
             raise CorruptionError(path, 0, "the segment's header cannot be read from the disk (EIO)")
@@ -262,9 +262,9 @@ cdef class Segment:
     cdef int walk(self, bint power_failed, report) except -1:
         """Find the end of an unsealed segment: verify records up to the first that is not the next one.
 
-        What is damaged before that is bridged. power_failed: what was not synced may be missing, without being damaged.
-        report: called with (offset, bytes, records lost, detail) before anything is changed there.
-        Cost: O(bytes in the segment).
+        Damage before that is bridged. power_failed: unsynced records may be missing, without being damaged. report:
+        called with (offset, bytes, records lost, detail) before anything is changed there. Cost: O(bytes in the
+        segment).
         """
         cdef SegmentHeader* header = self.header()
         cdef uint64_t seq = header.first_seq
@@ -294,10 +294,10 @@ cdef class Segment:
         return 0
 
     cdef bint at_end(self, uint64_t offset, uint64_t seq, bint power_failed) noexcept:
-        """Say whether the records end here, rather than being damaged here.
+        """Return whether the records end here, rather than being damaged here.
 
-        The word behind the last record is zero while the process lives, and so it is after a kill. After a power
-        failure that holds only for what was synced: more may have come or not, in any order.
+        The word after the last record is zero while the process lives, and so it is after a kill. After a power failure
+        that holds only for synced records: later ones may have been written or not, in any order.
         """
         cdef uint64_t span
         if offset < self.header().synced_bytes:
@@ -305,15 +305,15 @@ cdef class Segment:
         if self.capacity_bytes - offset < RECORD_ALIGN_BYTES:
             return True
         if load_word(self.base + offset) == 0 or power_failed:
-            # Zeros in place of what cannot be read are not the end: records may follow.
+            # Zeros in place of unreadable bytes are not the end: records may follow.
             span = record_span((<const Record*> (self.base + offset)).size_bytes)
             return not self.mapping.is_lost(offset, min(self.capacity_bytes - offset, span))
         return False
 
     cdef int mend(self, report) except -1:
-        """Verify all records below the tail and bridge what is damaged, so that all ordinals of it can be walked.
+        """Verify all records below the tail and bridge damage, so that all ordinals of it can be walked.
 
-        report: as for `walk`. Sound records stay as they are, where they are. Cost: O(bytes in the segment).
+        report: as for `walk`. Sound records stay in place. Cost: O(bytes in the segment).
         """
         cdef uint64_t offset = SEGMENT_HEADER_BYTES
         cdef uint64_t seq = self.header().first_seq
@@ -330,7 +330,7 @@ cdef class Segment:
                 lost, behind = end_seq - seq, self.tail
             report(offset, behind - offset, lost, "damaged in the middle")
             if lost == 0 or (behind - offset) // RECORD_SPAN_MIN < lost:
-                # The header said more than there is: what cannot be bridged becomes a hole, or the log's end.
+                # The header claimed more than there is: damage that cannot be bridged becomes a hole, or the log's end.
                 self.cut = True
                 lost = min(lost, (behind - offset) // RECORD_SPAN_MIN)
                 if lost == 0:
@@ -347,9 +347,9 @@ cdef class Segment:
         return 0
 
     cdef bint is_tail_readable(self) noexcept:
-        """Read where the next record begins, in a segment with nothing unverified. Returns: False if the disk fails to.
+        """Read the place of the next record, in a segment with nothing unverified. Returns: False if the disk fails to.
 
-        The records before may have been mended without a look at what follows.
+        The records before may have been mended without reading the bytes after them.
         """
         cdef uint64_t length = min(self.capacity_bytes - self.tail, <uint64_t> RECORD_ALIGN_BYTES)
         if length == 0:
@@ -360,9 +360,9 @@ cdef class Segment:
         return not self.mapping.is_lost(self.tail, length)
 
     cdef uint64_t resync(self, uint64_t offset, uint64_t limit, uint64_t seq, uint64_t* behind) noexcept:
-        """Look for the next sound record behind a damaged one. Returns: the records lost between, 0 for none found.
+        """Search for the next sound record after a damaged one. Returns: the records lost between, 0 if none is found.
 
-        First where the damaged record's size says: a body may hold what looks like a record.
+        First at the place that the damaged record's size gives: a body may contain bytes that look like a record.
         """
         cdef const Record* record = <const Record*> (self.base + offset)
         cdef uint64_t at, ordinals

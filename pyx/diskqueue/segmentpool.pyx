@@ -189,7 +189,7 @@ cdef class SegmentPool:
     def leave(self, Segment segment not None):
         """Have the log continue in another segment with the next record, if this is the active one.
 
-        A page of it cannot be read any more, so what is stored there would be lost.
+        A page of it cannot be read any more, so records stored there would be lost.
         """
         if segment is self.active:
             segment.leave()
@@ -321,7 +321,7 @@ cdef class SegmentPool:
         )
 
     cdef int abandon(self, Segment active) except -1:
-        """Let go of all segments, as the log's files are gone. active: memory that takes what is appended still."""
+        """Release all segments, because the log's files are gone. active: memory that still takes appends."""
         self.abandoned = True
         self.jobs, self.limit, self.directory = NO_JOBS, NO_LIMIT, None
         self.spares = []

@@ -57,7 +57,7 @@ cdef class Staging:
         free(self.buffer)
 
     cdef bint begin(self, int fd, str path, uint64_t offset) noexcept:
-        """Stage what belongs at an offset of a file from now on. Returns: False where another batch is under way."""
+        """Begin to stage bytes for an offset of a file. Returns: False if another batch is in progress."""
         if self.fd >= 0:
             return False
         self.fd = fd
@@ -67,7 +67,7 @@ cdef class Staging:
         return True
 
     cdef int flush(self) except -1:
-        """Write what is in the buffer. Raises: StorageError."""
+        """Write the buffer. Raises: StorageError."""
         assert self.fd >= 0 and self.start <= self.end <= STAGING_BYTES
         if self.end > self.start:
             self.write(self.buffer + self.start, self.end - self.start, self.offset)
@@ -86,7 +86,7 @@ cdef class Staging:
         return 0
 
     cdef int flush_last(self, uint64_t file_bytes) except -1:
-        """Write what is in the buffer and zeros up to the end of a block; the file ends there. Raises: StorageError."""
+        """Write the buffer and zeros up to the end of a block; the file ends there. Raises: StorageError."""
         cdef uint64_t end = self.offset + self.end - self.start
         cdef uint64_t padding = min(file_bytes, (end + BLOCK_BYTES - 1) & ~<uint64_t> (BLOCK_BYTES - 1)) - end
         assert end <= file_bytes and padding <= STAGING_BYTES - self.end
@@ -120,7 +120,7 @@ cdef class Staging:
         return 0
 
     cdef int finish(self) noexcept:
-        """Be free for the next batch; what was not flushed is dropped."""
+        """Release the buffer for the next batch; unflushed bytes are dropped."""
         self.fd = -1
         self.path = None
         self.start = self.end = self.offset = 0

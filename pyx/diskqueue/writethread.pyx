@@ -78,7 +78,7 @@ cdef void* run(void* argument) noexcept nogil:
     cdef Request* request = <Request*> argument
     cdef uint64_t count
     while True:
-        # An eventfd orders what was stored before it was counted up.
+        # An eventfd orders the stores before the count.
         if read(request.asked_fd, &count, sizeof(count)) < 0 and (errno == EINTR or errno == EAGAIN):
             continue
         if request.at != NULL:
@@ -115,7 +115,7 @@ cdef class WriteThread:
         self.runs = True
 
     def __dealloc__(self):
-        # A thread that still runs, as in a process that ends, keeps what it uses.
+        # A thread that still runs, as in a process that ends, keeps the memory it uses.
         if self.request != NULL and not self.runs:
             free(self.request)
 

@@ -20,7 +20,7 @@ cdef struct Extent:
     uint8_t order                        # it has 2**order slots
     bint removed                         # its file is gone: an access finds zeros
     bint alone                           # a page that is not in the cache is brought in alone: madvise(2), MADV_RANDOM
-    bint verified                        # what it holds has been checked: a page that cannot be read ends the process
+    bint verified                        # its content has been checked: an unreadable page ends the process
     uint64_t lost_pages                  # that could not be read, with zeros in their place
 
 cdef struct ExtentList:

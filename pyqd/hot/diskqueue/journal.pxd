@@ -30,7 +30,7 @@ cdef struct EntryHeader:
     uint64_t first_seq                   # of the segment's first record
     uint64_t first_number                # of the log's first segment then: those before are drained
     uint64_t file_bytes                  # of the segment
-    uint64_t start                       # where in the segment the bytes lie
+    uint64_t start                       # offset of the bytes in the segment
     uint64_t length                      # how many there are
 
 cdef class CommitBuffer:

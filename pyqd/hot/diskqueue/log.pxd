@@ -7,7 +7,7 @@ from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment, SegmentHe
 from pyqd.hot.diskqueue.segmentpool cimport SegmentPool
 from pyqd.hot.wire.record cimport Record
 
-# Where a reader stands: before the record `ordinal`, which is (or will be) at `offset` of `segment`.
+# Place of a reader: before the record `ordinal`, which is (or will be) at `offset` of `segment`.
 cdef class Position:
     cdef readonly Segment segment
     cdef readonly uint64_t offset
@@ -22,7 +22,7 @@ cdef class Log:
     cdef readonly uint64_t epoch         # in the high bits of every sequence number given out
     cdef readonly SegmentPool pool       # supplies segments
     cdef readonly BatchWriter batch      # writes batches
-    cdef dict indexes                    # number of a segment: SegmentIndex of those who read by position
+    cdef dict indexes                    # by number of a segment: SegmentIndex, for reads by position
     cdef readonly list holes             # (ordinal, ordinal) ranges that recovery found missing
     cdef readonly object damage          # DamageReport: damage found here
     cdef readonly bint abandoned         # its files are gone

@@ -9,9 +9,9 @@ cdef struct Mark:
     uint64_t ordinal
     uint64_t offset                      # of its record in the segment
     int64_t timestamp_ns
-    uint64_t guid                        # of its record; where that is lost, of one before
+    uint64_t guid                        # of its record; if that is lost, of one before
 
-# Where some records of a segment lie, as far as it has been walked.
+# Offsets of some records of a segment, as far as it has been walked.
 cdef class SegmentIndex:
     cdef Mark* marks                     # owned; by ordinal
     cdef uint32_t count
@@ -20,7 +20,7 @@ cdef class SegmentIndex:
     cdef uint64_t ordinal                # ... which is before this record
     cdef int64_t timestamp_ns            # of the record before; 0: none yet
     cdef uint64_t guid                   # the greatest before; 0: none yet
-    cdef bint broken                     # no record stands where the walk is; the rest cannot be read
+    cdef bint broken                     # no valid record at the walk's place; the rest cannot be read
 
     cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1
     cdef int add_mark(self, const Record* record) except -1

@@ -8,10 +8,10 @@ cdef class FoundSegments:
     cdef object directory
     cdef object damage
     cdef bint power_failed
-    cdef Segment first                   # None where there is none
+    cdef Segment first                   # None if there is none
     cdef Segment last                    # records are appended here
     cdef uint64_t end                    # ordinal behind its records
-    cdef uint64_t end_of_spares          # where the records of the last spare found would have begun
+    cdef uint64_t end_of_spares          # sequence number at which the last spare found would have begun
     cdef bint renumber                   # records at the end were lost: their numbers are not given again
     cdef uint64_t file_counter           # above the names that are numbers; 0: there is none
     cdef list spares

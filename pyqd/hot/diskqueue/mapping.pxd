@@ -1,4 +1,4 @@
-# A range of mapped memory and who gives it back. Design notes: pyx/diskqueue/mapping.pyx.
+# Range of mapped memory and its owner. Design notes: pyx/diskqueue/mapping.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.arena cimport Extent, extent_is_lost
@@ -7,8 +7,8 @@ cdef extern from *:
     """
     #define pyqd_barrier() __asm__ volatile("" ::: "memory")
     """
-    # Keeps the compiler from moving stores over it. x86 itself keeps stores in order, and what a killed process had
-    # stored into a shared mapping is in the page cache; so program order is what recovery finds.
+    # Keeps the compiler from moving stores over it. x86 itself keeps stores in order, and the stores of a killed
+    # process to a shared mapping are in the page cache; so recovery finds them in program order.
     void store_barrier "pyqd_barrier" () noexcept nogil
 
 cdef extern from *:
@@ -23,7 +23,7 @@ cdef extern from *:
     #endif
     }
     """
-    # Stores the byte that is there, without losing what another thread stores meanwhile.
+    # Stores the present byte again, without losing a store of another thread.
     void store_again "pyqd_store_again" (char* at) noexcept nogil
 
 cdef class Mapping:
@@ -47,7 +47,7 @@ cdef class Mapping:
         return self.extent != NULL and self.extent.lost_pages != 0 and extent_is_lost(self.extent, start, length)
 
     cdef inline void set_verified(self, bint verified) noexcept:
-        # Once what it holds has been checked, zeros must not take the place of a page that cannot be read.
+        # After the content has been checked, zeros must not take the place of an unreadable page.
         if self.extent != NULL:
             self.extent.verified = verified
 

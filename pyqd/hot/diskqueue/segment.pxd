@@ -15,7 +15,7 @@ cdef struct SegmentHeader:
     uint64_t first_seq                   # of its first record
     int64_t created_ns                   # Unix, when it became the log's last
     uint64_t sealed_count                # records, once sealed
-    uint64_t sealed_bytes                # where they end; 0: not sealed; stored after sealed_count
+    uint64_t sealed_bytes                # offset of their end; 0: not sealed; stored after sealed_count
     uint64_t synced_bytes                # at least so much is on stable storage
 
 cdef class Segment:
@@ -23,7 +23,7 @@ cdef class Segment:
     cdef char* base                      # of the mapping
     cdef readonly uint64_t file_bytes    # as many as it takes of the disk
     cdef readonly uint64_t capacity_bytes  # the same, but for a segment that takes no more records: its tail
-    cdef readonly uint64_t limit_bytes   # records are appended up to there now: the capacity, or what was read already
+    cdef readonly uint64_t limit_bytes   # end for appends now: the capacity, or the part that was read already
     cdef readonly uint64_t checked_bytes  # its pages up to there are no unreadable ones of an earlier run
     cdef readonly uint64_t tail          # offset of the next record, relative to base
     cdef public uint64_t prepared        # its pages up to there have been asked for, or were used before

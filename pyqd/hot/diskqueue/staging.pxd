@@ -5,14 +5,14 @@ cimport cython
 
 cdef enum:
     STAGED_RECORD_MAX = 16 << 10         # bytes; a larger one gains nothing from another copy
-    STAGING_BYTES = 128 << 10            # fits into a second-level cache together with what it is made from
+    STAGING_BYTES = 128 << 10            # fits into a second-level cache together with its source bytes
 
 @cython.final
 cdef class Staging:
     cdef char* buffer                    # owned; page aligned
     cdef int fd                          # of the file written to; -1: nothing is staged
     cdef str path
-    cdef uint64_t start                  # where in the buffer the bytes begin: as far into a block as in the file
+    cdef uint64_t start                  # offset of the first byte in the buffer: as far into a block as in the file
     cdef uint64_t end
     cdef uint64_t offset                 # in the file, of the byte at `start`
 
