@@ -146,7 +146,7 @@ def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
         "position": row.position,
     }
     if state == peek.IN_FLIGHT:
-        client = None if row.consumer is None else row.consumer.stats()
+        client = None if row.client is None else row.client.stats()
         found["client"] = client and {key: client[key] for key in ("client_id", "hostname", "remote_address")}
         found["delivered"] = row.delivered_ns
         found["deadline"] = row.deadline_ns

@@ -39,7 +39,7 @@ class Row(NamedTuple):
     position: int | None
     due_ns: int
     body: bytes
-    consumer: Any = None
+    client: Any = None
     delivered_ns: int = 0
     deadline_ns: int = 0
 

@@ -79,7 +79,7 @@ def channel_stats(channel: Channel, selection: Selection) -> StatsDict:
     """Return a channel's counters and, if requested, those of its clients."""
     clients = None
     if selection.include_clients:
-        clients = [shown_client(consumer.stats(), selection) for consumer in channel.consumers]
+        clients = [shown_client(consumer.client.stats(), selection) for consumer in channel.consumers]
     stats = {
         "channel_name": channel.name,
         "depth": channel.depth,

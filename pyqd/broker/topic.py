@@ -251,7 +251,7 @@ class Topic(TopicCore):
         """Take leave of a channel whose files are out of the way."""
         channel.exiting = True
         for consumer in channel.close_consumers():
-            consumer.close()
+            consumer.client.close()
         channel.abandon()
         del self.channels_by_name[channel.name]
         self.detach(channel)

@@ -6,9 +6,9 @@ from typing import Any
 
 from pyqd.diskqueue.journal import Place
 from pyqd.hot.diskqueue.writethread import WriteThread
+from pyqd.net.events import READ_EVENT
 from pyqd.primitives.errors import storage_error
 
-READ_EVENT = 1
 NOT_YET = -1
 
 Done = Callable[[Any, BaseException | None], None]

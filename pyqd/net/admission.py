@@ -13,12 +13,12 @@ from typing import Any
 
 import gevent
 
+from pyqd.net.events import READ_EVENT
 from pyqd.net.greenlets import spawn
 
 REFUSED_AT_ONCE_MAX = 256
 LINGER_S = 1.0
 DROPPED_BYTES = 64 * 1024
-READ_EVENT = 1
 UNIX_HOST = ""
 
 

@@ -11,10 +11,9 @@ import gevent
 from OpenSSL import SSL
 
 from pyqd.hot.net.tls import reason_of
+from pyqd.net.events import READ_EVENT, WRITE_EVENT
 from pyqd.net.pieces import pieces_of
 
-READ_EVENT: Final = 1
-WRITE_EVENT: Final = 2
 RECEIVED_BYTES_MAX: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
 RECORD_HEADER_BYTES: Final = 5

@@ -17,13 +17,13 @@ from typing import Any
 import gevent
 
 from pyqd.config.options import Options, TcpAddress, UnixAddress, split_address
+from pyqd.net.events import READ_EVENT
 from pyqd.primitives.errors import StartupError
 
 BACKLOG_MAX = 4096
 ACCEPTED_PER_TURN_MAX = 64
 ACCEPTING_S = 0.002
 RETRY_S = 0.1
-READ_EVENT = 1
 UNIX_REMOTE = "@"
 
 logger = logging.getLogger(__name__)

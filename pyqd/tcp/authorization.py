@@ -1,32 +1,34 @@
-"""AUTH: what the auth servers let one client do, asked for when it says its secret and again when that has expired.
+"""AUTH: the permissions that the auth servers give one client. Expired ones are asked for again.
 
 Source: docs/nsq/tcp-protocol.md, "AUTH", "Authorisation".
 """
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from OpenSSL import SSL
 
 from pyqd.net.listener import ip_of
 from pyqd.net.tls import common_name_of
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.goquote import go_quote
-from pyqd.tcp.authd import AuthError
+from pyqd.tcp.authd import AuthError, AuthServers
 from pyqd.tcp.permissions import PUBLISH, SUBSCRIBE, Permissions
-
-if TYPE_CHECKING:
-    from pyqd.tcp.connection import Connection
 
 logger = logging.getLogger(__name__)
 
 
 class Authorizer:
-    """The permissions of one client."""
+    """Permissions of one client. tls: set when the connection is encrypted, for the auth servers to know."""
 
-    __slots__ = ("_connection", "_permissions", "_secret")
+    __slots__ = ("_permissions", "_remote_address", "_secret", "_servers", "needed", "tls")
 
-    def __init__(self, connection: "Connection") -> None:
-        self._connection = connection
+    def __init__(self, servers: AuthServers, remote_address: str) -> None:
+        self.needed = servers.enabled
+        self.tls: SSL.Connection | None = None
+        self._servers = servers
+        self._remote_address = remote_address
         self._secret = b""
         self._permissions: Permissions | None = None
 
@@ -34,7 +36,7 @@ class Authorizer:
         """AUTH. Returns: the answer. Raises: ClientError. Switches: yes."""
         if self.has_authorizations():
             raise ClientError("E_INVALID", "AUTH already set")
-        if not self._connection.auth_needed:
+        if not self.needed:
             raise ClientError("E_AUTH_DISABLED", "AUTH disabled")
         self._secret = secret
         permissions = self._ask()
@@ -52,7 +54,7 @@ class Authorizer:
         return self._permissions is not None and bool(self._permissions.authorizations)
 
     def renew(self, command: bytes) -> None:
-        """Ask again, unless there is nothing that has expired. Raises: ClientError. Switches: yes."""
+        """Ask again if the permissions have expired. Raises: ClientError. Switches: yes."""
         permissions = self._permissions
         if permissions is None:
             raise ClientError("E_AUTH_FIRST", b"AUTH required before " + command)
@@ -60,13 +62,13 @@ class Authorizer:
             self._ask()
 
     def require_subscribe(self, topic: bytes, channel: bytes) -> None:
-        """Check a SUB. Raises: ClientError. Switches: where permissions have expired."""
-        if self._connection.auth_needed:
+        """Check a SUB. Raises: ClientError. Switches: if the permissions have expired."""
+        if self.needed:
             self.renew(b"SUB")
             self._require(b"SUB", SUBSCRIBE, topic, channel)
 
     def publish_until(self, command: bytes, topic: bytes) -> int:
-        """Return until when, monotonic ns, a client may publish to a topic; 0: to be renewed. Raises: ClientError."""
+        """Return the end, monotonic ns, of the permission to publish to a topic; 0: renew it. Raises: ClientError."""
         permissions = self._permissions
         if permissions is None or permissions.expired():
             return 0
@@ -74,7 +76,7 @@ class Authorizer:
         return permissions.expires_ns
 
     def stats(self) -> dict[str, Any]:
-        """Return what /stats shows of it; what is empty is left out, as nsqd does."""
+        """Return the permissions' part of the client's entry in /stats, without empty values, as nsqd does."""
         permissions = self._permissions
         if permissions is None:
             return {}
@@ -92,18 +94,16 @@ class Authorizer:
             raise ClientError("E_UNAUTHORIZED", b"AUTH failed for " + command + b" on " + names)
 
     def _ask(self) -> Permissions:
-        """Ask the auth servers. Raises: ClientError, which says nothing of why."""
-        connection = self._connection
-        tls = connection.tls
+        """Ask the auth servers. Raises: ClientError, which does not tell the client the reason."""
         try:
-            permissions = connection.server.auth.ask(
+            permissions = self._servers.ask(
                 self._secret,
-                ip_of(connection.remote_address),
-                tls=tls is not None,
-                common_name="" if tls is None else common_name_of(tls),
+                ip_of(self._remote_address),
+                tls=self.tls is not None,
+                common_name="" if self.tls is None else common_name_of(self.tls),
             )
         except AuthError as error:
-            logger.warning("PROTOCOL(V2): [%s] AUTH failed %s", connection.remote_address, error)
+            logger.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
             raise ClientError("E_AUTH_FAILED", "AUTH failed") from None
         self._permissions = permissions
         return permissions

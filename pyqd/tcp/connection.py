@@ -1,4 +1,14 @@
-"""A client's connection: what its commands mean, apart from the hot ones, and its life from accept to close."""
+"""Connection of an NSQ client: its life from accept to close, and the commands that are executed once per client.
+
+A connection has three compiled parts, which call each other in one direction:
+
+    ioloop     IoLoop, pyx/tcp/ioloop.pyx        receives, scans, executes
+    publisher  Publisher, pyx/tcp/publisher.pyx  checks and stores publishes
+    output     ClientOutput, pyx/tcp/output.pyx  queues answers, delivers messages, sends heartbeats
+
+The parts get the connection at construction and call it for everything rare: SUB, IDENTIFY, AUTH, syncs, log lines, the
+end. The protocols in their `.pyi` files list these calls.
+"""
 
 import contextlib
 import logging
@@ -14,7 +24,9 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.topic import Topic
 from pyqd.config.options import TLS_NOT_REQUIRED
 from pyqd.hot.net.transport import TransportError
-from pyqd.hot.tcp.ioloop import IoLoop
+from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
+from pyqd.hot.tcp.output import ClientOutput
+from pyqd.hot.tcp.publisher import Publisher
 from pyqd.net import tls
 from pyqd.net.greenlets import start_raw
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
@@ -27,20 +39,13 @@ from pyqd.tcp.upgrade import upgrade
 if TYPE_CHECKING:
     from pyqd.tcp.server import TcpServer
 
-STATE_INIT = 0
-STATE_SUBSCRIBED = 3
-STATE_CLOSING = 4
-FRAME_RESPONSE = 0
-# Of the publisher's, as what its client may do has expired.
-RENEW_PERMISSIONS = b" renew"
-
 logger = logging.getLogger(__name__)
 
 
-class Connection(IoLoop):
-    """One client over TCP or a unix socket: a pair of greenlets, IOLoop and messagePump, on one socket.
+class Connection:
+    """One client over TCP or a unix socket: two greenlets, IOLoop and messagePump, on one socket.
 
-    Source: docs/nsq/tcp-protocol.md, "Commands".
+    Source: docs/nsq/tcp-protocol.md.
     """
 
     __slots__ = (
@@ -49,6 +54,9 @@ class Connection(IoLoop):
         "connect_ts",
         "granted",
         "hostname",
+        "ioloop",
+        "output",
+        "publisher",
         "remote_address",
         "server",
         "socket",
@@ -60,10 +68,12 @@ class Connection(IoLoop):
     )
 
     def __init__(self, server: "TcpServer", sock: socket.socket, remote_address: str) -> None:
-        super().__init__(sock.fileno(), server.hub, server.broker.scheduler, server.limits)
         self.server = server
         self.socket = sock
         self.remote_address = remote_address
+        self.output = ClientOutput(sock.fileno(), server.hub, server.broker.scheduler, self)
+        self.publisher = Publisher(self.output, server.limits, self)
+        self.ioloop = IoLoop(self.output, self.publisher, server.limits, self)
         self.client_id = self.hostname = remote_address.rpartition(":")[0]
         self.user_agent = ""
         self.topology_region = self.topology_zone = ""
@@ -71,20 +81,35 @@ class Connection(IoLoop):
         self.granted = negotiate.defaults(server.options)
         self.upgrades = negotiate.Upgrades()
         self.tls: SSL.Connection | None = None
-        self.tls_needed = server.options.tls_required != TLS_NOT_REQUIRED
-        self.auth_needed = server.auth.enabled
-        self.authorizer = Authorizer(self)
-        self.msg_timeout_ns = self.granted.msg_timeout_ns
-        self.io_greenlet = start_raw(server.hub, self.io_loop)
+        self.ioloop.tls_needed = server.options.tls_required != TLS_NOT_REQUIRED
+        self.authorizer = Authorizer(server.auth, remote_address)
+        self.publisher.auth_needed = self.authorizer.needed
+        self.output.msg_timeout_ns = self.granted.msg_timeout_ns
+        self.ioloop.greenlet = start_raw(server.hub, self.ioloop.io_loop)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        return self.output.gone
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of the connection's own buffers."""
+        return self.ioloop.buffer_bytes
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Whether bytes are encrypted or compressed."""
+        return self.output.transport is not None
 
     def begin(self) -> None:
-        """Start what needs a client that speaks V2: the pump and the heartbeats."""
+        """Start the messagePump and the heartbeats: the client has sent the magic."""
         logger.info("CLIENT(%s): desired protocol magic '  V2'", self.remote_address)
-        self.pump_greenlet = start_raw(self.server.hub, self.message_pump)
-        self.start_heartbeats(negotiate.HEARTBEAT_NS_DEFAULT)
+        self.output.pump_greenlet = start_raw(self.server.hub, self.output.message_pump)
+        self.output.start_heartbeats(negotiate.HEARTBEAT_NS_DEFAULT)
 
     def command(self, name: bytes, params: list[bytes], body: bytes | None) -> None:
-        """Execute a command that is not hot. Raises: ClientError. Switches: it may."""
+        """Execute a command that comes once per client. Raises: ClientError. Switches: possibly."""
         if name == b"IDENTIFY" and body is not None:
             self.identify(body)
         elif name == b"SUB":
@@ -93,8 +118,6 @@ class Connection(IoLoop):
             self.start_close()
         elif name == b"AUTH" and body is not None:
             self.auth(body)
-        elif name == RENEW_PERMISSIONS:
-            self.authorizer.renew(params[0])
         else:
             raise ClientError("E_INVALID", b"invalid command " + name)
 
@@ -109,13 +132,13 @@ class Connection(IoLoop):
         self.user_agent = identity.user_agent
         self.topology_region = identity.topology_region
         self.topology_zone = identity.topology_zone
-        self.locality = negotiate.locality(identity, self.server.options)
+        self.output.locality = negotiate.locality(identity, self.server.options)
         granted = negotiate.grant(identity, self.server.options, self.granted)
         self.granted = granted
-        self.sample_rate = granted.sample_rate
-        self.msg_timeout_ns = granted.msg_timeout_ns
-        self.tells_ids = identity.message_ids and identity.feature_negotiation
-        self.start_heartbeats(granted.heartbeat_ns)
+        self.output.sample_rate = granted.sample_rate
+        self.output.msg_timeout_ns = granted.msg_timeout_ns
+        self.publisher.tells_ids = identity.message_ids and identity.feature_negotiation
+        self.output.start_heartbeats(granted.heartbeat_ns)
         if not identity.feature_negotiation:
             self.respond(b"OK")
             return
@@ -123,7 +146,7 @@ class Connection(IoLoop):
             identity,
             self.server.options,
             tls_enabled=self.server.tls.enabled,
-            upgraded=self.transport is not None,
+            upgraded=self.is_upgraded,
         )
         self.respond(negotiate.reply(identity, granted, upgrades, self.server.options))
         if upgrades.any():
@@ -136,11 +159,15 @@ class Connection(IoLoop):
         if not self.gone:
             self.respond(answer)
 
+    def renew_permissions(self, command: bytes) -> None:
+        """Ask for the expired permissions of the client again. Raises: ClientError. Switches: yes."""
+        self.authorizer.renew(command)
+
     def subscribe(self, params: list[bytes]) -> None:
-        """SUB. Source: docs/nsq/tcp-protocol.md, "SUB". Switches: where what the client may do has expired."""
-        if self.state != STATE_INIT:
+        """SUB. Source: docs/nsq/tcp-protocol.md, "SUB". Switches: if the permissions of the client have expired."""
+        if self.ioloop.state != STATE_INIT:
             raise ClientError("E_INVALID", "cannot SUB in current state")
-        if self.heartbeat_ns <= 0:
+        if self.output.heartbeat_ns <= 0:
             raise ClientError("E_INVALID", "cannot SUB with heartbeats disabled")
         if len(params) < 2:
             raise ClientError("E_INVALID", "SUB insufficient number of parameters")
@@ -153,13 +180,13 @@ class Connection(IoLoop):
         if self.gone:
             return
         channel = self.open_channel(topic_name.decode("ascii"), channel_name.decode("ascii"))
-        channel.add_consumer(self)
-        self.channel = channel
-        self.state = STATE_SUBSCRIBED
+        channel.add_consumer(self.output)
+        self.output.subscribe(channel)
+        self.ioloop.state = STATE_SUBSCRIBED
         self.respond(b"OK")
 
     def open_channel(self, topic_name: str, channel_name: str) -> Channel:
-        """Return the channel, made if it is missing, unless it takes no more consumers."""
+        """Return the channel, created if it is missing. Raises: ClientError, also if it has enough consumers."""
         try:
             channel = self.server.broker.topic(topic_name).channel(channel_name)
         except StorageError as error:
@@ -174,15 +201,15 @@ class Connection(IoLoop):
         return channel
 
     def start_close(self) -> None:
-        """CLS: nothing more is delivered; what is in flight can be finished."""
-        if self.state != STATE_SUBSCRIBED:
+        """CLS: deliver nothing more; the client can finish its messages in flight."""
+        if self.ioloop.state != STATE_SUBSCRIBED:
             raise ClientError("E_INVALID", "cannot CLS in current state")
-        self.rdy = 0
-        self.state = STATE_CLOSING
+        self.output.rdy = 0
+        self.ioloop.state = STATE_CLOSING
         self.respond(b"CLOSE_WAIT")
 
     def find_topic(self, name: bytes) -> Topic:
-        """Return the topic to publish to, made if it is missing. Raises: StorageError, ClientError."""
+        """Return the topic for a publish, created if it is missing. Raises: StorageError, ClientError."""
         self.server.note_producer(self)
         try:
             return self.server.broker.topic_named(name)
@@ -190,15 +217,15 @@ class Connection(IoLoop):
             raise ClientError(f"E_{error.code}", str(error)) from None
 
     def permission_until(self, command: bytes, topic: bytes) -> int:
-        """Return until when, monotonic ns, the client may publish to the topic; 0: unknown. Raises: ClientError."""
+        """Return the end, monotonic ns, of the permission to publish to the topic; 0: unknown. Raises: ClientError."""
         return self.authorizer.publish_until(command, topic)
 
     def note_failed_write(self, error: StorageError) -> None:
-        """Tell the broker's health of a message that could not be stored."""
+        """Show in the broker's health that a message could not be stored."""
         self.server.broker.note_failed_write(error)
 
     def tell_durable(self, topics: dict[Topic, None], told: Callable[[BaseException | None], None]) -> None:
-        """Have told(error) called when the topics are on stable storage. Switches: no."""
+        """Call told(error) when the topics are on stable storage, or cannot be. Switches: no."""
         self.server.durability.tell(topics, told)
 
     def wait_durable(self, topics: Iterable[Topic]) -> None:
@@ -206,53 +233,54 @@ class Connection(IoLoop):
         self.server.durability.wait(topics)
 
     def log_refusal(self, error: ClientError) -> None:
-        """Log what a client is refused."""
+        """Log the refusal of a command."""
         cause = f" - {reason_of(error.__cause__)}" if error.__cause__ is not None else ""
         logger.error("[%s] - %s%s", self.remote_address, error, cause)
 
     def log_clamped(self, value_ms: int) -> None:
-        """Log a REQ whose delay is out of range."""
+        """Log a REQ with a delay that is out of range."""
         logger.info("[%s] REQ timeout %d out of range, clamped", self.remote_address, value_ms)
 
     def close(self) -> None:
-        """Close the connection as its channel was deleted: at once, or in a turn if many are closed."""
+        """Close the connection because its channel is deleted: at once, or a little later if many are closed."""
         self.server.closing.add(self)
 
     def close_because(self, reason: str) -> None:
-        """Close the connection at once; both greenlets see it when they run next."""
+        """Close the connection at once; both greenlets end when they run next."""
         if self.gone:
             return
         logger.info("[%s] closing - %s", self.remote_address, reason)
-        self.mark_gone()
-        # The IOLoop waits for the socket to become readable, which this makes it.
+        self.output.mark_gone()
+        # The IOLoop waits for a readable socket; a shutdown makes it readable.
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def finished(self) -> None:
-        """Clean up when the IOLoop has ended, for whatever reason. Switches: if many clients leave at once.
+        """Clean up at the end of the IOLoop. Switches: if many clients leave at once.
 
-        The end of a client takes some 100 us. Its channel is left first, so nothing is delivered while others end.
+        The end of a client takes some 100 us. It leaves its channel first, so nothing is delivered while others end.
         """
-        channel = self.channel
+        channel = self.output.channel
         if isinstance(channel, Channel):
-            channel.remove_consumer(self)
+            channel.remove_consumer(self.output)
             if channel.ephemeral and not channel.consumers and not channel.exiting:
                 channel.topic.delete_channel(channel.name)
-        # A daemon that stops does not wait for the turns, and a greenlet that is ended cleans up at once.
+        # A daemon that stops ends the greenlet during this wait; the rest of the clean-up then runs at once.
         with contextlib.suppress(gevent.GreenletExit):
             self.server.pieces.wait_if_late()
         logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.remote_address)
-        self.server.forget(self)
-        self.stop_pump()
-        if self.transport is not None:
+        self.server.remove_client(self)
+        self.output.stop()
+        transport = self.output.transport
+        if transport is not None:
             with contextlib.suppress(TransportError):
-                self.transport.finish()
-            self.transport.release()
+                transport.finish()
+            transport.release()
         self.socket.close()
-        self.io_greenlet = None
+        self.ioloop.greenlet = None
 
     def failed(self, error: BaseException) -> None:
-        """Log what should not have happened. A broken invariant ends the daemon: nothing can be trusted after it."""
+        """Log an internal error and close. A failed assertion ends the daemon: its state cannot be trusted any more."""
         if isinstance(error, gevent.GreenletExit):
             return
         logger.critical("[%s] internal error, closing connection", self.remote_address, exc_info=error)
@@ -261,20 +289,20 @@ class Connection(IoLoop):
             self.server.on_bug(error)
 
     def stats(self) -> dict[str, Any]:
-        """Return what /stats shows of a client, in nsqd's order. Source: docs/nsq/http-api.md, "GET /stats"."""
+        """Return the client's entry in /stats, in nsqd's order. Source: docs/nsq/http-api.md, "GET /stats"."""
         return {
             "client_id": self.client_id,
             "hostname": self.hostname,
             "version": "V2",
             "remote_address": self.remote_address,
-            "state": self.state,
-            "ready_count": self.rdy,
-            "in_flight_count": self.in_flight,
-            "message_count": self.message_count,
-            "finish_count": self.finish_count,
-            "requeue_count": self.requeue_count,
+            "state": self.ioloop.state,
+            "ready_count": self.output.rdy,
+            "in_flight_count": self.output.in_flight,
+            "message_count": self.output.message_count,
+            "finish_count": self.output.finish_count,
+            "requeue_count": self.output.requeue_count,
             "connect_ts": self.connect_ts,
-            "sample_rate": self.sample_rate,
+            "sample_rate": self.output.sample_rate,
             "deflate": self.upgrades.deflate,
             "snappy": self.upgrades.snappy,
             "user_agent": self.user_agent,
@@ -286,11 +314,12 @@ class Connection(IoLoop):
         }
 
     def pub_counts(self) -> dict[str, Any]:
-        """Return the counts by topic of a client that has published."""
-        self.note_published()
-        counts = [{"topic": topic, "count": count} for topic, count in self.publish_counts.items()]
+        """Return the numbers of published messages by topic, if there are any."""
+        self.publisher.note_published()
+        published = self.publisher.publish_counts
+        counts = [{"topic": topic, "count": count} for topic, count in published.items()]
         return {"pub_counts": counts} if counts else {}
 
     def respond(self, data: bytes) -> None:
         """Queue a response frame."""
-        self.put_response(data)
+        self.output.put_response(data)

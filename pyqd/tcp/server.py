@@ -1,8 +1,7 @@
-"""The server for NSQ clients: the connections it has, and those of them that publish."""
+"""Server for NSQ clients: accepts them, and lists the connected and the publishing ones."""
 
 import logging
 import socket
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -10,7 +9,8 @@ from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
 from pyqd.hot.primitives.clock import mono
-from pyqd.hot.tcp.limits import Limits
+from pyqd.hot.tcp.limits import ProtocolLimits
+from pyqd.hot.wire.frames import error_frame
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Address, Listener
 from pyqd.net.pieces import pieces_of
@@ -20,14 +20,11 @@ from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.closing import Closing
 from pyqd.tcp.connection import Connection
 
-FRAME_ERROR = 1
-# While the daemon stops, before the loop goes on.
+# Connections closed between two passes of the loop while the daemon stops.
 CLOSED_AT_ONCE = 16
 BY_DAEMON = "closed by the daemon"
 SWEEP_NS_MIN = SECOND_NS // 4
 SWEEP_NS_MAX = 5 * SECOND_NS
-
-_frame_head = struct.Struct(">ii")
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +33,17 @@ class Durability(Protocol):
     """Interface to the group commit, which makes topics durable."""
 
     def wait(self, topics: Iterable[Topic]) -> None:
-        """Return when they are. Raises: StorageError. Switches: yes."""
+        """Wait until the topics are durable. Raises: StorageError. Switches: yes."""
 
     def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(error) when they are, or cannot be. Switches: no."""
+        """Call told(error) when the topics are durable, or cannot be. Switches: no."""
 
 
 class TcpServer:
     """Accepts clients on the hub of the calling thread.
 
-    tls: where clients that ask for TLS get it. auth: who says what clients may do. on_bug: called with an
-    AssertionError from a connection; the daemon ends then. durability: asked with --sync-every=1, before an OK leaves.
+    tls: makes the TLS connections. auth: servers that return the permissions of a client. on_bug: called with an
+    AssertionError from a connection; the daemon ends then. durability: waits for syncs with --sync-every=1.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class TcpServer:
         self.auth = auth
         self.on_bug = on_bug
         self.durability = durability
-        self.limits = Limits(
+        self.limits = ProtocolLimits(
             max_msg_bytes=options.max_msg_size,
             max_body_bytes=options.max_body_size,
             max_rdy_count=options.max_rdy_count,
@@ -83,7 +80,7 @@ class TcpServer:
         )
         self.pieces = pieces_of(hub)
         self.closing = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
-        self.listener = Listener(self.welcome)
+        self.listener = Listener(self.accept_client)
         self.sweep_timer: Any = None
 
     def start(self, address: Address) -> Address:
@@ -95,12 +92,12 @@ class TcpServer:
         logger.info("TCP: listening on %s", bound)
         return bound
 
-    def welcome(self, sock: socket.socket, remote_address: str) -> None:
-        """Serve a new client, unless there are too many."""
+    def accept_client(self, sock: socket.socket, remote_address: str) -> None:
+        """Serve a new client, or refuse it if there are too many."""
         reason = self.admission.admit(remote_address)
         if reason:
             logger.warning("TCP: refused client(%s) - %s", remote_address, reason)
-            self.admission.turn_away(sock, error_frame(f"E_TOO_MANY_CONNECTIONS {reason}"))
+            self.admission.turn_away(sock, error_frame(f"E_TOO_MANY_CONNECTIONS {reason}".encode()))
             return
         logger.info("TCP: new client(%s)", remote_address)
         self.connections.add(Connection(self, sock, remote_address))
@@ -109,8 +106,8 @@ class TcpServer:
         """Remember a client that publishes."""
         self.publishers[connection] = None
 
-    def forget(self, connection: Connection) -> None:
-        """Drop a connection that has ended."""
+    def remove_client(self, connection: Connection) -> None:
+        """Remove a connection that has ended."""
         if connection in self.connections:
             self.connections.remove(connection)
             self.admission.leave(connection.remote_address)
@@ -121,26 +118,28 @@ class TcpServer:
         return [connection.stats() for connection in self.publishers if connection.pub_counts()]
 
     def greenlets(self) -> Iterator[tuple[Any, str]]:
-        """Yield the greenlets of the connections, and what each of them is."""
+        """Yield the greenlets of the connections, each with a description."""
         for connection in self.connections:
-            yield connection.io_greenlet, "IOLoop of a client"
-            yield connection.pump_greenlet, "messagePump of a client"
+            yield connection.ioloop.greenlet, "IOLoop of a client"
+            yield connection.output.pump_greenlet, "messagePump of a client"
 
     def sweep_s(self) -> float:
-        """Return after how long to look for late clients."""
+        """Return the seconds between two searches for late clients."""
         times_ns = [time for time in (self.options.first_command_timeout_ns, self.options.command_timeout_ns) if time]
         return min(max(min(times_ns, default=SWEEP_NS_MAX) // 4, SWEEP_NS_MIN), SWEEP_NS_MAX) / SECOND_NS
 
     def sweep(self) -> None:
-        """Close the clients that begin and do not go on."""
+        """Close the clients that take too long to send their first command or the rest of one."""
         now_ns, options = mono(), self.options
         for connection in list(self.connections):
-            reason = connection.late(now_ns, options.first_command_timeout_ns, options.command_timeout_ns)
+            reason = connection.ioloop.timeout_reason(
+                now_ns, options.first_command_timeout_ns, options.command_timeout_ns
+            )
             if reason is not None:
                 connection.close_because(reason)
 
     def change_options(self, options: Options) -> None:
-        """Put in force other options, where they are read for each connection or command."""
+        """Use other options for new connections and commands."""
         self.options = options
 
     def stop_listening(self) -> None:
@@ -157,9 +156,3 @@ class TcpServer:
             if not at_once and index % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
                 self.pieces.wait()
             connection.close_because(BY_DAEMON)
-
-
-def error_frame(text: str) -> bytes:
-    """Return an error frame for a client that has no connection."""
-    data = text.encode()
-    return _frame_head.pack(len(data) + _frame_head.size // 2, FRAME_ERROR) + data

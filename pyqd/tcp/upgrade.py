@@ -1,7 +1,7 @@
-"""The upgrades that IDENTIFY negotiates: TLS, then snappy or deflate, each followed by an OK that goes through it.
+"""Upgrades that IDENTIFY negotiates: TLS, then snappy or deflate, each followed by an OK that goes through it.
 
-What a client sends behind its IDENTIFY without waiting for the answer is taken for the first bytes of the upgraded
-stream. So nothing that came unencrypted is ever executed as if it had come encrypted.
+If a client sends bytes after its IDENTIFY without waiting for the answer, they count as the first bytes of the upgraded
+stream. So unencrypted bytes are never executed as if they had come encrypted.
 
 Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
-    """Put in place what was granted; the answer that grants it is queued. Raises: ClientError. Switches: yes."""
-    connection.drain()
+    """Put the granted upgrades in place, after the queued answer has left. Raises: ClientError. Switches: yes."""
+    connection.ioloop.drain()
     if connection.gone:
         return
     transport: Transport | None = None
-    early = connection.take_held()
+    early = connection.ioloop.take_partial()
     if upgrades.tls:
         logger.info("PROTOCOL(V2): [%s] upgrading connection to TLS", connection.remote_address)
         transport = start_tls(connection, early)
@@ -48,8 +48,8 @@ def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
 
 
 def start_tls(connection: "Connection", early: bytes) -> Tls:
-    """Do the handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
-    connection.withhold(True)
+    """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
+    connection.output.withhold(True)
     try:
         pieces_of(connection.server.hub).wait()
         secured = connection.server.tls.connection()
@@ -57,16 +57,16 @@ def start_tls(connection: "Connection", early: bytes) -> Tls:
     except HandshakeError as error:
         raise ClientError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
     finally:
-        connection.withhold(False)
-    connection.tls_needed = False
-    connection.tls = secured
+        connection.output.withhold(False)
+    connection.ioloop.tls_needed = False
+    connection.tls = connection.authorizer.tls = secured
     return Tls(connection.socket.fileno(), secured)
 
 
 def confirm(connection: "Connection", transport: Transport) -> None:
-    """Put a transport in place and say so through it. Switches: where the socket is full."""
+    """Put a transport in place and send an OK through it. Switches: if the socket is full."""
     if connection.gone:
         return
-    connection.upgrade(transport)
+    connection.ioloop.upgrade(transport)
     connection.respond(OK)
-    connection.drain()
+    connection.ioloop.drain()

@@ -1,13 +1,15 @@
-"""What a channel knows of one subscribed client: how much it may have, what it has, what it did.
+"""A subscribed client, as its channel sees it: the ready count, the counters, and one call that delivers.
 
-A connection is a subclass, so that handing a message over is one C call and the broker still knows nothing of sockets.
+The connection's output implements `deliver` (pyx/tcp/output.pyx), so the broker knows nothing of sockets.
 """
+
+from pyqd.hot.primitives.debug cimport PYQD_DEBUG
 
 cdef uint64_t last_number = 0
 
 
 cdef class Consumer(Scheduled):
-    """One subscribed client. RDY is a ceiling on messages in flight; deliveries do not use it up."""
+    """One subscribed client. RDY is a ceiling on the messages in flight; a delivery does not use it up."""
 
     def __cinit__(self, *args, **kwargs):
         global last_number
@@ -17,26 +19,18 @@ cdef class Consumer(Scheduled):
         self.random_state = self.number * <uint64_t> 0x9E3779B97F4A7C15 | 1
 
     cdef bint sampled_out(self) noexcept:
-        """Decide by lot whether the message at hand is not for this client.
+        """Return True if sampling skips the current message for this client.
 
-        Source: docs/nsq/tcp-protocol.md, "Sampling": kept when a number of 0..99 is at most the sample rate.
+        The client receives a message if a random number of 0..99 is at most its sample rate (docs/nsq/tcp-protocol.md).
         """
-        # xorshift64: statistics are all that is asked of it.
+        # xorshift64 is random enough: the share of the messages is all that counts.
         self.random_state ^= self.random_state << 13
         self.random_state ^= self.random_state >> 7
         self.random_state ^= self.random_state << 17
         return <int32_t> ((self.random_state >> 32) % 100) > self.sample_rate
 
     cdef int deliver(self, uint64_t quota) except -1:
-        raise AssertionError("this consumer takes nothing")
-
-    def close(self):
-        """Close the client's connection: its channel goes away."""
-        raise NotImplementedError("the connection knows how to close")
-
-    def stats(self):
-        """Return the client's statistics, as a dict."""
-        raise NotImplementedError("the connection knows the client")
+        raise AssertionError("a plain consumer takes messages only when it is asked to")
 
 
 cdef Py_ssize_t count_ready(list consumers, int32_t* nearest):
@@ -44,6 +38,8 @@ cdef Py_ssize_t count_ready(list consumers, int32_t* nearest):
     cdef Py_ssize_t count = 0
     nearest[0] = GLOBAL
     for consumer in consumers:
+        if PYQD_DEBUG:
+            assert consumer.in_flight >= 0 and consumer.unsynced_count >= 0
         if consumer.can_take():
             if consumer.locality < nearest[0]:
                 nearest[0] = consumer.locality

@@ -23,6 +23,7 @@ import heapq
 cimport cython
 from libc.stdint cimport INT64_MAX, uint32_t
 
+from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_TOPIC, ReadyEntry, ReadyRing, Slot
 from pyqd.hot.broker.topic cimport TopicCore
@@ -87,10 +88,16 @@ cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64
     return rows, number, number >= end
 
 
+cdef object client_of(ChannelCore channel, uint64_t number):
+    """Return the client of a subscribed consumer, or None."""
+    cdef Consumer consumer = channel.consumers_by_number.get(number)
+    return None if consumer is None else consumer.client
+
+
 def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_max, uint64_t body_bytes_max):
     """Return (rows, slot to resume with, at the end?) of the messages in flight.
 
-    A row has three more fields: the consumer or None if it has gone, the time of delivery, and the deadline (Unix).
+    A row has three more fields: the client or None if it has gone, the time of delivery, and the deadline (Unix).
     """
     cdef uint32_t at = <uint32_t> min(slot, <uint64_t> channel.slots.capacity)
     cdef int64_t since_mono_ns = wall_ns() - mono_ns()
@@ -101,7 +108,7 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
         held = channel.slots.used(at)
         if held != NULL:
             rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
-                channel.consumers_by_number.get(held.consumer), held.delivered_ns + since_mono_ns,
+                client_of(channel, held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadline_of(at) + since_mono_ns))
             room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1

@@ -22,6 +22,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.http.scan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish
+from pyqd.hot.net.sockets cimport READ_EVENT
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_stepped, id_to_hex
 from pyqd.hot.wire.bodies cimport Frames, lines_framed
@@ -42,7 +43,6 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_NOSIGNAL
 
 cdef enum:
-    READ_EVENT = 1                       # libev's EV_READ
     READ_BYTES = 64 << 10
     ANSWERS_BYTES = 64 << 10
     ANSWER_BYTES_MAX = 512

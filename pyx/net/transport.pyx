@@ -2,7 +2,7 @@
 
 A plain connection has none and uses its socket directly. An upgraded one has one Transport, or two stacked:
 
-    Outbox, IoLoop  ->  Snappy or Deflate  ->  Tls  ->  socket
+    ClientOutput, IoLoop  ->  Snappy or Deflate  ->  Tls  ->  socket
 
 Each is a pure transformation of two byte streams. This class holds the buffers and handles full sockets; a subclass
 only encodes (`encode`, `finish_encoding`) and decodes (`take`, `decode`). So no subclass knows of full sockets, of

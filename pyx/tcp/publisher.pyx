@@ -1,30 +1,38 @@
-"""What a connection publishes: PUB, MPUB, DPUB and DMPUB, checked, stored and answered.
+"""Publishes of a client: PUB, MPUB, DPUB and DMPUB are checked, stored and answered.
 
-The bodies are copied once, from the buffer at hand into the topic's log; a body that is not complete costs nothing but
-another look when more has come, and a batch is walked once however it trickles in.
+The body of a message is copied once, from the receive buffer into the topic's log. An incomplete body costs only the
+repeated check of its command line when more bytes arrive; the messages of a batch are walked once, whatever the size of
+the pieces in which they arrive.
 
-Checks and their order, codes and texts are those of nsqd: docs/nsq/tcp-protocol.md, "PUB", "MPUB", "DPUB". One limit
-is ours: a batch whose inner sizes add up to more than twice --max-body-size is refused, or it could fill the memory.
-DMPUB and the ids in an OK are ours altogether: docs/protocol-extensions.md.
+Checks and their order, codes and texts follow nsqd: docs/nsq/tcp-protocol.md, "PUB", "MPUB", "DPUB". One limit is
+pyqd's own: a batch whose inner sizes add up to more than twice --max-body-size is refused, as it could fill the memory.
+DMPUB and ids in an OK are pyqd's own commands: docs/protocol-extensions.md.
 
-MPUBs to one topic that lie one behind the other in a pass are one batch of the log, closed by whatever else comes and
-by the end of the pass, before their answers leave: a large write costs less than many. Where it cannot be written, the
-first of them is refused, which ends the connection, and none of them was stored.
+Consecutive MPUBs of a pass to one topic are joined to one batch of the log, because one large write costs less than
+many. Any other command commits the batch, and so does the end of the pass, before the OKs leave. If the batch cannot be
+written, none of its MPUBs is stored; the first one is refused, which closes the connection.
 
-A large batch is queued (pyx/broker/intake.pyx), and so is whatever is published to a topic while one is stored. The
-messages stay in a buffer of their own, and the connection executes nothing more until the answer is there.
+A large batch goes through the topic's intake (pyx/broker/intake.pyx), and so does every publish to a topic whose intake
+is busy. Its messages stay in a block owned by the publisher, and the IOLoop executes nothing more until the answer is
+known.
 
-Where clients have to AUTH, the permission for the topic published to last is kept until it expires, so that what comes
-next costs a comparison. Where it has to be renewed, which waits for a server, the command is left in the buffer and
-looked at again afterwards.
+If clients have to AUTH, the permission for the last topic is kept until it expires, so that the next publish costs a
+comparison. A renewal waits for a server: the command stays in the buffer and is executed again afterwards.
+
+Invariants: 1. a batch is open in the log exactly if `open_topic` is set, and only within a pass. 2. `queued` is None
+unless the IOLoop waits for it; the block and the due times live as long as `queued`.
 """
 
+from libc.stdint cimport int32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.broker.intake cimport enqueue, is_large
-from pyqd.hot.net.buffers cimport buffer_freed
+from pyqd.hot.broker.topic cimport MessageBatch
+from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
+from pyqd.hot.primitives.clock cimport mono_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_stepped, id_to_hex
+from pyqd.hot.tcp.limits cimport size_error, truncation_error
 from pyqd.hot.wire.frames cimport FRAME_RESPONSE
 from pyqd.hot.wire.scanner cimport (
     SCAN_BAD_COUNT,
@@ -36,6 +44,7 @@ from pyqd.hot.wire.scanner cimport (
     read_be32,
     read_be64,
     scan_batch,
+    text_of,
 )
 
 from pyqd.primitives.errors import ClientError, StorageError
@@ -43,42 +52,54 @@ from pyqd.primitives.goquote import go_quote
 
 cdef enum:
     NS_PER_MS = 1000000
-    INNER_BODIES_MAX = 2                 # nsqd knows no bound, whatever the outer size says
+    INNER_BODIES_MAX = 2                 # nsqd has no bound on the inner sizes
     MESSAGE_BYTES_MIN = 5                # of a batch's body: a size and one byte
-    KNOWN_TOPICS_MAX = 128               # a deleted one may be kept in memory by the connection that knows it
-    DUE_BYTES = 8                        # before each message of a DMPUB that gives each its own time
+    KNOWN_TOPICS_MAX = 128               # a connection keeps these in memory, deleted topics too
+    DUE_BYTES = 8                        # before each message of a DMPUB with a due time for each message
 
-
-# No commands of a client: their names have a space.
-cdef bytes RENEW_PERMISSIONS = b" renew"
-cdef bytes STORE_QUEUED = b" store"
 cdef tuple SINGLE_COMMANDS = (b"PUB", b"DPUB")
 cdef bytes EACH_DELAY = b"each"
-cdef bytes EACH_MOMENT = b"@each"
+cdef bytes EACH_TIMESTAMP = b"@each"
 
 
-cdef class Publisher(Pump):
-    """A connection's publishing half. `pyqd.hot.tcp.ioloop.IoLoop` reads what it publishes."""
+cdef class Publisher:
+    """Publishing part of a connection. client: Python half of the connection."""
+
+    def __init__(self, ClientOutput output not None, ProtocolLimits limits not None, client):
+        self.output = output
+        self.limits = limits
+        self.client = client
+        self.publish_counts = {}
+        self.unsynced = {}
 
     def __dealloc__(self):
         free(self.queued_block)
         buffer_freed(self.queued_block_bytes)
         free(self.queued_dues)
 
+    cdef int begin_pass(self, int64_t wall_now_ns, bint eof) except -1:
+        """Begin to execute the commands of a pass. eof: no bytes follow those of the pass."""
+        assert self.open_topic is None and self.queued is None
+        self.wall_now_ns = wall_now_ns
+        self.eof = eof
+        if self.auth_needed:
+            self.mono_now_ns = mono_ns()
+        return 0
+
     cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1:
-        """Queue the OK of a publish, to leave with the pass, or after the sync that covers it."""
+        """Queue the OK of a publish. It leaves with the pass, or after the sync that covers its messages."""
         self.topic_count += count
         if self.limits.sync_each and not topic.ephemeral:
-            self.begin_withholding()
+            self.output.begin_withholding()
             self.unsynced[topic] = None
         if self.tells_ids:
             self.put_ok_with_ids(last_id, count, is_batch)
         else:
-            self.put_ok()
+            self.output.put_ok()
         return 0
 
     cdef int put_ok_with_ids(self, uint64_t last_id, uint32_t count, bint is_batch) except -1:
-        """Queue `OK <id>`, of a batch `OK <first id> <count>`. last_id: of the messages accepted.
+        """Queue `OK <id>`, or `OK <first id> <count>` for a batch. last_id: of the accepted messages.
 
         Source: docs/protocol-extensions.md, "Ids of published messages".
         """
@@ -87,26 +108,32 @@ cdef class Publisher(Pump):
         answer = b"OK " + digits[:HEX_SIZE]
         if is_batch:
             answer += b" %d" % count
-        self.put(FRAME_RESPONSE, answer, <uint32_t> len(answer))
+        self.output.put(FRAME_RESPONSE, answer, <uint32_t> len(answer))
         return 0
 
+    cdef dict take_unsynced(self):
+        """Return the topics with OKs that wait for a sync, as keys; the caller waits for it."""
+        topics, self.unsynced = self.unsynced, {}
+        return topics
+
     cdef TopicCore topic_for(self, const Text* name):
-        """Return the topic, made if it is missing. The name is valid. Raises: StorageError, ClientError."""
+        """Return the topic, created if it is missing. The name is valid. Raises: StorageError, ClientError."""
         cdef TopicCore topic
         if (
             self.topic is not None and name.size_bytes == self.topic_name_bytes
             and memcmp(name.at, self.topic_name, name.size_bytes) == 0 and not self.topic.exiting
         ):
             return self.topic
+        assert 0 < name.size_bytes <= NAME_BYTES_MAX
         key = text_of(name)
         topic = None if self.known_topics is None else self.known_topics.get(key)
         if topic is None or topic.exiting:
-            topic = self.find_topic(key)
+            topic = self.client.find_topic(key)
             if self.known_topics is None or len(self.known_topics) >= KNOWN_TOPICS_MAX:
                 self.known_topics = {}
             self.known_topics[key] = topic
         if self.open_topic is not None:
-            # What they published still counts under the former name.
+            # The messages of the open batch still count under the former name.
             self.close_batches()
         self.note_published()
         self.topic = topic
@@ -115,21 +142,19 @@ cdef class Publisher(Pump):
         return self.topic
 
     cdef bint is_permitted(self, CommandLine* line) except -1:
-        """Return whether the client may publish to the topic; False: not known before the slow call has been made.
+        """Return whether the client may publish to the topic; False: its permissions have to be renewed first.
 
         Raises: ClientError. Source: docs/nsq/tcp-protocol.md, "Authorisation".
         """
         cdef Text* name = &line.params[0]
         cdef int64_t until_ns
         if (
-            self.pass_ns < self.permitted_until_ns and name.size_bytes == self.permitted_topic_bytes
+            self.mono_now_ns < self.permitted_until_ns and name.size_bytes == self.permitted_topic_bytes
             and memcmp(name.at, self.permitted_topic, name.size_bytes) == 0
         ):
             return True
-        command = text_of(&line.name)
-        until_ns = self.permission_until(command, text_of(name))
-        if until_ns <= self.pass_ns:
-            self.slow_call = (RENEW_PERMISSIONS, [command], None)
+        until_ns = self.client.permission_until(text_of(&line.name), text_of(name))
+        if until_ns <= self.mono_now_ns:
             return False
         memcpy(self.permitted_topic, name.at, name.size_bytes)
         self.permitted_topic_bytes = name.size_bytes
@@ -137,7 +162,7 @@ cdef class Publisher(Pump):
         return True
 
     def note_published(self):
-        """Add what was published to the current topic to the counts by topic."""
+        """Add the messages published to the current topic to `publish_counts`."""
         if self.topic_count != 0:
             name = self.topic_name[:self.topic_name_bytes].decode("ascii")
             self.publish_counts[name] = self.publish_counts.get(name, 0) + self.topic_count
@@ -151,22 +176,21 @@ cdef class Publisher(Pump):
         if line.param_count < (2 if deferred else 1) or not is_name(line.params[0].at, line.params[0].size_bytes):
             self.refuse_publish(line, "DPUB" if deferred else "PUB", 2 if deferred else 1)
         if deferred:
-            due_ns = self.due_of("DPUB", text_of(&line.params[1]))
+            due_ns = self.parse_due("DPUB", text_of(&line.params[1]))
         if size_bytes < 4:
-            return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body size")
+            return self.need_bytes(line, "E_BAD_MESSAGE", "failed to read message body size")
         size = read_be32(at)
         if size <= 0 or size > self.limits.max_msg_bytes:
-            self.refuse_size("E_BAD_MESSAGE", text_of(&line.name), "message body", "message", size,
-                             self.limits.max_msg_bytes)
+            raise size_error(line, "E_BAD_MESSAGE", "message body", "message", size, self.limits.max_msg_bytes)
         if size_bytes - 4 < <uint64_t> size:
-            return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body")
+            return self.need_bytes(line, "E_BAD_MESSAGE", "failed to read message body")
         if self.auth_needed and not self.is_permitted(line):
-            return -2
+            return NEEDS_PERMISSION
         try:
             topic = self.topic_for(&line.params[0])
             if topic.busy:
                 return self.queue_batch(
-                    line, topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
+                    topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
             topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
         except StorageError as error:
             self.refuse_write(text_of(&line.name), error)
@@ -180,7 +204,7 @@ cdef class Publisher(Pump):
         if line.param_count < 1 or not is_name(line.params[0].at, line.params[0].size_bytes):
             self.refuse_publish(line, "MPUB", 1)
         if self.auth_needed and not self.is_permitted(line):
-            return -2
+            return NEEDS_PERMISSION
         try:
             topic = self.topic_for(&line.params[0])
         except StorageError as error:
@@ -190,7 +214,7 @@ cdef class Publisher(Pump):
             return used
         if topic.busy or is_large(self.batch.count, self.batch.body_words):
             return self.queue_batch(
-                line, topic, at + 8, used, self.batch.count, self.batch.body_words, 0, NULL)
+                topic, at + 8, used, self.batch.count, self.batch.body_words, 0, NULL)
         if self.open_topic is not None and not (
             topic is self.open_topic and topic.joins(self.batch.count, self.batch.body_words)
         ):
@@ -198,7 +222,7 @@ cdef class Publisher(Pump):
         try:
             topic.add_batch(at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns)
         except StorageError as error:
-            # Of a batch that was open nothing is left either.
+            # The log has dropped the open batch with this one.
             self.open_topic = None
             self.refuse_write(b"MPUB", error)
         if self.open_topic is None:
@@ -212,8 +236,9 @@ cdef class Publisher(Pump):
         return used
 
     cdef int close_batches(self) except -1:
-        """Store the MPUBs that are open, and queue their answers. Raises: ClientError (none of them was stored)."""
+        """Commit the open MPUBs and queue their answers. Raises: ClientError (none of them was stored)."""
         cdef TopicCore topic = self.open_topic
+        assert self.open_batches > 0
         self.open_topic = None
         try:
             topic.commit_batches()
@@ -221,11 +246,11 @@ cdef class Publisher(Pump):
             self.refuse_write(b"MPUB", error)
         self.accepted(topic, topic.guids.last_id, self.open_messages, True)
         for _ in range(self.open_batches - 1):
-            self.put_ok()
+            self.output.put_ok()
         return 0
 
     cdef int drop_batches(self) except -1:
-        """Give up the MPUBs that are open, if there are any."""
+        """Discard the open MPUBs, if there are any."""
         cdef TopicCore topic = self.open_topic
         if topic is not None:
             self.open_topic = None
@@ -240,11 +265,11 @@ cdef class Publisher(Pump):
         if line.param_count < 2 or not is_name(line.params[0].at, line.params[0].size_bytes):
             self.refuse_publish(line, "DMPUB", 2)
         when = text_of(&line.params[1])
-        each = when in (EACH_DELAY, EACH_MOMENT)
+        each = when in (EACH_DELAY, EACH_TIMESTAMP)
         if not each:
-            due_ns = self.due_of("DMPUB", when)
+            due_ns = self.parse_due("DMPUB", when)
         if self.auth_needed and not self.is_permitted(line):
-            return -2
+            return NEEDS_PERMISSION
         used = self.check_batch(line, at, size_bytes, DUE_BYTES if each else 0)
         if used < 0:
             return used
@@ -253,11 +278,10 @@ cdef class Publisher(Pump):
                 dues = <int64_t*> malloc(self.batch.count * sizeof(int64_t))
                 if dues == NULL:
                     raise MemoryError
-                self.read_dues(at + 8, when == EACH_MOMENT, dues)
+                self.read_dues(at + 8, when == EACH_TIMESTAMP, dues)
             topic = self.topic_for(&line.params[0])
             if topic.busy or is_large(self.batch.count, self.batch.body_words):
-                self.queue_batch(
-                    line, topic, at + 8, used, self.batch.count, self.batch.body_words, due_ns, dues)
+                self.queue_batch(topic, at + 8, used, self.batch.count, self.batch.body_words, due_ns, dues)
                 dues = NULL
                 return used
             topic.publish_deferred_batch(
@@ -271,17 +295,17 @@ cdef class Publisher(Pump):
         return used
 
     cdef int64_t queue_batch(
-        self, CommandLine* line, TopicCore topic, const char* at, int64_t used,
+        self, TopicCore topic, const char* at, int64_t used,
         uint32_t count, uint64_t body_words, int64_t due_ns, int64_t* dues,
     ) except -1:
-        """Queue messages for a busy topic, or a large batch; the slow call waits for it. dues: owned from here on.
+        """Queue messages in the intake of their topic; `finish_queued` answers them. dues: owned from here on.
 
-        used: what the command takes behind its line. Returns: the same. Raises: ClientError.
+        used: size of the command's body. Returns: the same. Raises: ClientError.
         """
         cdef MessageBatch batch
         if self.open_topic is not None:
             self.close_batches()
-        assert self.queued is None
+        assert self.queued is None and self.queued_block == NULL and self.queued_dues == NULL
         memset(&batch, 0, sizeof(MessageBatch))
         batch.at, batch.count, batch.body_words = at, count, body_words
         batch.now_ns, batch.due_ns, batch.dues = self.wall_now_ns, due_ns, dues
@@ -289,18 +313,36 @@ cdef class Publisher(Pump):
         self.queued_dues = dues
         self.queued_bytes = <uint64_t> used
         self.queued_topic = topic
-        self.slow_call = (STORE_QUEUED, [text_of(&line.name)], None)
         memset(&self.batch, 0, sizeof(Batch))
         return used
 
+    cdef int adopt_block(self, char* block, uint64_t capacity) except -1:
+        """Own the buffer that holds the queued messages, so that a large batch is not copied."""
+        assert self.queued is not None and self.queued_block == NULL
+        assert block <= self.queued.start < block + capacity
+        self.queued_block, self.queued_block_bytes = block, capacity
+        return 0
+
+    cdef int copy_queued(self, const char* end) except -1:
+        """Copy the queued messages, which end here in the buffer of the pass, to a block. Raises: MemoryError."""
+        cdef const char* start = end - self.queued_bytes
+        assert self.queued is not None and self.queued_block == NULL
+        assert start <= self.queued.start < end
+        self.queued_block = <char*> malloc(self.queued_bytes)
+        if self.queued_block == NULL:
+            raise MemoryError
+        self.queued_block_bytes = self.queued_bytes
+        buffer_grown(self.queued_bytes)
+        memcpy(self.queued_block, start, self.queued_bytes)
+        self.queued.moved(self.queued_block + (self.queued.start - start))
+        return 0
+
     cdef int finish_queued(self, command) except -1:
-        """Wait until what is queued is stored, and answer it. Raises: ClientError. Switches: yes."""
+        """Answer the queued messages, which are finished. command: its name. Raises: ClientError."""
         cdef QueuedBatch queued = self.queued
         cdef TopicCore topic = self.queued_topic
-        try:
-            self.wait_stored(queued)
-        finally:
-            self.drop_queued_batch()
+        assert queued.finished
+        self.drop_queued()
         if queued.error is not None:
             self.refuse_write(command, queued.error)
         if not queued.stored:
@@ -308,8 +350,8 @@ cdef class Publisher(Pump):
             raise ClientError(f"E_{name}_FAILED", f"{name} failed exiting")
         return self.accepted(topic, queued.last_id, queued.batch.count, command not in SINGLE_COMMANDS)
 
-    cdef int drop_queued_batch(self) except -1:
-        """Let go of what is queued, stored or not, and of the buffer that holds it."""
+    cdef int drop_queued(self) except -1:
+        """Drop the queued messages, stored or not, and free their buffer."""
         cdef QueuedBatch queued = self.queued
         if queued is not None:
             self.queued = self.queued_topic = None
@@ -322,45 +364,38 @@ cdef class Publisher(Pump):
         self.queued_dues = NULL
         return 0
 
+    cdef int end(self) except -1:
+        """Drop the queued messages, and the references to topics and to the connection."""
+        self.drop_queued()
+        self.topic = None
+        self.known_topics = None
+        self.client = None
+        return 0
+
     cdef int64_t check_batch(
         self, CommandLine* line, const char* at, uint64_t size_bytes, uint32_t lead_bytes,
     ) except -1:
-        """Walk the body of a batch as far as it is there. Returns: the bytes it takes, or -2 for more."""
+        """Walk the received part of a batch's body. Returns: the bytes of the body, or NEEDS_BYTES."""
         cdef int32_t size
         cdef int64_t limit = self.limits.max_body_bytes
         cdef Scan scan
         if size_bytes < 4:
-            return self.incomplete(line, "E_BAD_BODY", "failed to read body size")
+            return self.need_bytes(line, "E_BAD_BODY", "failed to read body size")
         size = read_be32(at)
         if size <= 0 or size > limit:
-            self.refuse_size("E_BAD_BODY", text_of(&line.name), "body", "body", size, limit)
+            raise size_error(line, "E_BAD_BODY", "body", "body", size, limit)
         scan = scan_batch(
             at + 4, size_bytes - 4, self.limits.max_msg_bytes, (limit - 4) // (MESSAGE_BYTES_MIN + lead_bytes),
             lead_bytes, &self.batch)
         if scan != SCAN_READY:
             return self.batch_not_ready(line, scan, size_bytes - 4, lead_bytes)
+        assert 4 + self.batch.offset <= size_bytes
         return 4 + <int64_t> self.batch.offset
-
-    cdef int read_dues(self, const char* at, bint are_moments, int64_t* dues) except -1:
-        """Read the time that stands before each message of a checked batch. Raises: ClientError."""
-        cdef int64_t limit_ms = self.latest_due_ms() if are_moments else self.limits.max_defer_ns // NS_PER_MS
-        cdef int64_t base_ns = 0 if are_moments else self.wall_now_ns
-        cdef int64_t value, due_ns
-        cdef uint32_t index
-        for index in range(self.batch.count):
-            value = read_be64(at)
-            if not 0 <= value <= limit_ms:
-                noun = "due time" if are_moments else "timeout"
-                raise ClientError("E_INVALID", f"DMPUB message({index}) {noun} {value} out of range 0-{limit_ms}")
-            due_ns = base_ns + value * NS_PER_MS
-            dues[index] = due_ns if due_ns > self.wall_now_ns else 0
-            at += DUE_BYTES + 4 + <uint64_t> read_be32(at + DUE_BYTES)
-        return 0
 
     cdef int64_t batch_not_ready(
         self, CommandLine* line, Scan scan, uint64_t size_bytes, uint32_t lead_bytes,
     ) except -1:
-        """Say what is missing of, or wrong with, the body of a batch."""
+        """Raise for a bad batch, or return NEEDS_BYTES for an incomplete one."""
         cdef uint32_t index = self.batch.index
         cdef int32_t size = self.batch.size_bytes
         cdef int64_t limit
@@ -375,51 +410,43 @@ cdef class Publisher(Pump):
         if <int64_t> self.batch.offset > limit:
             raise ClientError("E_BAD_BODY", f"{name} body too big {self.batch.offset} > {limit}")
         if self.batch.count == 0:
-            return self.incomplete(line, "E_BAD_BODY", "failed to read message count")
+            return self.need_bytes(line, "E_BAD_BODY", "failed to read message count")
         if size_bytes < self.batch.offset + lead_bytes + 4:
-            return self.incomplete(line, "E_BAD_MESSAGE", f"failed to read message({index}) body size")
-        return self.incomplete(line, "E_BAD_MESSAGE", "failed to read message body")
+            return self.need_bytes(line, "E_BAD_MESSAGE", f"failed to read message({index}) body size")
+        return self.need_bytes(line, "E_BAD_MESSAGE", "failed to read message body")
 
-    cdef int64_t incomplete(self, CommandLine* line, code, text) except -1:
-        """Wait for the rest of a body (-2), unless there will be none. Raises: ClientError."""
-        if not self.eof:
-            return -2
-        name = text_of(&line.name).decode("ascii")
-        raise ClientError(code, f"{name} {text}")
+    cdef int64_t need_bytes(self, CommandLine* line, code, text) except -1:
+        """Return NEEDS_BYTES. Raises: ClientError if no more bytes will come."""
+        if self.eof:
+            raise truncation_error(line, code, text)
+        return NEEDS_BYTES
 
     cdef int refuse_publish(self, CommandLine* line, name, uint32_t params_needed) except -1:
         """Raise for a publish with too few parameters or a bad topic name."""
         if line.param_count < params_needed:
             raise ClientError("E_INVALID", f"{name} insufficient number of parameters")
         topic = text_of(&line.params[0])
-        # nsqd doubles the code for MPUB; clients may have learnt to expect it.
+        # nsqd repeats the code in the text for MPUB; clients may rely on it.
         doubled = "E_BAD_TOPIC " if name == "MPUB" else ""
         raise ClientError(
             "E_BAD_TOPIC", f"{doubled}{name} topic name ".encode() + go_quote(topic) + b" is not valid")
 
-    def refuse_size(self, code, name, noun, short_noun, size, limit):
-        """Raise for a size that is not positive or over its limit."""
-        name = name.decode("ascii")
-        if size <= 0:
-            raise ClientError(code, f"{name} invalid {noun} size {size}")
-        raise ClientError(code, f"{name} {short_noun} too big {size} > {limit}")
-
-    def refuse_write(self, name, error):
-        """Raise for a publish that could not be stored; health shows it."""
-        self.note_failed_write(error)
+    cdef int refuse_write(self, name, error) except -1:
+        """Raise for a publish that could not be stored; the daemon's health shows the error."""
+        self.client.note_failed_write(error)
         name = name.decode("ascii")
         raise ClientError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 
-    def due_of(self, name, text):
-        """Return when what a command publishes is due, Unix ns, 0 for at once. text: a delay in ms, or `@` and Unix ms.
+    cdef int64_t parse_due(self, name, text) except -1:
+        """Return the due time in Unix ns, 0 if it has passed. text: a delay in ms, or `@` and Unix ms.
 
-        Raises: ClientError when it is no number or out of range. Source: docs/protocol-extensions.md.
+        Raises: ClientError if it is no number or out of range. Source: docs/protocol-extensions.md.
         """
         cdef int64_t value = 0
         cdef int64_t delay_ns
         if text[:1] == b"@":
-            moment = text[1:]
-            if not parse_digits(moment, <uint32_t> len(moment), &value):
+            digits = text[1:]
+            if not parse_digits(digits, <uint32_t> len(digits), &value):
                 raise ClientError("E_INVALID", name.encode() + b" could not parse due time " + text)
             if not 0 <= value <= self.latest_due_ms():
                 raise ClientError(
@@ -433,18 +460,22 @@ cdef class Publisher(Pump):
             raise ClientError("E_INVALID", f"{name} timeout {<uint64_t> value} out of range 0-{limit_ms}")
         return self.wall_now_ns + delay_ns if delay_ns else 0
 
+    cdef int read_dues(self, const char* at, bint are_timestamps, int64_t* dues) except -1:
+        """Read the due time or delay before each message of a checked batch. Raises: ClientError."""
+        cdef int64_t limit_ms = self.latest_due_ms() if are_timestamps else self.limits.max_defer_ns // NS_PER_MS
+        cdef int64_t base_ns = 0 if are_timestamps else self.wall_now_ns
+        cdef int64_t value, due_ns
+        cdef uint32_t index
+        for index in range(self.batch.count):
+            value = read_be64(at)
+            if not 0 <= value <= limit_ms:
+                noun = "due time" if are_timestamps else "timeout"
+                raise ClientError("E_INVALID", f"DMPUB message({index}) {noun} {value} out of range 0-{limit_ms}")
+            due_ns = base_ns + value * NS_PER_MS
+            dues[index] = due_ns if due_ns > self.wall_now_ns else 0
+            at += DUE_BYTES + 4 + <uint64_t> read_be32(at + DUE_BYTES)
+        return 0
+
     cdef int64_t latest_due_ms(self) noexcept:
-        """Return the last moment, Unix ms, that a message may be deferred to."""
+        """Return the latest allowed due time, Unix ms."""
         return (self.wall_now_ns + self.limits.max_defer_ns) // NS_PER_MS
-
-    def permission_until(self, command, topic):
-        raise NotImplementedError("the connection knows what its client may do")
-
-    def find_topic(self, name):
-        raise NotImplementedError("the connection knows the broker")
-
-    def wait_stored(self, queued):
-        raise NotImplementedError("the IOLoop waits")
-
-    def note_failed_write(self, error):
-        raise NotImplementedError("the connection knows the broker")

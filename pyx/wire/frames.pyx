@@ -10,6 +10,11 @@ for clients. Source: docs/nsq/tcp-protocol.md, "Server to client framing".
 assert MESSAGE_HEADER_BYTES == 8 + 2 + 16
 
 
+def error_frame(bytes data not None):
+    """Return a whole error frame."""
+    return frame(FRAME_ERROR, data)
+
+
 def frame(int frame_type, bytes data not None):
     """Return a whole frame. frame_type: 0 response, 1 error, 2 message."""
     out = bytearray(FRAME_HEADER_BYTES + len(data))

@@ -18,9 +18,9 @@ HOT = (
     "pyqd.hot.tcp.ioloop.IoLoop.run_pass",
     "pyqd.hot.broker.topic.TopicCore.add_batch",
     "pyqd.hot.diskqueue.log.Log.append",
-    "pyqd.hot.tcp.pump.Pump.deliver",
+    "pyqd.hot.tcp.output.ClientOutput.deliver",
     "pyqd.hot.broker.channel.ChannelCore.finish",
-    "pyqd.hot.tcp.outbox.Outbox.flush",
+    "pyqd.hot.tcp.output.ClientOutput.flush",
 )
 SCRIPT = REPOSITORY / "scripts" / "flame.sh"
 # Runs the argument of -c, as the script's own probe does; for a benchmark it only writes down the arguments.

@@ -87,7 +87,7 @@ def test_the_spark_source_shares_only_what_both_ends_of_the_wire_need() -> None:
     [
         ("pyqd.hot.primitives.heap", "pyqd.hot.wire.scanner", True),
         ("pyqd.hot.wire.scanner", "pyqd.hot.primitives.heap", False),
-        ("pyqd.broker.topic", "pyqd.hot.tcp.pump.Pump", True),
+        ("pyqd.broker.topic", "pyqd.hot.tcp.output.ClientOutput", True),
         ("pyqd.apps.daemon", "pyqd.http.server.serve", False),
         ("pyqd.wire", "pyqd.__version__", False),
         ("pyqd.http.server", "pyqd_spark.source", True),

@@ -231,7 +231,7 @@ class Process:
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setblocking(False)
-        self.server.welcome(theirs, f"127.0.0.1:{number}")
+        self.server.accept_client(theirs, f"127.0.0.1:{number}")
         return ours
 
     def run_greenlet(self, function: Callable[[], object]) -> None:
@@ -252,7 +252,7 @@ class Process:
         self.hub.loop = Loop()
         greenlets = [self.syncing, *self.requests]
         for connection in list(self.server.connections):
-            greenlets += [connection.io_greenlet, connection.pump_greenlet]
+            greenlets += [connection.ioloop.greenlet, connection.output.pump_greenlet]
         for each in [*greenlets, self.hub]:
             if each is not None and not each.dead:
                 with contextlib.suppress(Exception):

@@ -37,8 +37,13 @@ class Refusing(Files):
         super().remove(path)
 
 
-class Client(Consumer):
-    closed_count = 0
+class Client:
+    """Connection of a consumer."""
+
+    def __init__(self) -> None:
+        self.consumer = Consumer()
+        self.consumer.client = self
+        self.closed_count = 0
 
     def close(self) -> None:
         self.closed_count += 1
@@ -65,7 +70,7 @@ def test_where_the_disk_refuses_nothing_has_changed(tmp_path: Path, what: str) -
     broker = broker_at(tmp_path, files)
     fill(broker)
     topic, client = broker.topic("t"), Client()
-    topic.channel("c").add_consumer(client)
+    topic.channel("c").add_consumer(client.consumer)
     files.refusing = True
     with pytest.raises(StorageError):
         broker.delete_topic("t") if what == "topic" else topic.delete_channel("c")
@@ -229,7 +234,7 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
     for number in range(250):
         channel = topic.channel(f"c{number}")
         clients.append(Client())
-        channel.add_consumer(clients[-1])
+        channel.add_consumer(clients[-1].consumer)
     topic.publish_body(b"x", NOW_NS)
     broker.scheduler.time_max_ns = 1
     assert broker.delete_topic("t")

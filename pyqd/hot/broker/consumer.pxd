@@ -1,27 +1,28 @@
-# Channel's view of one subscribed client. Design notes: pyx/broker/consumer.pyx.
+# A subscribed client, as its channel sees it. Design notes: pyx/broker/consumer.pyx.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from pyqd.hot.primitives.schedule cimport Scheduled
 
-# How near a client is; the nearest that can take a message gets it.
+# Distance of a client from the daemon; the nearest client that can take a message gets it.
 cdef enum Locality:
     ZONE_LOCAL = 0
     REGION_LOCAL = 1
     GLOBAL = 2
 
 cdef class Consumer(Scheduled):
-    cdef readonly uint64_t number        # unique in a process; names the owner of messages in flight
-    cdef public int64_t rdy              # ceiling on in_flight, with unsynced_count
+    cdef readonly uint64_t number        # unique in the process; names the owner of a message in flight
+    cdef public object client            # Python half of the connection, with stats() and close(); None after its end
+    cdef public int64_t rdy              # ceiling on in_flight + unsynced_count
     cdef public int64_t in_flight
-    cdef readonly int64_t unsynced_count # finished, and counted until a sync has covered that; see --sync-fin
-    cdef bint awaits_sync                # it is in its channel's `unsynced`
-    cdef public uint64_t message_count   # sent to this client
+    cdef readonly int64_t unsynced_count # FINs that no sync covers yet; 0 without --sync-fin
+    cdef bint awaits_sync                # listed in its channel's `unsynced`
+    cdef public uint64_t message_count   # messages sent to this client
     cdef public uint64_t finish_count
     cdef public uint64_t requeue_count
     cdef public int64_t msg_timeout_ns
-    cdef public int32_t sample_rate      # 0: everything; else (sample_rate + 1) % are delivered
-    cdef public int32_t locality         # a Locality; GLOBAL unless the experiment is on
-    cdef bint blocked                    # cannot take anything now: its socket is full, or it is going away
+    cdef public int32_t sample_rate      # 0: all messages; else (sample_rate + 1) % of them
+    cdef public int32_t locality         # a Locality; GLOBAL unless the topology experiment is on
+    cdef bint blocked                    # takes nothing now: its socket is full, or its answers wait for a sync
     cdef uint64_t random_state
 
     cdef inline bint can_take(self) noexcept:
@@ -31,5 +32,5 @@ cdef class Consumer(Scheduled):
     # Take and send up to `quota` messages of the channel. Never switches greenlets.
     cdef int deliver(self, uint64_t quota) except -1
 
-# Returns how many of the nearest consumers that can take something there are; `nearest` becomes their locality.
+# Count the nearest consumers that can take a message; `nearest` becomes their locality.
 cdef Py_ssize_t count_ready(list consumers, int32_t* nearest)

@@ -1,10 +1,17 @@
-from typing import Any
+from typing import Any, Protocol
 
 from typing_extensions import Self
 
 from pyqd.hot.primitives.schedule import Scheduled
 
+class Client(Protocol):
+    """Interface to a client's connection, for its channel."""
+
+    def close(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+
 class Consumer(Scheduled):
+    client: Any
     rdy: int
     in_flight: int
     @property
@@ -18,5 +25,3 @@ class Consumer(Scheduled):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     @property
     def number(self) -> int: ...
-    def close(self) -> None: ...
-    def stats(self) -> dict[str, Any]: ...

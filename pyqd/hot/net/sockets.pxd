@@ -20,6 +20,10 @@ cdef extern from "<sys/socket.h>" nogil:
         MSG_NOSIGNAL
 
 cdef enum:
+    READ_EVENT = 1                       # libev's EV_READ, for a watcher of the loop; pyqd/net/events.py for Python
+    WRITE_EVENT = 2
+
+cdef enum:
     RECEIVE_NONE = -1                    # no bytes yet
     RECEIVE_BROKEN = -2                  # the connection is gone
 

@@ -1,50 +1,88 @@
-# The IOLoop of a connection: receive, scan, execute, answer. Design notes: pyx/tcp/ioloop.pyx.
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+# Input of a client's connection: receive, scan, execute, answer. Design notes: pyx/tcp/ioloop.pyx.
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
 
+from pyqd.hot.net.transport cimport Transport
+from pyqd.hot.tcp.limits cimport ProtocolLimits
+from pyqd.hot.tcp.output cimport ClientOutput
 from pyqd.hot.tcp.publisher cimport Publisher
 from pyqd.hot.wire.scanner cimport CommandLine
 
-cdef enum ClientState:
-    STATE_INIT = 0
-    STATE_SUBSCRIBED = 3
-    STATE_CLOSING = 4
+cdef enum Pending:
+    # Why the pass stopped, and what the greenlet does before the next one.
+    PENDING_NOTHING = 0
+    PENDING_COMMAND = 1                  # execute a command of the Python half
+    PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
+    PENDING_STORE = 3                    # wait until queued messages are stored, then answer them
 
-cdef class IoLoop(Publisher):
-    cdef public int state                # ClientState, as /stats shows it
-    cdef char* held                      # own buffer with a command that is not complete; NULL when there is none
-    cdef uint64_t held_bytes
-    cdef uint64_t held_capacity
-    cdef int64_t held_since_ns           # when the client was last waited for and nothing was held
-    cdef int64_t connected_ns
-    cdef readonly bint refused           # a fatal error was answered: what is queued leaves, nothing more is read
+@cython.final
+cdef class IoLoop:
+    cdef object client                   # Python half of the connection; None after its end
+    cdef object hub                      # gevent's
+    cdef ClientOutput output
+    cdef Publisher publisher
+    cdef ProtocolLimits limits
+    cdef public object greenlet          # runs `io_loop`
+    cdef public int state                # a ClientState
+    cdef public bint tls_needed          # IDENTIFY is the only command before TLS
+    cdef readonly bint refused           # a fatal error was answered: the answers leave, nothing more is read
+    cdef bint eof                        # the peer sends nothing more
     cdef bint magic_seen
-    cdef public bint tls_needed          # until then IDENTIFY is the only command
-    cdef object read_watcher
-    cdef bint is_waiting                 # for `on_durable`: nothing is read before
-    cdef bint is_served                  # the callback has run the pass that the greenlet is woken after
-    cdef object pass_error               # what that pass raised; the greenlet ends by it
-    cdef readonly uint64_t command_count
+    cdef readonly uint64_t command_count # the magic counts as one
 
-    cdef bint is_at_rest(self) noexcept
-    cdef object wait_at_rest(self)
-    cdef int end_withholding(self, error) except -1
+    # Received bytes.
+    cdef int fd
+    cdef Transport transport             # None: bytes come from the socket unchanged
+    cdef char* partial                   # own buffer with an incomplete command; NULL: there is none
+    cdef uint64_t partial_bytes
+    cdef uint64_t partial_capacity
+    cdef int64_t partial_since_ns        # when the wait for the client began; nothing was received before
+    cdef int64_t connected_ns
+
+    # Waits.
+    cdef object read_watcher
+    cdef bint awaits_sync                # `on_durable` will be called; nothing is read before
+    cdef bint pass_done                  # the callback ran a pass and wakes the greenlet for the rest
+    cdef object pass_error               # raised by that pass; it ends the greenlet
+    cdef Pending pending
+    cdef tuple pending_command           # (name, parameters, body)
+
+    # The loop.
     cdef int serve_once(self) except -1
+    cdef bint is_at_rest(self) noexcept
     cdef int wait_readable(self) except -1
-    cdef bint receive_and_run(self) except -1
     cdef int wait_until_drained(self) except -1
     cdef int wait_until_synced(self) except -1
+    cdef int tell_durable(self) except -1
+    cdef int end_withholding(self, error) except -1
+    cdef int run_pending(self) except -1
+    cdef int wait_stored(self) except -1
+
+    # Receive.
+    cdef bint receive_and_run(self) except -1
     cdef ssize_t receive(self, char** buffer, uint64_t* size_bytes) except -2
     cdef ssize_t receive_through(self, char* into, uint64_t capacity) except -3
-    cdef int keep_queued(self, char* buffer, uint64_t end) except -1
+    cdef int grow_partial(self, uint64_t capacity) except -1
+    cdef int save_partial(self, const char* at, uint64_t size_bytes) except -1
+    cdef int save_queued(self, char* buffer, uint64_t end) except -1
+
+    # Execute.
     cdef int run_pass(self, char* buffer, uint64_t size_bytes) except -1
     cdef int64_t step(self, char* at, uint64_t size_bytes) except -1
-    cdef int refuse_behind_batches(self, error) except -1
     cdef int64_t step_magic(self, const char* at, uint64_t size_bytes) except -1
     cdef int64_t execute(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1
-    cdef int hold(self, const char* at, uint64_t size_bytes) except -1
-    cdef int run_slow(self) except -1
+    cdef int64_t execute_other(self, CommandLine* line, const char* body, uint64_t size_bytes) except -1
+    cdef int set_pending(self, Pending pending, CommandLine* line, body) except -1
+    cdef int64_t with_body(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
     cdef int finish_message(self, const char* id16) except -1
+    cdef int finish_with_growth(self, uint64_t guid, message_id) except -1
     cdef int requeue_message(self, CommandLine* line) except -1
     cdef int touch_message(self, CommandLine* line) except -1
     cdef int set_ready(self, CommandLine* line) except -1
-    cdef int64_t with_body(self, CommandLine* line, const char* at, uint64_t size_bytes) except -1
+    cdef int require_subscribed(self, name) except -1
+
+    # Refuse.
+    cdef int refuse(self, error) except -1
+    cdef int refuse_after_batches(self, error) except -1
+    cdef int refuse_for_storage(self, name, message_id, error) except -1
+    cdef int refuse_answer(self, name, message_id, int answer) except -1

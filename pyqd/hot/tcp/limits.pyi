@@ -1,7 +1,7 @@
 from typing import final
 
 @final
-class Limits:
+class ProtocolLimits:
     max_msg_bytes: int
     max_body_bytes: int
     max_rdy_count: int

@@ -65,6 +65,9 @@ cdef extern from *:
     int32_t read_be32 "pyqd_read_be32" (const char* at) noexcept nogil
     int64_t read_be64 "pyqd_read_be64" (const char* at) noexcept nogil
 
+cdef inline bytes text_of(const Text* text):
+    return text.at[:text.size_bytes]
+
 cdef Scan scan_line(const char* at, uint64_t size_bytes, CommandLine* line) noexcept nogil
 cdef Scan scan_batch(
     const char* at, uint64_t size_bytes, int64_t max_msg_bytes, int64_t max_count, uint32_t lead_bytes,
