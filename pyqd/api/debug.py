@@ -101,7 +101,7 @@ class DebugRoutes:
         ]
         return [
             *(
-                Route(method, f"/debug/pprof/{path}", answer, versioned=False, logged=False, right=ADMIN)
+                Route(method, f"/debug/pprof/{path}", answer, common_headers=False, logged=False, right=ADMIN)
                 for method, path, answer in pprof
             ),
             *(
@@ -166,7 +166,7 @@ class DebugRoutes:
             reason = "value out of range"
         if reason is not None:
             return text(f"invalid block rate : strconv.Atoi: parsing {go_quote_str(rate)}: {reason}", 400)
-        return Response(200, versioned=False)
+        return Response(200, common_headers=False)
 
     def free_memory(self, _request: Request) -> Response:
         """Collect garbage and return free memory to the system. Switches: yes."""

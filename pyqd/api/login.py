@@ -18,9 +18,10 @@ from ipaddress import ip_address
 from typing import Final
 
 from pyqd.api.rights import ADMIN, CONSUME, OPEN, PUBLISH, STATUS, Grant, TokenFile, TokenFileError
-from pyqd.config.options import PROGRAM, Options, TcpAddress
+from pyqd.config.options import PROGRAM, Options
 from pyqd.http.messages import HttpError, Request, Response, error_response
-from pyqd.net.listener import Address, ip_of
+from pyqd.net.listener import ip_of
+from pyqd.primitives.addresses import Address, TcpAddress
 from pyqd.primitives.errors import StartupError
 from pyqd.tcp import permissions
 from pyqd.tcp.authd import AuthError, AuthServers

@@ -17,8 +17,8 @@ from pyqd.api.rights import PUBLISH
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
+from pyqd.hot.api.plain_publish import PlainPublisher
 from pyqd.hot.broker.intake import enqueue_frames, must_queue
-from pyqd.hot.http.front import PlainPublisher
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import stepped, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
@@ -45,8 +45,8 @@ _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 logger = logging.getLogger(__name__)
 
 
-def plain_publisher(broker: Broker) -> PlainPublisher:
-    """Return the publisher for plain publishes, which need storing and nothing else."""
+def plain_publishers(broker: Broker) -> Callable[[], PlainPublisher]:
+    """Return the maker of an HTTP server's short paths, one per connection, which store plain publishes."""
 
     def find_topic(name: bytes) -> Topic | None:
         topic = broker.topics.get(name.decode("ascii"))
@@ -54,7 +54,8 @@ def plain_publisher(broker: Broker) -> PlainPublisher:
         return None if waits else topic
 
     options = broker.options
-    return PlainPublisher(options.max_msg_size, options.max_body_size, count_max(options), find_topic)
+    limits = options.max_msg_size, options.max_body_size, count_max(options)
+    return lambda: PlainPublisher(*limits, find_topic)
 
 
 def count_max(options: Options) -> int:

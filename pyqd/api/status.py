@@ -39,7 +39,7 @@ class StatusRoutes:
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
-            Route("GET", "/ping", self.ping, versioned=False, right=OPEN),
+            Route("GET", "/ping", self.ping, common_headers=False, right=OPEN),
             Route("GET", "/info", self.info, right=STATUS),
             Route("GET", "/stats", self.stats, right=STATUS),
         ]
@@ -170,7 +170,7 @@ class MetricsRoutes:
 
     def routes(self) -> list[Route]:
         """Return the route. Its requests are not logged: they come every few seconds."""
-        return [Route("GET", "/metrics", self.scrape, versioned=False, logged=False, right=STATUS)]
+        return [Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right=STATUS)]
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text. Switches: yes."""

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pyqd.api.login import login_of
+from pyqd.apps.listeners import ListeningAddresses, tls_server
 from pyqd.config.configfile import shown
 from pyqd.config.options import FLAGS, PROGRAM, Options
 from pyqd.config.settings import Settings
-from pyqd.net.listener import ListeningAddresses
-from pyqd.net.tls import TlsServer
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import Flag
 from pyqd.tcp.authd import AuthServers
@@ -101,7 +100,7 @@ TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tl
 # Each check with the flags it depends on. A check is skipped if one of them has a doubtful value.
 CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
     check_data_path: ("data-path",),
-    TlsServer: TLS_FLAGS,
+    tls_server: TLS_FLAGS,
     check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
     check_addresses: ("tcp-address", "http-address", "https-address", "tls-cert"),
 }

@@ -16,9 +16,10 @@ from gevent.event import Event
 from pyqd import __version__
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.login import login_of, warn_if_open
-from pyqd.api.publish import plain_publisher
+from pyqd.api.publish import plain_publishers
 from pyqd.api.routes import daemon_routes
 from pyqd.apps.config_check import check_config, check_data_path
+from pyqd.apps.listeners import ListeningAddresses, http_settings, tls_server
 from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
@@ -34,7 +35,6 @@ from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
 from pyqd.hot.net import buffers
 from pyqd.http.connection import HttpConnection
-from pyqd.http.limits import http_limits
 from pyqd.http.messages import JSON, Response
 from pyqd.http.server import HttpServer
 from pyqd.metrics.identity import Identity, first_command, port_of
@@ -44,10 +44,9 @@ from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
 from pyqd.net.greenlets import isolate_native_stacks
-from pyqd.net.listener import Address, ListeningAddresses
 from pyqd.net.loop_driver import LoopDriver
 from pyqd.net.shedding import Shedder
-from pyqd.net.tls import TlsServer
+from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import LogFormat, configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
@@ -74,7 +73,7 @@ class Daemon:
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
         # Mistakes in the flags are found before the data directory is locked or changed.
-        self.tls = TlsServer(options)
+        self.tls = tls_server(options)
         self.auth = AuthServers(options)
         self.login = login_of(options, self.auth)
         self.addresses = ListeningAddresses(options, https=self.tls.enabled)
@@ -98,15 +97,15 @@ class Daemon:
         self.profiler = Profiler()
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
         routes = daemon_routes(self.broker, self.identity, self.commit.wait, self.metrics, self.live, debug)
-        limits = http_limits(options)
+        settings = http_settings(options)
         admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
         self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
         self.http = HttpServer(
             routes,
-            publisher=plain_publisher(self.broker),
+            short_path=plain_publishers(self.broker),
             on_bug=self.on_bug,
             refusal=self.tls_refusal if options.tls_required == TLS_REQUIRED else None,
-            limits=limits,
+            settings=settings,
             admission=admission,
             login=self.login,
         )
@@ -117,7 +116,7 @@ class Daemon:
                 "HTTPS",
                 on_bug=self.on_bug,
                 tls=self.tls,
-                limits=limits,
+                settings=settings,
                 admission=admission,
                 login=self.login,
             )

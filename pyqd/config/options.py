@@ -7,7 +7,6 @@ in the configuration file, else from its default.
 
 import dataclasses
 import hashlib
-import ipaddress
 import os
 import socket
 import zlib
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyqd.config.settings import Program, Settings
+from pyqd.primitives.addresses import PORT_MAX
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
 from pyqd.primitives.goquote import go_quote_str
@@ -30,7 +30,6 @@ pyqd export [--from DATA_DIR] DIR           write the data of a stopped pyqd as 
 pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
 """
 NODE_ID_COUNT: Final = 1024
-PORT_MAX: Final = 65535
 DEFAULT_TCP_PORT: Final = 4150
 # A due time is at most this much after now, and is an int64.
 DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
@@ -527,76 +526,3 @@ def parse_args(argv: Sequence[str]) -> Options:
     return parse_settings(argv).options()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TcpAddress:
-    """TCP address: host, empty for every interface, and port, 0 for any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class UnixAddress:
-    """Path of a unix socket."""
-
-    path: str
-
-    def __str__(self) -> str:
-        return self.path
-
-
-def is_ip_address(text: str) -> bool:
-    """Return whether text is an IPv4 or IPv6 address, without brackets."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def split_address(text: str) -> TcpAddress | UnixAddress:
-    """Return the address in a text: text that splits into host and port is TCP, all other text is a unix socket's path.
-
-    An IPv6 host stands in brackets: [::1]:4150. A port may be a number, a service name, or empty for 0. Raises:
-    ValueError for empty text, for an invalid port, and for a port or an IP address alone: nsqd takes both for the path
-    of a unix socket, which is never meant.
-    """
-    if not text:
-        raise ValueError("missing address")
-    head, colon, port = text.rpartition(":")
-    if head.startswith("["):
-        host = head[1:-1]
-        splits = head.endswith("]") and not any(bracket in host + port for bracket in "[]")
-    else:
-        host = head
-        splits = bool(colon) and not any(char in host for char in ":[]") and not any(char in port for char in "[]")
-    if splits:
-        return TcpAddress(host, _port_number(port))
-    _refuse_half_an_address(text)
-    return UnixAddress(text)
-
-
-def _refuse_half_an_address(text: str) -> None:
-    """Raise ValueError if the text is only a port or only an IP address."""
-    if text.isascii() and text.isdigit():
-        raise ValueError(f"address {text}: missing colon before the port; write :{text}, or 127.0.0.1:{text}")
-    host = text[1:-1] if text[0] == "[" and text[-1] == "]" else text
-    if is_ip_address(host):
-        example = TcpAddress(host, DEFAULT_TCP_PORT)
-        raise ValueError(f"address {text}: missing port in address; write for example {example}")
-
-
-def _port_number(port: str) -> int:
-    if not port:
-        return 0
-    if port.isascii() and port.isdigit():
-        if len(port) > 5 or int(port) > PORT_MAX:
-            raise ValueError(f"address {port}: invalid port")
-        return int(port)
-    try:
-        return socket.getservbyname(port, "tcp")
-    except (OSError, UnicodeError):
-        raise ValueError(f"lookup tcp/{port}: unknown port") from None

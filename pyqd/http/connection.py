@@ -2,8 +2,8 @@
 
 The greenlet waits for the socket before each read, even when more bytes are already there. So every connection gets its
 turn, and one read bounds the work of a turn. All connections read into one shared buffer, which is free again before
-anything may switch. The answers to one read leave in one send, or in several sends when they are large. The compiled
-half answers plain publishes before they reach this module.
+anything may switch. The answers to one read leave in one send, or in several sends when they are large. The short path
+of the connection, if there is one, answers its requests before they reach this module (pyx/http/front.pyx).
 
 A connection that waits for its peer has a deadline, which progress moves. The server's sweep shuts the socket of a
 connection past its deadline, which wakes the greenlet.
@@ -21,12 +21,12 @@ from typing import Any
 
 import gevent
 
-from pyqd.hot.http.front import HttpFront, PlainPublisher
+from pyqd.hot.http.front import HttpFront, ShortPath
 from pyqd.hot.net.buffers import note_change
-from pyqd.http.limits import BODY_BYTES_PER_S, DEFAULT_LIMITS, HttpLimits
 from pyqd.http.messages import TEXT, Request, Response, render
 from pyqd.http.reader import RequestReader, State
 from pyqd.http.router import Router
+from pyqd.http.settings import BODY_BYTES_PER_S, DEFAULT_SETTINGS, HttpSettings
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.errors import reason_of
 
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 class HttpConnection(HttpFront):
     """One HTTP connection.
 
-    answer: returns the response to a request; may switch. remote: the peer's address as text. publisher: takes the
-    plain publishes; None if routes answer all requests.
+    answer: returns the response to a request; may switch. remote: the peer's address as text. short_path: None if every
+    request goes to the routes.
     """
 
     def __init__(
@@ -55,19 +55,21 @@ class HttpConnection(HttpFront):
         remote: str,
         router: Router,
         answer: Callable[[Request, str], Response],
-        publisher: PlainPublisher | None = None,
-        limits: HttpLimits = DEFAULT_LIMITS,
+        short_path: ShortPath | None = None,
+        settings: HttpSettings = DEFAULT_SETTINGS,
     ) -> None:
-        super().__init__(connection.fileno(), gevent.get_hub(), publisher)
+        super().__init__(connection.fileno(), gevent.get_hub(), short_path)
         # Indexed by State.
-        self.wait_s = (limits.idle_s, limits.header_s, limits.body_s, limits.write_s, limits.write_s)
-        self.idle_s = limits.idle_s
+        times = settings.timeouts
+        self.wait_s = (times.idle_s, times.header_s, times.body_s, times.write_s, times.write_s)
+        self.idle_s = times.idle_s
         self.gone = False
         self.buffer_bytes = 0
         self.deadline_s = time.monotonic() + self.idle_s
         self.remote = remote
         self._socket = connection
-        self._reader = RequestReader(router, limits.header_bytes_max)
+        self._reader = RequestReader(router, settings.header_bytes_max)
+        self._common_headers = settings.common_headers
         self._body_since_s = 0.0
         self._answer = answer
         self._hub = gevent.get_hub()
@@ -125,6 +127,10 @@ class HttpConnection(HttpFront):
         reader = self._reader
         before = reader.state
         data = self.next_bytes(before == State.IDLE)
+        if self.unsent is not None:
+            # Answers of the short path precede the ones to this read.
+            self._put(self.unsent)
+            self.unsent = None
         if data is None:
             self._send()
             return True
@@ -175,7 +181,7 @@ class HttpConnection(HttpFront):
             return False
         status = self._reader.failure
         reason = f"{status} {REASONS[status]}"
-        self._put(render(Response(status, reason.encode(), TEXT, versioned=False)))
+        self._put(render(Response(status, reason.encode(), TEXT, common_headers=False)))
         return False
 
     def _put_answer(self, request: Request) -> None:
@@ -187,15 +193,12 @@ class HttpConnection(HttpFront):
         self._put(
             render(
                 response,
+                self._common_headers,
                 version=request.version,
                 keep_alive=keep_alive,
                 body_left_out=request.method == "HEAD",
             )
         )
-
-    def queue_answers(self, data: bytes) -> None:
-        """Queue the answers to plain publishes that the socket did not take."""
-        self._put(data)
 
     def _put(self, data: bytes) -> None:
         self._unsent.append(data)

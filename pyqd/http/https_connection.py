@@ -1,4 +1,4 @@
-"""HTTPS connection: an HTTP connection that reads through TLS. Every request passes through the routes."""
+"""HTTPS connection: an HTTP connection that reads through TLS. Every request goes to the routes."""
 
 import socket
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any, cast
 import gevent
 
 from pyqd.http.connection import HttpConnection
-from pyqd.http.limits import DEFAULT_LIMITS, HttpLimits
 from pyqd.http.messages import Request, Response
 from pyqd.http.router import Router
+from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
 
 READ_EVENT = 1
@@ -28,9 +28,9 @@ class HttpsConnection(HttpConnection):
         remote: str,
         router: Router,
         answer: Callable[[Request, str], Response],
-        limits: HttpLimits = DEFAULT_LIMITS,
+        settings: HttpSettings = DEFAULT_SETTINGS,
     ) -> None:
-        super().__init__(cast(socket.socket, connection), remote, router, answer, limits=limits)
+        super().__init__(cast(socket.socket, connection), remote, router, answer, settings=settings)
         self._secured = connection
         self._readable: Any = self._hub.loop.io(connection.fileno(), READ_EVENT)
 

@@ -6,6 +6,7 @@ Source: docs/nsq/http-api.md, "Conventions".
 import http
 import json
 import time
+from collections.abc import Iterable
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,11 +35,11 @@ class HttpError(Exception):
 class Response:
     """A status, a body and its type.
 
-    content_type None: the body is empty. headers: further ones, as (name, value). versioned: the answer names the
-    version of the API, as almost all answers do.
+    content_type None: the body is empty. headers: further ones, as (name, value).
+    common_headers: it carries the headers common to the server's responses.
     """
 
-    __slots__ = ("body", "content_type", "headers", "status", "versioned")
+    __slots__ = ("body", "common_headers", "content_type", "headers", "status")
 
     def __init__(
         self,
@@ -46,13 +47,13 @@ class Response:
         body: bytes = b"",
         content_type: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
-        versioned: bool = True,
+        common_headers: bool = True,
     ) -> None:
         self.status = status
         self.body = body
         self.content_type = content_type
         self.headers = headers
-        self.versioned = versioned
+        self.common_headers = common_headers
 
 
 def text_response(text: str, status: int = 200) -> Response:
@@ -143,18 +144,30 @@ class DateLine:
 _date = DateLine()
 
 
-def render(response: Response, *, version: str = "1.1", keep_alive: bool = False, body_left_out: bool = False) -> bytes:
+def header_lines(headers: Iterable[tuple[str, str]]) -> str:
+    """Return headers, (name, value) each, as the lines of a response."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers)
+
+
+def render(
+    response: Response,
+    common_headers: str = "",
+    *,
+    version: str = "1.1",
+    keep_alive: bool = False,
+    body_left_out: bool = False,
+) -> bytes:
     """Return the bytes of a response.
 
-    version: of HTTP, as in the request. body_left_out: for the answer to HEAD, which has headers only.
+    common_headers: lines for a response that carries them. version: the request's HTTP version.
+    body_left_out: for the answer to HEAD, which has headers only.
     """
     lines = f"HTTP/{version} {_STATUS_LINES[response.status]}\r\n"
     if response.content_type is not None:
         lines += f"Content-Type: {response.content_type}\r\n"
-    if response.versioned:
-        lines += "X-Nsq-Content-Type: nsq; version=1.0\r\n"
-    for name, value in response.headers:
-        lines += f"{name}: {value}\r\n"
+    if response.common_headers:
+        lines += common_headers
+    lines += header_lines(response.headers)
     if not keep_alive:
         lines += "Connection: close\r\n"
     elif version == "1.0":

@@ -22,9 +22,9 @@ from typing import Any
 
 import httptools
 
-from pyqd.http.limits import DEFAULT_LIMITS
 from pyqd.http.messages import Request
 from pyqd.http.router import Router
+from pyqd.http.settings import DEFAULT_SETTINGS
 
 CHUNK_HEADER_BYTES_MAX = 16
 DROPPED_BYTES_MAX = 256 * 1024
@@ -54,7 +54,7 @@ def head_without_upgrade(request: Request) -> bytes:
 class RequestReader:
     """Reader of one connection's requests. The parser calls the methods `on_...`. header_bytes_max: of one request."""
 
-    def __init__(self, router: Router, header_bytes_max: int = DEFAULT_LIMITS.header_bytes_max) -> None:
+    def __init__(self, router: Router, header_bytes_max: int = DEFAULT_SETTINGS.header_bytes_max) -> None:
         self._header_bytes_max = header_bytes_max
         self.state = State.IDLE
         self.ready: list[Request] = []

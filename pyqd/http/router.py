@@ -29,16 +29,16 @@ class Route:
     """A method and a path, with the handler of their requests.
 
     handler: raises HttpError to refuse; may switch. body_limit: returns how many bytes of body the handler takes; the
-    rest is dropped on arrival. versioned: the answers name the version of the API. logged: requests are logged. right:
-    the right that a login must grant, one of `rights.RIGHTS`; if the server has logins, a route without a right refuses
-    every request.
+    rest is dropped on arrival. common_headers: the responses carry the server's common headers. logged: requests are
+    logged. right: the right that a login must grant; if the server has logins, a route without a right refuses every
+    request.
     """
 
     method: str
     path: str
     handler: Handler
     body_limit: Callable[[], int] = no_body
-    versioned: bool = True
+    common_headers: bool = True
     logged: bool = True
     right: str = ""
 
@@ -83,7 +83,7 @@ class Router:
 
     def _search(self, request: Request) -> Match:
         if request.method == "OPTIONS" and request.target == "*":
-            return Match(None, Response(200, versioned=False), logged=False)
+            return Match(None, Response(200, common_headers=False), logged=False)
         path = request.path
         if not path.startswith("/"):
             path = "/" + path.partition("://")[2].partition("/")[2]
@@ -110,7 +110,7 @@ def refuse(method: str, allow: str) -> Match:
     """Return the answer that names the methods of a path."""
     headers = (("Allow", allow),)
     if method == "OPTIONS":
-        return Match(None, Response(200, headers=headers, versioned=False), logged=False)
+        return Match(None, Response(200, headers=headers, common_headers=False), logged=False)
     return Match(None, error_response(HttpError(405, "METHOD_NOT_ALLOWED"), headers))
 
 
@@ -125,6 +125,6 @@ def redirect(request: Request, path: str) -> Match:
     target = f"{path}?{request.query_text}" if request.query_text else path
     headers = (("Location", target),)
     if request.method not in ("GET", "HEAD"):
-        return Match(None, Response(307, headers=headers, versioned=False), logged=False)
+        return Match(None, Response(307, headers=headers, common_headers=False), logged=False)
     body = f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'
-    return Match(None, Response(301, body.encode(errors="replace"), HTML, headers, versioned=False), logged=False)
+    return Match(None, Response(301, body.encode(errors="replace"), HTML, headers, common_headers=False), logged=False)

@@ -12,18 +12,19 @@ from typing import Protocol
 
 import gevent
 
-from pyqd.hot.http.front import PlainPublisher
+from pyqd.hot.http.front import ShortPath
 from pyqd.http.connection import HttpConnection
 from pyqd.http.https_connection import HttpsConnection
-from pyqd.http.limits import DEFAULT_LIMITS, HttpLimits
 from pyqd.http.messages import HttpError, Request, Response, error_response, render
 from pyqd.http.router import Route, Router
+from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import spawn, spawn_service
 from pyqd.net.handshake import HandshakeError, shake_hands
-from pyqd.net.listener import Address, Listener
+from pyqd.net.listener import Listener
 from pyqd.net.tls import TlsServer, common_name_of
+from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import format_duration
 from pyqd.primitives.errors import LimitReached, MachineLimitReached
 from pyqd.primitives.loglines import fields
@@ -46,34 +47,34 @@ class Login(Protocol):
 class HttpServer:
     """HTTP server over a table of routes.
 
-    name: in log lines, HTTP or HTTPS. publisher: takes the plain publishes before the routes see them. on_bug: called
-    with an AssertionError, which means a broken invariant: the daemon's state can no longer be trusted. Other errors of
+    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx). on_bug: is
+    called with an AssertionError, a broken invariant: the daemon's state can no longer be trusted. Other errors of
     handlers are answered and logged. tls: secures the connections; None for plain HTTP. refusal: returns the answer to
-    every request; None if requests are answered by routes. limits: of each connection. admission: limits the number of
-    connections; several servers may share one. login: the access control; None allows everything.
+    every request; None if requests are answered by routes. settings: of each connection. admission: limits the number
+    of connections; several servers may share one. login: the access control; None allows everything.
     """
 
     def __init__(
         self,
         routes: Iterable[Route],
         name: str = "HTTP",
-        publisher: PlainPublisher | None = None,
+        short_path: Callable[[], ShortPath] | None = None,
         on_bug: Callable[[BaseException], None] | None = None,
         *,
         tls: TlsServer | None = None,
         refusal: Callable[[], Response] | None = None,
-        limits: HttpLimits = DEFAULT_LIMITS,
+        settings: HttpSettings = DEFAULT_SETTINGS,
         admission: Admission | None = None,
         login: Login | None = None,
     ) -> None:
         self.name = name
-        # The publisher checks neither the refusal nor the login.
-        self._publisher = publisher if refusal is None and login is None else None
+        # The short path checks neither the refusal nor the login.
+        self._short_path = short_path if refusal is None and login is None else None
         self._on_bug = on_bug
         self._tls = tls
         self._refusal = refusal
         self._login = login
-        self._limits = limits
+        self._settings = settings
         self._admission = admission or Admission(lambda: (0, 0))
         self.connections: set[HttpConnection] = set()
         self._router = Router(routes)
@@ -102,12 +103,15 @@ class HttpServer:
             logger.warning("%s: refused %s - %s", self.name, remote, reason)
             answer = error_response(HttpError(503, "TOO_MANY_CONNECTIONS"))
             # Before a TLS handshake the peer could not read an answer.
-            self._admission.turn_away(accepted, b"" if self._tls is not None else render(answer))
+            self._admission.turn_away(
+                accepted, b"" if self._tls is not None else render(answer, self._settings.common_headers)
+            )
             return
         if self._tls is not None:
             spawn(self._secure, self._tls, accepted, remote)
             return
-        connection = HttpConnection(accepted, remote, self._router, self.answer, self._publisher, self._limits)
+        short_path = None if self._short_path is None else self._short_path()
+        connection = HttpConnection(accepted, remote, self._router, self.answer, short_path, self._settings)
         self.connections.add(connection)
         spawn(self._serve, connection)
 
@@ -131,7 +135,7 @@ class HttpServer:
         if not is_secure:
             return
         answer = partial(self.answer, common_name=common_name_of(secured)) if self._login is not None else self.answer
-        connection = HttpsConnection(TlsSocket(accepted, secured), remote, self._router, answer, self._limits)
+        connection = HttpsConnection(TlsSocket(accepted, secured), remote, self._router, answer, self._settings)
         self.connections.add(connection)
         self._serve(connection)
 
@@ -206,5 +210,5 @@ class HttpServer:
             logger.exception("%s: internal error in the handler of %s", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))
             self._note_bug(error)
-        response.versioned = route.versioned
+        response.common_headers = route.common_headers
         return response

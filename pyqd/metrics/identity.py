@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable
 
 from pyqd.broker.stats import StatsDict
-from pyqd.config.options import TcpAddress, UnixAddress
+from pyqd.primitives.addresses import TcpAddress, UnixAddress
 
 
 def no_producers() -> Iterable[StatsDict]:

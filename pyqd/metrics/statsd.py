@@ -20,10 +20,11 @@ from gevent.event import Event
 
 from pyqd.broker.broker import Broker
 from pyqd.broker.stats import Selection, StatsDict, topic_stats
-from pyqd.config.options import Options, TcpAddress, split_address
+from pyqd.config.options import Options
 from pyqd.metrics.identity import Identity
 from pyqd.net.greenlets import spawn
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.addresses import TcpAddress, split_address
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import reason_of
 from pyqd.primitives.memory import memory_stats

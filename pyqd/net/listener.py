@@ -16,8 +16,8 @@ from typing import Any
 
 import gevent
 
-from pyqd.config.options import Options, TcpAddress, UnixAddress, split_address
 from pyqd.net.events import READ_EVENT
+from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress
 from pyqd.primitives.errors import StartupError
 
 BACKLOG_MAX = 4096
@@ -27,8 +27,6 @@ RETRY_S = 0.1
 UNIX_REMOTE = "@"
 
 logger = logging.getLogger(__name__)
-
-Address = TcpAddress | UnixAddress
 
 
 class Listener:
@@ -101,31 +99,6 @@ class Listener:
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._accepted(connection, remote_text(remote))
-
-
-def address_of(text: str) -> Address:
-    """Return the address in a flag's value. Raises: StartupError with nsqd's text."""
-    try:
-        return split_address(text)
-    except ValueError as error:
-        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
-
-
-def https_address_of(text: str) -> Address:
-    """Return the address in --https-address. Raises: StartupError, also for a path, because HTTPS needs TCP."""
-    address = address_of(text)
-    if isinstance(address, UnixAddress):
-        raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
-    return address
-
-
-class ListeningAddresses:
-    """Addresses in the flags; None for no listener. https: TLS is set up. Raises: StartupError."""
-
-    def __init__(self, options: Options, *, https: bool) -> None:
-        self.tcp = address_of(options.tcp_address)
-        self.http = address_of(options.http_address) if options.http_address else None
-        self.https = https_address_of(options.https_address) if https and options.https_address else None
 
 
 def listening_socket(address: Address) -> socket.socket:

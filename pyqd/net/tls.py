@@ -1,22 +1,20 @@
-"""Server-side TLS configured by flags: certificates, the policy on client certificates, versions and ciphers.
+"""TLS of a server: certificate, checks of client certificates, versions and ciphers.
 
-The library is pyOpenSSL: --tls-client-auth-policy=require asks for a client certificate without verifying it, which
-Python's ssl module cannot do.
+The library is pyOpenSSL: Python's ssl module cannot request a client certificate without verifying it, and the policy
+"require" does that.
 
 Source: docs/nsq/config.md, "nsqd"; docs/nsq/http-api.md, "TLS fields".
 """
 
+import dataclasses
 import logging
 import os
 from typing import Final
 
 from OpenSSL import SSL
 
-from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
 from pyqd.hot.net.tls import reason_of
-from pyqd.primitives.errors import StartupError
 
-FAILED: Final = f"failed to instantiate {PROGRAM} -"
 PEM_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
 # The suites before TLS 1.3 that Go offers and that are not broken, in Go's order, by OpenSSL's names.
@@ -48,30 +46,47 @@ logger = logging.getLogger(__name__)
 
 
 class TlsConfigError(Exception):
-    """Error in a certificate file; str() of it is the reason, in nsqd's words where nsqd has some."""
+    """TLS cannot be set up; str() of it is the reason, in nsqd's words where nsqd has some."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Files and rules of a server's TLS; without certificate and key there is none.
+
+    client_auth_policy: "require" for any client certificate, "require-verify" for one that an authority in root_ca_file
+    (empty: of the system) has signed, else empty. min_version: the number of the version in the protocol. required: a
+    missing certificate is an error.
+    """
+
+    certificate_path: str = ""
+    key_path: str = ""
+    client_auth_policy: str = ""
+    root_ca_file: str = ""
+    min_version: int = SSL.TLS1_2_VERSION
+    required: bool = False
 
 
 class TlsServer:
-    """Factory of TLS connections. Raises: StartupError if the flags or their files are invalid.
+    """Source of TLS connections for a server. Raises: TlsConfigError.
 
-    `reload` reads certificates and authorities again. Open connections keep the configuration that they were made with.
+    `reload` reads certificates and authorities again; existing connections keep theirs.
     """
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, settings: TlsSettings) -> None:
+        self._settings = settings
         self._context: SSL.Context | None = None
         try:
-            if options.tls_cert or options.tls_key:
-                self._context = server_context(options)
+            if settings.certificate_path or settings.key_path:
+                self._context = server_context(settings)
         except TlsConfigError as error:
-            raise StartupError(f"{FAILED} failed to build TLS config - {error}") from error
-        if self._context is None and options.tls_required:
-            raise StartupError(f"{FAILED} cannot require TLS client connections without TLS key and cert")
+            raise TlsConfigError(f"failed to build TLS config - {error}") from error
+        if self._context is None and settings.required:
+            raise TlsConfigError("cannot require TLS client connections without TLS key and cert")
         try:
-            if options.tls_root_ca_file:
-                read_authorities(options.tls_root_ca_file)
+            if settings.root_ca_file:
+                read_authorities(settings.root_ca_file)
         except TlsConfigError as error:
-            raise StartupError(f"{FAILED} failed to build client TLS config - {error}") from error
+            raise TlsConfigError(f"failed to build client TLS config - {error}") from error
 
     @property
     def enabled(self) -> bool:
@@ -79,11 +94,11 @@ class TlsServer:
         return self._context is not None
 
     def reload(self) -> None:
-        """Read the files again for future connections. If the files are invalid, keep the old certificates."""
+        """Read the files again, for new connections; if they are invalid, keep the old ones."""
         if self._context is None:
             return
         try:
-            self._context = server_context(self._options)
+            self._context = server_context(self._settings)
         except TlsConfigError as error:
             logger.error("TLS: cannot reload certificates: %s; the old ones stay in use", error)
         else:
@@ -97,27 +112,27 @@ class TlsServer:
         return connection
 
 
-def server_context(options: Options) -> SSL.Context:
-    """Return OpenSSL's context of a server. Raises: TlsConfigError."""
+def server_context(settings: TlsSettings) -> SSL.Context:
+    """Return the context of a server. Raises: TlsConfigError."""
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
-    context.set_min_proto_version(options.tls_min_version)
-    # Versions before 1.2 need security level 0: OpenSSL counts their signatures as too weak.
-    level = ":@SECLEVEL=0" if options.tls_min_version < TLS_VERSIONS["tls1.2"] else ""
+    context.set_min_proto_version(settings.min_version)
+    # Versions before 1.2 need signatures that OpenSSL counts as too weak at its default level.
+    level = ":@SECLEVEL=0" if settings.min_version < SSL.TLS1_2_VERSION else ""
     context.set_cipher_list((":".join(CIPHERS) + level).encode())
     context.set_tls13_ciphersuites(":".join(CIPHERS_OF_TLS13).encode())
     context.set_options(SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
     context.set_session_id(b"pyqd")
-    load_certificate(context, options.tls_cert, options.tls_key)
-    if options.tls_client_auth_policy == "require":
+    load_certificate(context, settings.certificate_path, settings.key_path)
+    if settings.client_auth_policy == "require":
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, accept_any)
-    elif options.tls_client_auth_policy == "require-verify":
+    elif settings.client_auth_policy == "require-verify":
         context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, None)
-        if not options.tls_root_ca_file:
+        if not settings.root_ca_file:
             context.set_default_verify_paths()
-    if options.tls_root_ca_file:
-        read_authorities(options.tls_root_ca_file)
-        context.load_verify_locations(options.tls_root_ca_file)
-        context.load_client_ca(options.tls_root_ca_file.encode())
+    if settings.root_ca_file:
+        read_authorities(settings.root_ca_file)
+        context.load_verify_locations(settings.root_ca_file)
+        context.load_client_ca(settings.root_ca_file.encode())
     return context
 
 

@@ -5,6 +5,9 @@ from typing import Final
 # The nsqd release whose protocol and HTTP API pyqd speaks; clients and admin pages choose features by it.
 NSQ_VERSION: Final = "1.3.0"
 
+# In the responses of nsqd's and nsqlookupd's HTTP APIs.
+API_VERSION_HEADER: Final = ("X-Nsq-Content-Type", "nsq; version=1.0")
+
 _NAMES = """
 auth-http-address auth-http-request-method broadcast-address broadcast-http-port broadcast-tcp-port config data-path
 deflate e2e-processing-latency-percentile e2e-processing-latency-window-time enable-experiment http-address

@@ -12,9 +12,10 @@ from pyqd.hot.primitives.clock import mono
 from pyqd.hot.tcp.limits import ProtocolLimits
 from pyqd.hot.wire.frames import error_frame
 from pyqd.net.admission import Admission
-from pyqd.net.listener import Address, Listener
+from pyqd.net.listener import Listener
 from pyqd.net.pieces import pieces_of
 from pyqd.net.tls import TlsServer
+from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.closing import Closing

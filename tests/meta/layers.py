@@ -28,6 +28,13 @@ LAYERS = (
     "apps",
 )
 
+# Layers that other programs stand on without a broker. Each imports only from itself and from these.
+FOUNDATIONS = {
+    "primitives": (),
+    "net": ("primitives",),
+    "http": ("primitives", "net"),
+}
+
 # Below this layer nothing switches greenlets.
 LOWEST_LAYER_OF_GEVENT = "net"
 SWITCHING_PACKAGES = ("gevent", "greenlet")

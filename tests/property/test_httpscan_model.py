@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyqd.api.publish import is_binary
-from pyqd.hot.http.scan import plain_publish
+from pyqd.hot.api.plain_scan import plain_publish
 from pyqd.http.messages import Request, Response
 from pyqd.http.reader import RequestReader, State
 from pyqd.http.router import Route, Router

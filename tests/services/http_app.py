@@ -12,18 +12,19 @@ import gevent
 from gevent.fileobject import FileObject
 
 from pyqd.api.debug import DebugRoutes
-from pyqd.api.publish import plain_publisher
+from pyqd.api.publish import plain_publishers
 from pyqd.api.routes import daemon_routes
+from pyqd.apps.listeners import http_settings
 from pyqd.broker.broker import Broker
-from pyqd.config.options import parse_args, split_address
+from pyqd.config.options import parse_args
 from pyqd.debug.profiler import Profiler
 from pyqd.diskqueue.files import Files
 from pyqd.hot.diskqueue.mapping import Mapping
-from pyqd.http.limits import http_limits
 from pyqd.http.messages import Request, Response
 from pyqd.http.router import Route
 from pyqd.http.server import HttpServer
 from pyqd.metrics.identity import Identity, port_of
+from pyqd.primitives.addresses import split_address
 from pyqd.primitives.errors import DiskFull
 from pyqd.primitives.loglines import LogLevel, configure
 
@@ -85,11 +86,11 @@ def main() -> None:
         Route("GET", "/large", large),
         Route("GET", "/config/:opt", option),
         Route("PUT", "/config/:opt", option),
-        Route("GET", "/debug/pprof/", option, versioned=False),
+        Route("GET", "/debug/pprof/", option, common_headers=False),
     ]
     profiler = Profiler(os.environ.get("PROFILERS"))
     routes = [*daemon_routes(broker, identity, debug=DebugRoutes(profiler)), *extra]
-    server = HttpServer(routes, publisher=plain_publisher(broker), limits=http_limits(options))
+    server = HttpServer(routes, short_path=plain_publishers(broker), settings=http_settings(options))
     bound = server.start(split_address(address))
     identity.http_port = port_of(bound)
     print(bound, flush=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
+from pyqd.hot.api.plain_publish import PlainPublisher
 from pyqd.hot.broker.topic import TopicCore
-from pyqd.hot.http.front import HttpFront, PlainPublisher
+from pyqd.hot.http.front import HttpFront
 
 PLAIN = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
 OTHER = b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"

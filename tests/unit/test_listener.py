@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.config.options import UnixAddress
 from pyqd.net.listener import Listener, listening_socket
+from pyqd.primitives.addresses import UnixAddress
 from pyqd.primitives.errors import StartupError
 
 

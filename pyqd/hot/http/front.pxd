@@ -1,37 +1,30 @@
-# Front of an HTTP connection: reads, and answers plain publishes itself. Design notes: pyx/http/front.pyx.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+# The receiving half of an HTTP connection, and the interface of its short path. Design notes: pyx/http/front.pyx.
+from libc.stdint cimport int64_t, uint64_t
 
-from pyqd.hot.broker.topic cimport TopicCore
-from pyqd.hot.http.scan cimport PlainLimits, PlainPublish
+cdef struct Answers:
+    char* at                             # filled from its start
+    uint64_t size_bytes
+    uint64_t used_bytes
 
-cdef class PlainPublisher:
-    cdef public bint enabled
-    cdef PlainLimits limits
-    cdef int64_t batch_count_max
-    cdef readonly object find_topic      # bytes -> TopicCore, or None: the routes handle it
+cdef class ShortPath:
+    cdef uint64_t answer(self, const char* at, uint64_t size_bytes, Answers* answers) except? 0xFFFFFFFFFFFFFFFF
 
 cdef class HttpFront:
     cdef int fd
     cdef object hub
     cdef object watcher
     cdef object greenlet
-    cdef PlainPublisher publisher        # None: the routes handle every request
-    cdef TopicCore topic                 # of the last plain publish
-    cdef bytes topic_name
-    cdef bint behind                     # the socket was full
-    cdef bint plain_wanted               # plain publishes may be answered: no request is half read
-    cdef bint arrived                    # the greenlet has work: the three fields below
-    cdef uint64_t rest_at                # part of the shared buffer that is not answered
+    cdef ShortPath short_path            # None: every request goes to the routes
+    cdef bint short_path_open            # no request is half read, and no answer waits
+    cdef bint arrived                    # the greenlet has work: one of the three below
+    cdef uint64_t rest_at                # the unanswered part of the shared buffer
     cdef uint64_t rest_end
     cdef object error
-    cdef readonly int64_t plain_count
+    cdef public bytes unsent             # answers of the short path that the full socket did not take; None for none
     cdef public double deadline_s
-    cdef public double idle_s            # seconds by which a read moves the deadline
+    cdef public double idle_s            # added to the time of an answer, gives the next deadline
 
     cdef bint take(self) except -1
     cdef int64_t read(self) except -2
-    cdef uint64_t answer_plain(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF
-    cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2
-    cdef int64_t store(self, TopicCore topic, PlainPublish* found, int64_t now_ns) except -2
-    cdef TopicCore topic_for(self, PlainPublish* found)
-    cdef int send_answers(self, uint64_t size_bytes) except -1
+    cdef uint64_t answer_short(self, const char* at, uint64_t size_bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef int send_answers(self, const char* at, uint64_t size_bytes) except -1

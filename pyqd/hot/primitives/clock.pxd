@@ -3,6 +3,9 @@
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
+cdef enum:
+    NS_PER_S = 1000000000
+
 
 # Times that a test has set; 0: the system's clock counts.
 cdef struct HeldClock:
@@ -18,7 +21,7 @@ cdef inline int64_t wall_ns() noexcept nogil:
     if held_clock.wall_ns != 0:
         return held_clock.wall_ns
     clock_gettime(CLOCK_REALTIME, &now)
-    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+    return <int64_t>now.tv_sec * NS_PER_S + now.tv_nsec
 
 
 # Nanoseconds since an arbitrary time of this boot. Never goes backwards; for deadlines and durations.
@@ -27,4 +30,4 @@ cdef inline int64_t mono_ns() noexcept nogil:
     if held_clock.mono_ns != 0:
         return held_clock.mono_ns
     clock_gettime(CLOCK_MONOTONIC, &now)
-    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+    return <int64_t>now.tv_sec * NS_PER_S + now.tv_nsec

@@ -1,4 +1,4 @@
-# Recognises the usual forms of an HTTP request without a parser. Design notes: pyx/http/scan.pyx.
+# Scanner for plain publishes over HTTP. Design notes: pyx/api/plain_scan.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.wire.scanner cimport Text

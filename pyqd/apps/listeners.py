@@ -1,0 +1,72 @@
+"""The daemon's flags about listeners as values of the layers `net` and `http`, which know no flags."""
+
+import math
+
+from pyqd.config.options import PROGRAM, Options
+from pyqd.http.messages import header_lines
+from pyqd.http.settings import HttpSettings, HttpTimeouts
+from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
+from pyqd.primitives.addresses import Address, UnixAddress, split_address
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.nsq_compat import API_VERSION_HEADER
+
+
+class ListeningAddresses:
+    """Addresses of the listeners; None for no listener. https: TLS is set up. Raises: StartupError."""
+
+    def __init__(self, options: Options, *, https: bool) -> None:
+        self.tcp = parse_address(options.tcp_address)
+        self.http = parse_address(options.http_address) if options.http_address else None
+        self.https = parse_https_address(options.https_address) if https and options.https_address else None
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that a flag names. Raises: StartupError with nsqd's text."""
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise StartupError(f"listen ({text}) failed - listen tcp: {error}") from error
+
+
+def parse_https_address(text: str) -> Address:
+    """Return the address that --https-address names. Raises: StartupError, also for a path: HTTPS is TCP only."""
+    address = parse_address(text)
+    if isinstance(address, UnixAddress):
+        raise StartupError(f"listen ({text}) failed - listen tcp: address {text}: missing port in address")
+    return address
+
+
+def tls_server(options: Options) -> TlsServer:
+    """Return the source of TLS connections. Raises: StartupError if the flags or their files are invalid."""
+    settings = TlsSettings(
+        certificate_path=options.tls_cert,
+        key_path=options.tls_key,
+        client_auth_policy=options.tls_client_auth_policy,
+        root_ca_file=options.tls_root_ca_file,
+        min_version=options.tls_min_version,
+        required=bool(options.tls_required),
+    )
+    try:
+        return TlsServer(settings)
+    except TlsConfigError as error:
+        raise StartupError(f"failed to instantiate {PROGRAM} - {error}") from error
+
+
+def http_settings(options: Options) -> HttpSettings:
+    """Return the settings of the HTTP servers."""
+    return HttpSettings(
+        timeouts=HttpTimeouts(
+            idle_s=timeout_s(options.http_idle_timeout_ns),
+            header_s=timeout_s(options.http_header_timeout_ns),
+            body_s=timeout_s(options.http_body_timeout_ns),
+            write_s=timeout_s(options.http_write_timeout_ns),
+        ),
+        header_bytes_max=options.max_http_header_size,
+        common_headers=header_lines([API_VERSION_HEADER]),
+    )
+
+
+def timeout_s(time_ns: int) -> float:
+    """Return a timeout in seconds; 0 is no limit."""
+    return time_ns / SECOND_NS if time_ns else math.inf

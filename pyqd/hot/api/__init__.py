@@ -1,0 +1,1 @@
+"""Compiled modules of the layer `api`: interfaces (.pxd) and types (.pyi); sources in pyx/api/."""

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+
+from pyqd.hot.broker.topic import TopicCore
+from pyqd.hot.http.front import ShortPath
+
+class PlainPublisher(ShortPath):
+    def __init__(
+        self,
+        msg_bytes_max: int,
+        body_bytes_max: int,
+        batch_count_max: int,
+        find_topic: Callable[[bytes], TopicCore | None],
+    ) -> None: ...
