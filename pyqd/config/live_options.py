@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from pyqd.config.options import FLAGS, Options
 from pyqd.primitives.durations import parse_duration, parse_int
-from pyqd.primitives.goflags import Flag
-from pyqd.primitives.loglines import parse_level, set_level
+from pyqd.primitives.goflags import DURATION, INT, Flag
+from pyqd.primitives.loglines import set_level
 
 
 def text_of(body: bytes) -> str:
@@ -43,21 +43,16 @@ def count_of(body: bytes) -> int:
     return parse_int(text_of(body))
 
 
-# By key. nsqd can change the first two.
+def parser_of(flag: Flag) -> Callable[[bytes], Any]:
+    """Return the parser of a live flag's value in the body of a request."""
+    if flag.repeatable:
+        return addresses_of
+    return {DURATION: duration_of, INT: count_of}.get(flag.type, lambda body: flag.type.parse(text_of(body)))
+
+
+# By key. nsqd can change nsqlookupd_tcp_addresses and log_level.
 PARSE_OF: dict[str, Callable[[bytes], Any]] = {
-    "nsqlookupd_tcp_addresses": addresses_of,
-    "log_level": lambda body: parse_level(text_of(body)),
-    "max_channel_consumers": count_of,
-    "max_channels_per_topic": count_of,
-    "max_connections": count_of,
-    "max_connections_per_address": count_of,
-    "max_http_connections": count_of,
-    "max_topics": count_of,
-    "max_topic_bytes": count_of,
-    "min_free_bytes": count_of,
-    "retention_bytes": count_of,
-    "retention_time": duration_of,
-    "sync_timeout": duration_of,
+    flag.config_key: parser_of(flag) for flag in FLAGS if flag.live and flag.config_key is not None
 }
 
 FLAG_OF: dict[str, Flag] = {flag.config_key: flag for flag in FLAGS if flag.config_key is not None}

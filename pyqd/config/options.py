@@ -165,7 +165,7 @@ class Options:
         "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
     )
     log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
+        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal", live=True
     )
     log_prefix: str = declare("log-prefix", STRING, DEFAULT_PREFIX, "text before each log line")
     log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
@@ -217,6 +217,7 @@ class Options:
         key="nsqlookupd_tcp_addresses",
         repeatable=True,
         without_effect=True,
+        live=True,
     )
 
     topology_region: str = declare("topology-region", STRING, "", "region of the daemon, for clients")
@@ -280,13 +281,18 @@ class Options:
         "max-bytes-per-file", INT, 100 * 1024 * 1024, "bytes in one file of the disk queue before the next", minimum=1
     )
     retention_bytes: int = declare(
-        "retention-bytes", INT, 0, "bytes of finished messages to keep per topic; 0 is none", minimum=0
+        "retention-bytes", INT, 0, "bytes of finished messages to keep per topic; 0 is none", minimum=0, live=True
     )
     retention_time_ns: int = declare(
-        "retention-time", DURATION, 0, "time to keep finished messages for; 0 is none", minimum=0
+        "retention-time", DURATION, 0, "time to keep finished messages for; 0 is none", minimum=0, live=True
     )
     max_topic_bytes: int = declare(
-        "max-topic-bytes", INT, 0, "bytes on disk per topic, beyond which publishing fails; 0 is no limit", minimum=0
+        "max-topic-bytes",
+        INT,
+        0,
+        "bytes on disk per topic, beyond which publishing fails; 0 is no limit",
+        minimum=0,
+        live=True,
     )
     min_free_bytes: int = declare(
         "min-free-bytes",
@@ -294,11 +300,17 @@ class Options:
         64 * 1024 * 1024,
         "bytes to leave free on the disk; publishing fails instead of using them",
         minimum=0,
+        live=True,
     )
     # nsqd reads 0 as "sync always" in some places and as "never" in others, so 0 is refused.
     sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)
     sync_timeout_ns: int = declare(
-        "sync-timeout", DURATION, 2 * SECOND_NS, "longest time between two fsyncs of the disk queue", minimum=1
+        "sync-timeout",
+        DURATION,
+        2 * SECOND_NS,
+        "longest time between two fsyncs of the disk queue",
+        minimum=1,
+        live=True,
     )
     sync_fin: bool = declare(
         "sync-fin", BOOL, False, "count a finished message against its consumer's RDY until the FIN is on disk"
@@ -365,14 +377,24 @@ class Options:
         minimum=1,
     )
     max_channel_consumers: int = declare(
-        "max-channel-consumers", INT, 0, "maximum number of consumers of one channel; 0 is no limit", minimum=0
+        "max-channel-consumers",
+        INT,
+        0,
+        "maximum number of consumers of one channel; 0 is no limit",
+        minimum=0,
+        live=True,
     )
 
     max_connections: int = declare(
-        "max-connections", INT, 0, "TCP clients at once; 0 is as many as the limit of open files allows", minimum=0
+        "max-connections",
+        INT,
+        0,
+        "TCP clients at once; 0 is as many as the limit of open files allows",
+        minimum=0,
+        live=True,
     )
     max_http_connections: int = declare(
-        "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0
+        "max-http-connections", INT, 0, "connections over HTTP and HTTPS at once; 0 is no limit", minimum=0, live=True
     )
     max_connections_per_address: int = declare(
         "max-connections-per-address",
@@ -380,6 +402,7 @@ class Options:
         0,
         "connections from one address at once, over TCP and over HTTP each; 0 is no limit",
         minimum=0,
+        live=True,
     )
     max_mapped_files: int = declare(
         "max-mapped-files",
@@ -388,9 +411,9 @@ class Options:
         "maximum number of files mapped at a time; 0 is as many as vm.max_map_count allows",
         minimum=0,
     )
-    max_topics: int = declare("max-topics", INT, 0, "maximum number of topics; 0 is no limit", minimum=0)
+    max_topics: int = declare("max-topics", INT, 0, "maximum number of topics; 0 is no limit", minimum=0, live=True)
     max_channels_per_topic: int = declare(
-        "max-channels-per-topic", INT, 0, "maximum number of channels of one topic; 0 is no limit", minimum=0
+        "max-channels-per-topic", INT, 0, "maximum number of channels of one topic; 0 is no limit", minimum=0, live=True
     )
     max_buffer_bytes: int = declare(
         "max-buffer-bytes",

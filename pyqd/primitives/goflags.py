@@ -149,6 +149,7 @@ class Flag:
     minimum, maximum: inclusive, in the unit of the value.   range_text: replaces the words made from them.
     without_effect: accepted for the sake of old command lines; worth a warning where it is given.
     default_text: says what a default is that depends on the machine.
+    live: the value may change while the program runs.
     group: heading that the flag stands under in the usage text.
     """
 
@@ -164,6 +165,7 @@ class Flag:
     range_text: str = ""
     without_effect: bool = False
     default_text: str = ""
+    live: bool = False
     group: str = ""
 
     def default_value(self) -> Any:
@@ -211,6 +213,7 @@ def declare(
     range_text: str = "",
     without_effect: bool = False,
     default_text: str = "",
+    live: bool = False,
 ) -> Any:
     """Return a dataclass field that carries a flag; the parameters are those of Flag.
 
@@ -228,6 +231,7 @@ def declare(
         "range_text": range_text,
         "without_effect": without_effect,
         "default_text": default_text,
+        "live": live,
     }
     if callable(default):
         return dataclasses.field(default_factory=default, metadata={"flag": declared})
