@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from pyqd_spark.discovery import Discovery, Found, lose
-from pyqd_spark.offsets import EARLIEST, EARLIEST_NUMBER, LATEST_NUMBER, SOURCE, Bound, Settings
 from pyqd_spark.options import OptionError
+from pyqd_spark.read_options import EARLIEST, EARLIEST_NUMBER, LATEST_NUMBER, SOURCE, Bound, Settings
 
 # Positions by topic and node id.
 Places = dict[tuple[str, str], int]

@@ -24,8 +24,8 @@ from pyqd_spark.brokers import (
     ordinal_of,
 )
 from pyqd_spark.discovery import lose
-from pyqd_spark.offsets import Settings
 from pyqd_spark.plan import LogRange
+from pyqd_spark.read_options import Settings
 
 Decoder = Callable[[bytes, int, bool, bool], Decoded]
 

@@ -15,7 +15,7 @@ from pyqd_spark.brokers import (
     find_brokers,
     topics_known,
 )
-from pyqd_spark.offsets import Settings
+from pyqd_spark.read_options import Settings
 
 # Positions by topic and node id.
 Found = dict[tuple[str, str], Positions]

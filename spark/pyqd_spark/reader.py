@@ -7,9 +7,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyqd_spark.bounds import resolve, within
 from pyqd_spark.discovery import Discovery, check_topics
-from pyqd_spark.offsets import EARLIEST, LATEST, SOURCE, Bound, Settings
 from pyqd_spark.options import OptionError
 from pyqd_spark.plan import LogRange, partitions_of
+from pyqd_spark.read_options import EARLIEST, LATEST, SOURCE, Bound, Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa

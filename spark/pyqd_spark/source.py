@@ -13,8 +13,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyqd_spark.offsets import SOURCE, Settings, parse_settings
 from pyqd_spark.options import OptionError, parse_flag
+from pyqd_spark.read_options import SOURCE, Settings, parse_settings
 from pyqd_spark.reader import PyqdReader
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import (
 from pyqd_spark.bounds import Places, resolve, within
 from pyqd_spark.brokers import Positions
 from pyqd_spark.discovery import Discovery, Found, lose
-from pyqd_spark.offsets import LATEST, Bound, Settings
 from pyqd_spark.plan import LogRange, count_between, partitions_of, position_after, shares
+from pyqd_spark.read_options import LATEST, Bound, Settings
 from pyqd_spark.reader import RangePartition, node_indexes, read_partition
 
 if TYPE_CHECKING:

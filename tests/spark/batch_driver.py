@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 import pyqd_spark
-from pyqd_spark.offsets import parse_settings
+from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import PyqdReader
 from pyqd_spark.source import PyqdDataSource
 

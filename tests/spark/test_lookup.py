@@ -14,8 +14,8 @@ from pyqd_spark.brokers import BrokerError, UnreachableError, find_brokers
 from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.offsets import parse_settings
 from pyqd_spark.options import Connection
+from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import batch_ranges
 from pyqd_spark.writer import WriteSettings, publish_batches
 from tests.spark import drained

@@ -15,9 +15,9 @@ from pyqd_spark import decode, source
 from pyqd_spark.brokers import BrokerClient, BrokerError, UnreachableError
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.offsets import Settings, parse_settings
 from pyqd_spark.options import Connection, OptionError
 from pyqd_spark.plan import LogRange
+from pyqd_spark.read_options import Settings, parse_settings
 from pyqd_spark.reader import PyqdReader, batch_ranges
 from tests.support.http_stub import http_stub, json_answer
 from tests.support.numbered import addresses_of, body_of, let_go, publish_bodies, publish_numbers

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyqd_spark.brokers import UnreachableError
 from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
-from pyqd_spark.offsets import parse_settings
+from pyqd_spark.read_options import parse_settings
 from pyqd_spark.stream import PyqdStreamReader
 from tests.support.numbered import addresses_of, let_go, publish_numbers
 

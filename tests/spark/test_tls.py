@@ -16,8 +16,8 @@ from pyqd_spark.brokers import TlsError
 from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
 from pyqd_spark.nsq_client import RefusedError
-from pyqd_spark.offsets import parse_settings
 from pyqd_spark.options import Connection, OptionError
+from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import batch_ranges
 from pyqd_spark.writer import Published, WriteSettings, publish_batches
 from tests.spark.drained import numbers, options, run

@@ -19,8 +19,8 @@ from pyqd_spark.brokers import (
     topics_known,
 )
 from pyqd_spark.discovery import DataLossError, Discovery, check_topics
-from pyqd_spark.offsets import Bound, Settings
 from pyqd_spark.options import Connection, OptionError
+from pyqd_spark.read_options import Bound, Settings
 from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.server import free_port
 

@@ -1,9 +1,9 @@
-"""Tests of pyqd_spark.options and pyqd_spark.offsets."""
+"""Tests of pyqd_spark.options and pyqd_spark.read_options."""
 
 import pytest
 
-from pyqd_spark.offsets import Bound, parse_settings
 from pyqd_spark.options import CONNECTION, Connection, Option, OptionError, count_from, parse_address, parse_options
+from pyqd_spark.read_options import Bound, parse_settings
 
 KNOWN = (Option("startingOffsets", str, "latest"), Option("minPartitions", count_from(1)), Option("nsqd", str))
 BASE = {"nsqd": "127.0.0.1:4151", "subscribe": "orders"}

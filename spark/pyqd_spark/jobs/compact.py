@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyqd.primitives.errors import storage_error
 from pyqd_spark.jobs.errors import TableError
 from pyqd_spark.jobs.progress import Progress
-from pyqd_spark.jobs.rowgroups import RowGroups
+from pyqd_spark.jobs.rows import RowGroups
 from pyqd_spark.jobs.runner import Runner
 from pyqd_spark.jobs.table import Table
 from pyqd_spark.landing import COMPRESSION, Landing, make_directories, not_shared, sync_directory

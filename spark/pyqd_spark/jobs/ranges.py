@@ -32,8 +32,7 @@ from pyqd_spark.brokers import (
 from pyqd_spark.decode import ahead
 from pyqd_spark.jobs.errors import DataLossError
 from pyqd_spark.jobs.plan import DAMAGE, RESET, RETENTION, Gap, Range
-from pyqd_spark.jobs.rowgroups import RowGroups
-from pyqd_spark.jobs.rows import SCHEMA, read_page
+from pyqd_spark.jobs.rows import SCHEMA, RowGroups, read_page
 from pyqd_spark.landing import Landed, Landing, make_directories, not_shared, partition_directory, write_file
 from pyqd_spark.options import Connection
 

@@ -1,4 +1,6 @@
-"""Pages of a log as rows of a table: those of format("pyqd") without the columns that are directories or may change.
+"""Rows of a table from pages of a log, and the row groups of a file that gather them.
+
+The rows are those of format("pyqd") without the columns that are directories or may change.
 
 `partition` is left out: it is the index of a node in a list that grows; the node's name says the same permanently.
 """
@@ -13,11 +15,16 @@ from pyqd_spark.brokers import Page
 from pyqd_spark.decode import SCHEMA as SOURCE_SCHEMA
 from pyqd_spark.decode import batch_of, decode
 from pyqd_spark.jobs.plan import Range
+from pyqd_spark.landing import Landed, Landing
 from pyqd_spark.plan import LogRange
 
 LEFT_OUT: Final = frozenset({"topic", "partition"})
 COLUMNS: Final = [name for name in SOURCE_SCHEMA.names if name not in LEFT_OUT]
 SCHEMA: Final = pa.schema([SOURCE_SCHEMA.field(name) for name in COLUMNS])
+
+# Size that fits a reader's memory and compresses well.
+GROUP_BYTES = 16 << 20
+GROUP_ROWS = 1 << 20
 
 
 class Rows(NamedTuple):
@@ -46,3 +53,35 @@ def read_page(page: Page, part: Range, expected: int, *, skip_damaged: bool) -> 
     )
     batch = batch_of(columns, one).select(COLUMNS)
     return Rows(batch, len(columns.bodies or b""), columns.damaged)
+
+
+class RowGroups:
+    """Row groups of a file in the making: a page of a log alone is too small for one. rows: number of added rows."""
+
+    def __init__(self, landing: Landing) -> None:
+        self.landing = landing
+        self.rows = 0
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+
+    def add(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Add rows; write a row group when there are enough. Raises: StorageError."""
+        if rows.num_rows == 0:
+            return
+        self._waiting.append(rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
+        self.rows += rows.num_rows
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= GROUP_BYTES or self._waiting_rows >= GROUP_ROWS:
+            self._write()
+
+    def land(self) -> Landed:
+        """Write the rest and make the file visible. Raises: StorageError."""
+        self._write()
+        return self.landing.land()
+
+    def _write(self) -> None:
+        if self._waiting:
+            self.landing.write(pa.concat_tables(self._waiting))
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
