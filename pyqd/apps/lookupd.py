@@ -12,7 +12,10 @@ import gevent
 from gevent.event import Event
 
 from pyqd import __version__
+from pyqd.apps.listeners import parse_address
+from pyqd.http.messages import header_lines
 from pyqd.http.server import HttpServer
+from pyqd.http.settings import HttpSettings
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupCollector, LookupMetrics
 from pyqd.lookupd.options import LOOKUP_DAEMON, LookupOptions
@@ -20,11 +23,11 @@ from pyqd.lookupd.registry import Registry
 from pyqd.lookupd.server import LookupServer
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import isolate_native_stacks
-from pyqd.net.listener import Address, address_of
+from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.loglines import configure, print_fatal
 from pyqd.primitives.machine import descriptor_max, raise_descriptor_limit
-from pyqd.primitives.nsq_compat import NSQ_VERSION
+from pyqd.primitives.nsq_compat import API_VERSION_HEADER, NSQ_VERSION
 
 # Descriptors for listeners, logs and the event loop, which connections leave free.
 DESCRIPTORS_RESERVED = 64
@@ -41,8 +44,8 @@ class LookupDaemon:
         isolate_native_stacks(self.hub)
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
-        self.tcp_address = address_of(options.tcp_address)
-        self.http_address = address_of(options.http_address)
+        self.tcp_address = parse_address(options.tcp_address)
+        self.http_address = parse_address(options.http_address)
         self.info = {
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
@@ -58,6 +61,7 @@ class LookupDaemon:
         self.http = HttpServer(
             [*LookupRoutes(self.registry).routes(), *LookupMetrics(collector).routes()],
             on_bug=self.on_bug,
+            settings=HttpSettings(common_headers=header_lines([API_VERSION_HEADER])),
             admission=Admission(lambda: (options.max_http_connections, 0)),
         )
 

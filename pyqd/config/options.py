@@ -547,5 +547,3 @@ def parse_settings(argv: Sequence[str]) -> Settings[Options]:
 def parse_args(argv: Sequence[str]) -> Options:
     """Return the options of a command line, as `parse_settings` reads it. Raises: StartupError."""
     return parse_settings(argv).options()
-
-

@@ -54,7 +54,7 @@ class LookupMetrics:
 
     def routes(self) -> list[Route]:
         """Return the route. It is not logged: scrapes come every few seconds."""
-        return [Route("GET", "/metrics", self.scrape, versioned=False, logged=False, right="status")]
+        return [Route("GET", "/metrics", self.scrape, common_headers=False, logged=False, right="status")]
 
     def scrape(self, _request: Request) -> Response:
         """Return all metrics as text."""

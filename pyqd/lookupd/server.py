@@ -14,10 +14,10 @@ from typing import Any, Final
 from pyqd.lookupd.protocol import ProtocolError, Session, framed
 from pyqd.lookupd.registry import Registry
 from pyqd.net.admission import Admission
-from pyqd.net.listener import Address, Listener
+from pyqd.net.events import READ_EVENT, WRITE_EVENT
+from pyqd.net.listener import Listener
+from pyqd.primitives.addresses import Address
 
-READ_EVENT: Final = 1
-WRITE_EVENT: Final = 2
 RECEIVED_BYTES_MAX: Final = 64 * 1024
 # A broker that vanished without closing is found after KEEPALIVE_S + KEEPALIVE_COUNT * KEEPALIVE_EVERY_S.
 KEEPALIVE_S: Final = 60
