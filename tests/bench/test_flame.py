@@ -17,7 +17,7 @@ NO_PERMISSION = ("permission denied", "operation not permitted", "eperm")
 HOT = (
     "pyqd.hot.tcp.ioloop.IoLoop.run_pass",
     "pyqd.hot.broker.topic.TopicCore.add_batch",
-    "pyqd.hot.diskqueue.log.Log.append",
+    "pyqd.hot.diskqueue.batchwriter.BatchWriter.append",
     "pyqd.hot.tcp.output.ClientOutput.deliver",
     "pyqd.hot.broker.channel.ChannelCore.finish",
     "pyqd.hot.tcp.output.ClientOutput.flush",

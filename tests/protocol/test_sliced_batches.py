@@ -26,7 +26,7 @@ from pyqd.net.loop_driver import LoopDriver
 
 begin_small(2000, 5000)
 brokers = []
-load, run_wakes = Broker.load, Turns.run_wakes
+load, run_wakes = Broker.load, LoopDriver.run_wakes
 
 def load_and_note(self):
     brokers.append(self)
@@ -43,7 +43,7 @@ def run_or_hold(self):
         open(sys.argv[0] + ".begun", "w").close()
     run_wakes(self)
 
-Broker.load, Turns.run_wakes = load_and_note, run_or_hold
+Broker.load, LoopDriver.run_wakes = load_and_note, run_or_hold
 from pyqd.apps.daemon import main
 raise SystemExit(main())
 """

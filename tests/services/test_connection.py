@@ -9,11 +9,11 @@ from typing import Any
 import gevent
 import pytest
 
+from pyqd.apps.listeners import tls_server
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.hot.tcp.ioloop import IoLoop
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
-from pyqd.net.tls import TlsServer
 from pyqd.tcp.authd import AuthServers
 from pyqd.tcp.connection import Connection
 from pyqd.tcp.server import TcpServer
@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[TcpServer]:
     hub: Any = gevent.get_hub()
     broker.scheduler.on_wake_wanted = lambda: hub.loop.run_callback(broker.scheduler.run_wakes)
     durability = GroupCommit(broker, hub.threadpool.spawn, hub.loop.run_callback)
-    tls, auth = TlsServer(broker.options), AuthServers(broker.options)
+    tls, auth = tls_server(broker.options), AuthServers(broker.options)
     bugs: list[BaseException] = []
     yield TcpServer(broker, broker.options, hub, tls, auth, bugs.append, durability)
     broker.close()
