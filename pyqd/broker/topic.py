@@ -283,7 +283,7 @@ class Topic(TopicCore):
 
     @property
     def leaving(self) -> bool:
-        """Whether the topic is deleted and still drops channels in its turns."""
+        """True while a deleted topic still drops channels in its runs."""
         return self.on_drop_wanted is not None
 
     def refuse_queued(self) -> None:

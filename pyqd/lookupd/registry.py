@@ -41,7 +41,7 @@ CACHED_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a broker says of itself in IDENTIFY, and its remote address. Keys as in the JSON of the HTTP API."""
+    """Identity of a broker: the fields of its IDENTIFY and its remote address, by their names in the HTTP API."""
 
     remote_address: str
     hostname: str

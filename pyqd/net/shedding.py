@@ -20,7 +20,7 @@ class Holder(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether the connection is already being closed."""
+        """True once the connection is being closed."""
 
     @property
     def buffer_bytes(self) -> int:

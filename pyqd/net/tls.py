@@ -90,7 +90,7 @@ class TlsServer:
 
     @property
     def enabled(self) -> bool:
-        """Whether a certificate is configured."""
+        """True if a certificate is configured."""
         return self._context is not None
 
     def reload(self) -> None:

@@ -89,7 +89,7 @@ class Connection:
 
     @property
     def gone(self) -> bool:
-        """Whether the connection is closed, or about to be."""
+        """True once the connection is closed, or about to be."""
         return self.output.gone
 
     @property

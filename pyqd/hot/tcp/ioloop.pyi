@@ -13,7 +13,7 @@ STATE_SUBSCRIBED: int
 STATE_CLOSING: int
 
 class IoLoopClient(Protocol):
-    """What an IOLoop calls in the Python half of its connection."""
+    """Interface of a connection's Python half to its IOLoop."""
 
     def begin(self) -> None: ...
     def command(self, name: bytes, params: list[bytes], body: bytes | None) -> None: ...

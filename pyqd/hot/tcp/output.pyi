@@ -6,7 +6,7 @@ from pyqd.hot.net.transport import Transport
 from pyqd.hot.primitives.schedule import Scheduler
 
 class OutputClient(Client, Protocol):
-    """What the output calls in the Python half of its connection."""
+    """Interface of a connection's Python half to its output."""
 
     def close_because(self, reason: str) -> None: ...
     def failed(self, error: BaseException) -> None: ...

@@ -6,7 +6,7 @@ from pyqd.hot.tcp.output import ClientOutput
 from pyqd.primitives.errors import StorageError
 
 class PublisherClient(Protocol):
-    """What a publisher calls in the Python half of its connection."""
+    """Interface of a connection's Python half to its publisher."""
 
     def find_topic(self, name: bytes) -> TopicCore: ...
     def permission_until(self, command: bytes, topic: bytes) -> int: ...
