@@ -99,7 +99,7 @@ class Connection:
 
     @property
     def is_upgraded(self) -> bool:
-        """Whether bytes are encrypted or compressed."""
+        """True if bytes are encrypted or compressed."""
         return self.output.transport is not None
 
     def begin(self) -> None:

@@ -735,7 +735,7 @@ cdef class ChannelCore(Scheduled):
 
     @property
     def parks_durably(self) -> bool:
-        """Whether origins of parked records are settled by syncs, and not at once."""
+        """True if syncs settle the origins of parked records; False if they are settled at once."""
         return self.parking.durable
 
     @parks_durably.setter

@@ -148,7 +148,7 @@ def test_a_star_stands_for_all_topics() -> None:
 
 
 class Model:
-    """What is registered, in plain sets, beside a registry that gets the same calls."""
+    """Model of a registry: plain sets of registered ports, beside a registry that gets the same calls."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)

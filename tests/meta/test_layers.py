@@ -15,7 +15,7 @@ def package_sources() -> list[Path]:
 
 
 def is_forbidden(importer: str, imported: str) -> bool:
-    """Whether the table of layers forbids a module, by its dotted name, to import another."""
+    """Return True if the table of layers forbids a module, by its dotted name, to import another."""
     upper, lower = layers.layer_of(importer), layers.layer_of(imported)
     if upper is None or lower is None:
         return False
