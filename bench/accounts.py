@@ -46,7 +46,7 @@ class Account:
 
 
 def read_stock(server: Server, topic: str) -> Stock:
-    """Ask the server. Raises: ServerError when it does not answer, or when the answer does not tell of the topic."""
+    """Query the server. Raises: ServerError if it does not answer, or if the answer lacks the topic."""
     host, port = server.http_address
     url = f"http://{host}:{port}/stats?format=json&include_clients=false&topic={topic}"
     # No proxy that the environment names stands between this machine and itself.

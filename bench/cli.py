@@ -1,4 +1,4 @@
-"""Command line: `run` one server, `compare` several in turn, `report` on runs, and their helpers."""
+"""Command line: `run` one server, `compare` several in alternation, `report` on runs, and their helpers."""
 
 import argparse
 import math

@@ -114,7 +114,7 @@ def run_whole(workload: Workload, target: Target, setting: Setting) -> None:
 
 def cpu_of_run(workload: Workload, setting: Setting) -> CpuTime:
     """Return the CPU time of the daemon from fork to end. Raises: CostError."""
-    # Of all children that ended, but no other ends meanwhile.
+    # The sum over all ended children; no other child ends during the measurement.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_whole(workload, Target.parse("pyqd"), setting)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

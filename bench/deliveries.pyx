@@ -53,7 +53,7 @@ cdef class Deliveries:
 
     @property
     def complete(self):
-        """Whether all have come."""
+        """True if all messages have come."""
         return self.tally.unique == self.tally.expected
 
 

@@ -1,7 +1,7 @@
-"""Brokers whose OK means "on stable storage", in turns in one run on one disk: `python -m bench --durable`.
+"""Brokers whose OK means "on stable storage", alternating in one run on one disk: `python -m bench --durable`.
 
 pyqd runs with `--sync-every=1`. REDIS, BEANSTALKD and NATS in the environment are paths of other brokers to compare
-with. Before any measurement, strace shows for each broker that no OK leaves before its flush has returned; `--verify`
+with. Before any measurement, strace shows for each broker that no OK is sent before its flush has returned; `--verify`
 does only that.
 """
 
@@ -55,7 +55,10 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """A load. outstanding: open requests of a connection. Topics in excess of connections are used in turn by each."""
+    """A load. outstanding: open requests of a connection.
+
+    If there are more topics than connections, each connection cycles through several.
+    """
 
     name: str
     what: str
@@ -275,7 +278,7 @@ class Durable:
                 self.failures.append(f"{broker.name}: {early[0].text}")
 
     def measure(self, repeat: int, seconds: float) -> None:
-        """Measure each row, the servers in turn; flushes are counted separately."""
+        """Measure each row on each server; flushes are counted in separate runs."""
         for row in self.rows:
             for number in range(repeat):
                 for broker in self.brokers:
@@ -380,7 +383,7 @@ def choose_brokers(others: Sequence[str]) -> list[Broker]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the command line. Returns: 1 if a run failed or an OK left too early, else 0."""
+    """Run the command line. Returns: 1 if a run failed or an OK was sent too early, else 0."""
     parser = make_parser()
     arguments = parser.parse_args(given)
     try:

@@ -1,7 +1,7 @@
 """Requests on connected sockets for a given time, one epoll loop in C: for brokers of any protocol with short answers.
 
-The requests are made beforehand and sent in turn. So the loop knows only the form of the protocol's answers: NSQ's
-frames, or lines with given beginnings. Answers are assumed to come in the order of the requests.
+The requests are built before the load and sent in a cycle. So the loop knows only the form of the protocol's answers:
+NSQ's frames, or lines with given beginnings. Answers are assumed to come in the order of the requests.
 """
 
 cimport cython
@@ -57,7 +57,7 @@ cdef struct Asker:
 cdef class DurableLoad:
     """One load over `fds`, which stay the caller's. It runs once.
 
-    requests: for each fd the requests that it sends in turn, again and again. outstanding: open requests of a
+    requests: for each fd the requests that it sends in a cycle. outstanding: open requests of a
     connection. answers: number of answers to a request. lines: the beginning of each line of one answer, 1 or 2 of at
     most 15 bytes; (): an answer is a frame of NSQ's.
     """
@@ -107,7 +107,7 @@ cdef class DurableLoad:
             close(self.epoll_fd)
 
     cdef int add(self, int fd, turn) except -1:
-        """Add a connection; its buffer repeats the turn until any `outstanding` requests lie in one piece."""
+        """Add a connection. Its buffer repeats the cycle until any `outstanding` requests are contiguous."""
         cdef Asker* asker = &self.askers[self.asker_count]
         cdef uint32_t index, end = 0
         cdef uint32_t count = len(turn) + self.outstanding_max

@@ -17,7 +17,7 @@ TIME_TO_RUN_S = 120
 
 @dataclass(frozen=True)
 class Client:
-    """A connection that publishes to its topics in turn; its number tells it from the others of the load."""
+    """Connection that cycles through its topics; its number tells it from the others of the load."""
 
     number: int
     topics: tuple[str, ...]

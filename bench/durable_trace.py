@@ -1,4 +1,4 @@
-"""Check of strace logs: whether an OK left before a flush of its record had returned, and the number of flushes.
+"""Check of strace logs: whether an OK was sent before a flush of its record had returned, and the number of flushes.
 
 The order of the lines is that of the events: strace stops a thread before a call is made and before the thread learns
 its result. So a call that begins on a later line was made after a call that ended on an earlier line had returned. A
@@ -20,7 +20,7 @@ RECEIVES = ("recvfrom", "recvmsg", "read", "readv")
 SENDS = ("sendto", "sendmsg", "write", "writev")
 ENDED = "io_getevents"
 PROVING = (*FLUSHES, *RECEIVES, *SENDS, "munmap", ENDED)
-# These flush nothing by themselves, or tell nothing of it: they are counted and prove nothing.
+# These calls do not flush, or do not report it: they are counted and prove nothing.
 NO_PROOF = ("sync_file_range", "io_uring_enter")
 # These flush only with a flag.
 WITH_FLAG = ("pwritev2", "io_submit")
@@ -248,7 +248,7 @@ class Proof:
         conversation.sent = conversation.sent[end:]
 
     def judge(self, event: Event, conversation: Conversation) -> None:
-        """Check whether the next OK of a connection left in time; the call that ends on the event's line sends it."""
+        """Check whether the next OK of a connection was sent in time; the call that ends on this line sends it."""
         conversation.answered += 1
         if conversation.answered > len(conversation.arrivals):
             text = f"OK {conversation.answered} at {event.time} answers a request that had not been received whole"

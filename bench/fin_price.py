@@ -1,4 +1,4 @@
-"""Measure the price of `--sync-fin`: consuming a filled channel with and without it, in turns.
+"""Measure the price of `--sync-fin`: consuming a filled channel with and without it, in alternating runs.
 
     python -m bench.fin_price --repeat 3
 

@@ -41,8 +41,8 @@ cdef class Load:
     """One run of load over connections that were opened before.
 
     messages: counters 0 .. messages - 1 are published, or expected by consumers, or both; 0 with idle ones alone.
-    body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: what follows the counter, repeated and cut.
-    channels: how many channels are consumed, 1 to 1024; each of them is to get every message.
+    body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: bytes after the counter, repeated and cut.
+    channels: number of consumed channels, 1 to 1024; each must get every message.
 
     The sockets stay the caller's, who keeps them open until `run` returned. A load runs once.
     """
@@ -287,7 +287,7 @@ cdef class Load:
         return self.report(state == 1, monotonic_ns())
 
     cdef int keep_sending_times(self) except -1:
-        """Make room for when each command is sent, if a delivery is to be measured from that."""
+        """Reserve memory for the send time of each command, if deliveries are measured from it."""
         cdef uint64_t command_count = self.traffic.messages // self.traffic.batch
         cdef bint known = self.traffic.interval_ns != 0 and self.traffic.defer_ns == 0
         if known or not (self.traffic.publisher_count and self.traffic.consumer_count):

@@ -1,4 +1,4 @@
-"""Measure what many topics cost: creation over HTTP, memory, mappings, /stats, stop and start.
+"""Measure the cost of many topics: creation over HTTP, memory, mappings, /stats, stop and start.
 
     python -m bench.many_topics --topics 50000 --channels 1
     python -m bench.many_topics --topics 3000 --channels 3 --target /path/to/nsqd

@@ -1,9 +1,9 @@
-"""Prober of a server's longest silence: a process of its own that requests /ping again and again.
+"""Prober of a server's longest silence: a process of its own that requests /ping repeatedly.
 
 It sends a request every two milliseconds, but has at most one open at a time. A silence of a second is one request that
-took a second, and counts like all the requests that were due meanwhile. Beside the time of an answer the prober reports
-the CPU time that the server's first thread used meanwhile. On a machine with other users, the difference is the time
-that the server waited for its core.
+took a second, and counts like all the requests that were due in that second. Beside the time of an answer the prober
+reports the CPU time that the server's first thread used until then. On a machine with other users, the difference is
+the time that the server waited for its core.
 
 Source: /proc/PID/task/TID/schedstat, in the kernel's documentation "Scheduler Statistics".
 """
@@ -89,7 +89,7 @@ def ask(connection: socket.socket) -> None:
 
 
 def probe(address: Address, pid: int, core: int | None, told: Connection, ends: bool) -> None:
-    """Ask until told to stop, or (ends) until the server stops, then send the samples: the life of the process."""
+    """Probe until the parent stops it, or (ends) until the server stops, then send the samples: the process's main."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     with contextlib.suppress(PermissionError):
@@ -112,7 +112,7 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
                 ask(connection)
                 samples.append((time.monotonic() - asked_s, cpu_ns(pid) - cpu_before_ns))
             except (OSError, IndexError):
-                # The server has stopped to listen, as it was told to: /proc has no line of a process that has ended.
+                # The server was stopped and no longer listens: /proc has no line of a process that has ended.
                 if not ends:
                     raise
                 told.recv()
@@ -124,7 +124,7 @@ def probe(address: Address, pid: int, core: int | None, told: Connection, ends: 
 def probing(server: Server, core: int | None, found: list[Silence], *, ends: bool = False) -> Iterator[None]:
     """Probe the server for the length of the context, and append the result to `found`.
 
-    ends: the server may stop meanwhile.
+    ends: the server may stop before the context ends.
     """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(

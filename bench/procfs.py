@@ -77,7 +77,7 @@ def read_memory(pid: int) -> Memory:
 
 
 def read_file_system(path: Path) -> str:
-    """Return the type of the file system that path is on, "" when the kernel does not tell."""
+    """Return the type of the file system that path is on, "" if the kernel does not report it."""
     place = str(path.resolve())
     found, longest = "", -1
     try:

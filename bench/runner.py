@@ -61,7 +61,7 @@ def channel_problems(report: LoadReport) -> list[str]:
 
 
 def consumption_account(target: Target, server: Server, report: LoadReport) -> Account:
-    """Compare the server's remaining messages. A sink cannot tell; undelivered messages are known to remain."""
+    """Compare the server's remaining messages. A sink does not report them; its undelivered messages are known."""
     if target.program == "sink" or report.timed_out:
         return Account()
     return accounts.of_consumption(server, TOPIC, report.messages)
@@ -224,7 +224,7 @@ def run_consume_upgraded(workload: Workload, target: Target, server: Server, set
 def run_end_to_end(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
     """Publish and consume at once, from one loop.
 
-    With a rate, the figure of it is what the generator really sent a second.
+    With a rate, its figure is the rate that the generator reached.
     """
     load = Load(messages=workload.messages, body_bytes=workload.body_bytes)
     with (

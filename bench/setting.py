@@ -1,4 +1,4 @@
-"""Settings and results of a run besides its workload, and the meters that read the server meanwhile."""
+"""Settings and results of a run besides its workload, and the meters that read the server during the run."""
 
 import os
 import tempfile
@@ -41,7 +41,7 @@ class Cores:
 
     @property
     def apart(self) -> bool:
-        """Whether server and generator have a core of their own each."""
+        """True if server and generator have a core of their own each."""
         return None not in (self.server, self.generator) and self.server != self.generator
 
     def of(self, target: Target) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Result:
 
 @dataclass
 class Meter:
-    """Cost of the body of `metered` for the server, and the time its cores spent on other processes meanwhile."""
+    """Cost of the body of `metered` for the server, and the time that its cores spent on other processes."""
 
     server: CpuTime = field(default_factory=lambda: CpuTime(0.0, 0.0))
     others_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Serve as the least a server can do, to show that the load generator is never the limit.
+"""Serve with minimal work per message, to show that the load generator is never the limit.
 
 The sink knows one topic. It swallows PUB, MPUB and DPUB and answers OK; the subscribers of a channel get as many
 made-up messages as were published, with the counters 0, 1, 2 ... in the order of sending, and their FINs are only
@@ -186,7 +186,7 @@ cdef int prebuild(Client* client, uint32_t frame_bytes) noexcept nogil:
 
 
 cdef int emit(Sink* sink, Client* client, uint32_t index) noexcept nogil:
-    """Give out messages while the client has room and there are any; -1 when the client is gone."""
+    """Deliver messages while the client's RDY permits it and messages remain; -1 if the client is gone."""
     cdef uint32_t frame_bytes = FRAME_HEADER_BYTES + MESSAGE_HEADER_BYTES + sink.body_bytes
     cdef uint64_t count
     cdef char* target

@@ -532,7 +532,7 @@ def stop(bench: Bench) -> Step:
 
 @dataclass(frozen=True)
 class Situation:
-    """One row. flags: of the daemon. upgrade: that it has to grant. ends: the daemon ends meanwhile."""
+    """One row. flags: of the daemon. upgrade: one that the daemon must grant. ends: the daemon ends during it."""
 
     what: str
     steps: Callable[[Bench], Step]

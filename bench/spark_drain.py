@@ -1,4 +1,4 @@
-"""Time to turn a topic into Parquet: `pyq_spark drain`, and Spark's own Parquet sink behind format("pyqd"), in turn.
+"""Time to turn a topic into Parquet, alternately by `pyq_spark drain` and by Spark's Parquet sink on format("pyqd").
 
     python -m bench.spark_drain --messages 1000000 --rounds 3
 
@@ -96,7 +96,7 @@ def by_sink(spark: SparkSession, address: str, path: Path, rows: int, *directori
 
 
 def measure(spark: SparkSession, address: str, directory: Path, rows: int, rounds: int) -> dict[str, list[float]]:
-    """Run all ways in turn. Returns: seconds of each round, the first left out."""
+    """Run all ways, one after the other. Returns: seconds of each round, the first left out."""
     ways = {"drain": by_drain, "sink": by_plain_sink, "sink by day": by_day_sink}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     with Shown(total=(rounds + 1) * len(ways), unit="rounds") as progress:

@@ -74,7 +74,7 @@ cdef struct Traffic:
     bint failed
     char error_text[ERROR_TEXT_BYTES]
 
-# Send the unsent bytes; 1 if all left, 0 if the socket is full, -1 on failure.
+# Send the unsent bytes; 1 if all are sent, 0 if the socket is full, -1 on failure.
 cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil
 
 # Stamp and send as many commands as may be outstanding; the caller saw an empty output buffer. Returns as flush.

@@ -100,7 +100,7 @@ cdef int arm(Traffic* traffic, Connection* connection, bint writing) noexcept no
 
 
 cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil:
-    """Send the unsent bytes; 1 if all left, 0 if the socket is full, -1 on failure."""
+    """Send the unsent bytes; 1 if all are sent, 0 if the socket is full, -1 on failure."""
     cdef ssize_t sent
     while connection.output_start < connection.output_end:
         sent = send(
@@ -181,7 +181,7 @@ cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil:
 
 
 cdef Connection* next_free_publisher(Traffic* traffic) noexcept nogil:
-    """Return the next publisher in turn that can send; NULL when no socket takes more."""
+    """Return the next publisher, round robin, that can send; NULL if no socket accepts more."""
     cdef uint32_t left = traffic.publisher_count
     cdef Connection* connection
     while left:
@@ -196,7 +196,7 @@ cdef Connection* next_free_publisher(Traffic* traffic) noexcept nogil:
 
 
 cdef int publish_due(Traffic* traffic) noexcept nogil:
-    """Send every message whose intended time has come; in turn, and in larger pieces only when late."""
+    """Send every message whose intended time has come: round robin, and in larger pieces only if late."""
     cdef uint64_t due_count = <uint64_t>(<double>(monotonic_ns() - traffic.start_ns) / traffic.interval_ns) + 1
     cdef uint64_t command_count
     cdef Connection* connection
@@ -355,7 +355,7 @@ cdef int on_event(Traffic* traffic, Connection* connection, uint32_t events) noe
         if state < 0:
             return -1
         if state == 0:
-            # Still full: a publisher may read its answers meanwhile, a consumer may not (invariant 2).
+            # Still full: a publisher may read its answers now, a consumer may not (invariant 2).
             if connection.role == CONSUMER:
                 return 0
         elif connection.role in (PUBLISHER, HTTP_PUBLISHER) and publish_more(traffic, connection) < 0:

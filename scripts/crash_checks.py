@@ -203,7 +203,7 @@ class Letters(Channel):
         self.unread_max += rdy
 
     def unearned(self) -> set[int]:
-        """Return the messages seen here that had attempts left, but for as many as kills can have left unread."""
+        """Return the messages seen here that had attempts left, minus as many as kills can have left unread."""
         unseen = self.dead - self.spent
         return unseen if len(unseen) > self.unread_max else set()
 

@@ -1,5 +1,6 @@
 """Clients of a crash loop: publishers, and consumers that confirm their commands. Program: scripts/crash_loop.py."""
 
+import abc
 import asyncio
 import collections
 import itertools
@@ -30,7 +31,7 @@ BATCHES_MAX = (16, 16, 16, 150)
 Act = tuple[str, bytes, Any]
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, abc.ABC):
     """One connection: frames in order. The subclass fills in `on_frame`."""
 
     count = 0
@@ -78,8 +79,9 @@ class Connection(asyncio.Protocol):
         if not self.closing:
             self.transport.write(data)
 
+    @abc.abstractmethod
     def on_frame(self, kind: int, data: bytes) -> None:
-        raise NotImplementedError
+        """Act on one frame."""
 
     def after_frames(self) -> None:
         """Act on the frames of one read."""
@@ -89,7 +91,7 @@ class Connection(asyncio.Protocol):
 
 
 class Publisher(Connection):
-    """Publishes to all topics in turn, with some commands underway."""
+    """Publishes to all topics, round robin, with some commands outstanding."""
 
     def __init__(self, world: World, publisher: int, window: int) -> None:
         super().__init__(world)
@@ -228,7 +230,7 @@ class Consumer(Connection):
     def confirm(self, acts: list[Act], written_ns: int) -> None:
         """Note that the daemon has processed these commands.
 
-        A message that timed out and came again may have several of them, and an error does not tell which has failed.
+        A message that timed out and came again may have several of them, and an error does not identify the failed one.
         """
         by_guid: dict[bytes, list[Act]] = {}
         for act in acts:

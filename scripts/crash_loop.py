@@ -2,6 +2,7 @@
 """Kill the daemon at random times under load, start it again, and check every message against every channel.
 
     scripts/crash_loop.py --kills=300                     this checkout's daemon
+    scripts/crash_loop.py --flag=-sync-every=1            with each OK after a group commit
     scripts/crash_loop.py --kills=3 --nsqd=PATH           the same load and the same checks on an nsqd
 
 A round: connect publishers and consumers, let them work for a random time while channels are changed, SIGKILL, start
@@ -84,7 +85,7 @@ START_KILL_S = 0.06
 # Seeks go back that far in one topic of three; in the others, as far as a channel lags behind.
 RETENTION_BYTES = 1 << 20
 
-# The next daemon imports its code while this one is under load, and starts when told to.
+# The next daemon imports its code while this one is under load, and starts on a signal of this process.
 PREPARED = """
 import runpy, sys
 import pyqd.apps.daemon
@@ -95,9 +96,13 @@ if sys.stdin.readline():
 
 
 class Daemon:
-    """The process, one after another over one data directory. nsqd: the program to run instead of this checkout's."""
+    """The process, one after another over one data directory. nsqd: the program to run instead of this checkout's.
 
-    def __init__(self, nsqd: str | None, directory: Path) -> None:
+    flags: given to each process after those of this program.
+    """
+
+    def __init__(self, nsqd: str | None, directory: Path, flags: list[str]) -> None:
+        self.flags = flags
         self.command = [nsqd] if nsqd else [sys.executable, "-c", PREPARED]
         self.prepares = not nsqd
         self.directory = directory
@@ -120,6 +125,7 @@ class Daemon:
                     f"-http-address={HOST}:{self.http_port}",
                     f"-data-path={self.data_path}",
                     *FLAGS,
+                    *self.flags,
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -379,7 +385,7 @@ class Harness:
             self.world.note("counter_errors", f"{name}: {what} is {found}, should be in [{least}, {most}]")
 
     async def drain(self) -> None:
-        """Take everything there is, until the daemon says that nothing is left or nothing moves any more."""
+        """Consume all messages, until the daemon reports none or the counts stop changing."""
         world = self.world
         world.round += 1
         for topic in world.topics:
@@ -513,6 +519,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--start-kills", type=float, default=0.15, help="part of starts that are killed too (0.15)")
     parser.add_argument("--seconds-max", type=float, default=3600, help="give up after so long (3600)")
     parser.add_argument("--nsqd", metavar="PATH", help="run this nsqd instead of this checkout's daemon")
+    parser.add_argument(
+        "--flag", action="append", default=[], help="another flag of the daemon, as in --flag=-sync-every=1; repeatable"
+    )
     parser.add_argument("--directory", help="keep data and log there; a temporary one is removed when all went well")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--verbose", action="store_true", help="print how far it is, every 10 kills")
@@ -527,7 +536,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     directory = Path(arguments.directory or tempfile.mkdtemp(prefix="crash_loop."))
     directory.mkdir(parents=True, exist_ok=True)
-    daemon = Daemon(arguments.nsqd, directory)
+    daemon = Daemon(arguments.nsqd, directory, arguments.flag)
     harness = Harness(arguments, daemon)
     started_s = time.monotonic()
     try:

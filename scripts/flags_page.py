@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/flags.md from the table of options: `scripts/flags_page.py`. With --print it goes to standard output.
 
-A test compares the page with what this makes, so that it cannot drift.
+A test compares the page with the output of this script, so that the two cannot drift apart.
 """
 
 import sys

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.server import Daemon, pyqd, running
 
@@ -20,6 +21,11 @@ ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
 BY_FILE = ("tests/property/", "tests/services/", "tests/unit/")
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
+
+
+# A deadline in real time fails on a machine with other load.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,7 +38,7 @@ class AdminRoutes:
         self.in_thread = in_thread or gevent.get_hub().threadpool.apply
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         handlers: dict[str, Handler] = {
             "/topic/delete": self.delete_topic,
             "/topic/empty": self.empty_topic,
@@ -144,13 +144,13 @@ class AdminRoutes:
 
 
 def refusing(handler: Handler) -> Handler:
-    """Return a handler that answers 503 if the disk refuses a change; nothing was changed then."""
+    """Return a handler that answers 500 if the disk refuses a change; nothing was changed then."""
 
     def answer(request: Request) -> Response:
         try:
             return handler(request)
         except StorageError as error:
-            logger.error("HTTP: cannot store the change: %s", error)
+            logger.error("HTTP: %s %s failed, nothing was changed: %s", request.method, request.path, error)
             raise HttpError(500, "INTERNAL_ERROR") from error
 
     return answer

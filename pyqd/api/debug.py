@@ -78,7 +78,7 @@ class DebugRoutes:
         self.greenlets = greenlets
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         pprof: list[tuple[str, str, Handler]] = [
             ("GET", "", lambda _request: text(INDEX)),
             ("GET", "cmdline", self.cmdline),

@@ -32,7 +32,7 @@ class LimitRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/channel/limits", self.limits, right=STATUS),
             Route("POST", "/channel/limits", self.set_limits, right=ADMIN),

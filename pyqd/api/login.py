@@ -185,8 +185,18 @@ def login_of(options: Options, servers: AuthServers) -> Login | None:
         raise StartupError(f"failed to instantiate {PROGRAM} - --http-auth needs --auth-http-address")
     if not options.http_auth and not options.http_auth_token_file:
         return None
+    return Login(tokens_of(options.http_auth_token_file, PROGRAM), servers if options.http_auth else None)
+
+
+def token_login(path: str, program: str) -> Login | None:
+    """Return the login by a token file alone; None if the path is empty. Raises: StartupError."""
+    tokens = tokens_of(path, program)
+    return None if tokens is None else Login(tokens, None)
+
+
+def tokens_of(path: str, program: str) -> TokenFile | None:
+    """Return the tokens of a file; None if the path is empty. Raises: StartupError."""
     try:
-        tokens = TokenFile(options.http_auth_token_file) if options.http_auth_token_file else None
+        return TokenFile(path) if path else None
     except TokenFileError as error:
-        raise StartupError(f"failed to instantiate {PROGRAM} - failed to read tokens - {error}") from error
-    return Login(tokens, servers if options.http_auth else None)
+        raise StartupError(f"failed to instantiate {program} - failed to read tokens - {error}") from error

@@ -36,7 +36,7 @@ class MessageRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/channel/messages", of_a_topic(self.messages), logged=False, right=CONSUME),
             Route("POST", "/message/cancel", of_a_topic(self.cancel), right=CONSUME),

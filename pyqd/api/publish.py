@@ -71,7 +71,7 @@ class PublishRoutes:
         self.wait_durable = wait_durable
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("POST", "/pub", self.pub, self.msg_size_max, logged=False, right=PUBLISH),
             Route("POST", "/mpub", self.mpub, self.body_size_max, logged=False, right=PUBLISH),
@@ -156,6 +156,8 @@ class PublishRoutes:
     def topic(self, query: Query) -> Topic:
         """Return the topic that a query names, created if it is missing."""
         name = topic_name(query)
+        if self.broker.draining:
+            raise HttpError(503, "EXITING")
         try:
             topic = self.broker.topic(name)
         except StorageError as error:

@@ -38,7 +38,7 @@ class ReplayRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/topic/positions", refusing(self.positions), right=CONSUME),
             Route("GET", "/topic/log", refusing(self.log), logged=False, right=CONSUME),
@@ -145,7 +145,7 @@ class ReplayRoutes:
 
     def failed(self, error: StorageError) -> HttpError:
         """Log an error of storage. Returns: the answer to the client."""
-        logger.error("HTTP: %s", error)
+        logger.error("HTTP: cannot read the log or move the channel: %s", error)
         return HttpError(500, "INTERNAL_ERROR")
 
 

@@ -6,10 +6,12 @@ from typing import Any
 from pyqd.api.admin import AdminRoutes
 from pyqd.api.config import ConfigRoutes
 from pyqd.api.debug import DebugRoutes
+from pyqd.api.drain import DrainRoutes
 from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
 from pyqd.api.replay import ReplayRoutes
+from pyqd.api.restart import NoRestarts, Restarting, RestartRoutes
 from pyqd.api.status import MetricsRoutes, StatusRoutes
 from pyqd.api.topics import TopicRoutes
 from pyqd.broker.broker import Broker
@@ -19,6 +21,7 @@ from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import full_prefix
+from pyqd.tcp.drain import Drain
 
 
 def daemon_routes(
@@ -28,11 +31,14 @@ def daemon_routes(
     metrics: Metrics | None = None,
     live: LiveOptions | None = None,
     debug: DebugRoutes | None = None,
+    drain: Drain | None = None,
+    restarts: Restarting | None = None,
 ) -> list[Route]:
     """Return all routes of the daemon.
 
     wait_durable: waits for publishes with --sync-every=1; None waits for none. metrics: of the broker, for /metrics.
     live: the changeable options and their listeners; by default the broker's alone. debug: profiles and diagnostics.
+    drain: of the daemon; by default of a broker without clients. restarts: of the daemon's process; None refuses them.
     """
     options = broker.options
     resolved: dict[str, Callable[[], Any]] = {
@@ -51,4 +57,6 @@ def daemon_routes(
         *MetricsRoutes(metrics or Metrics(broker)).routes(),
         *ConfigRoutes(live or LiveOptions(broker), resolved).routes(),
         *(debug or DebugRoutes()).routes(),
+        *DrainRoutes(broker, drain or Drain(broker, set)).routes(),
+        *RestartRoutes(restarts or NoRestarts()).routes(),
     ]

@@ -27,6 +27,9 @@ def stats_text(
         f"uptime {format_duration(uptime_ns)}\n",
         f"\nHealth: {head['health']}\n",
     ]
+    if lookup_daemons := head.get("lookup_daemons"):
+        lines.append("\nLookup daemons:\n")
+        lines += [f"   {lookup_daemon_text(peer)}\n" for peer in lookup_daemons]
     if memory is not None:
         lines.append("\nMemory:\n")
         lines += [f"   {name:<25}\t{value}\n" for name, value in memory.items()]
@@ -74,6 +77,14 @@ def client_text(client: StatsDict, now_s: int) -> str:
         f"fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} msgs: {client['message_count']:<8} "
         f"connected: {connected}"
     )
+
+
+def lookup_daemon_text(peer: StatsDict) -> str:
+    """Return the state of the registration with a lookup daemon in one line."""
+    state = "registered" if peer["connected"] else "not registered"
+    counts = f"reconnects: {peer['reconnect_count']:<4} registrations: {peer['registration_count']:<6}"
+    error = f" last error: {peer['last_error']}" if peer["last_error"] else ""
+    return f"[{peer['address']:<21}] {state:<14} {counts}{error}"
 
 
 def latency_text(stats: StatsDict) -> str:

@@ -22,10 +22,10 @@ from pyqd.http.router import Route
 from pyqd.metrics.identity import Identity
 from pyqd.metrics.prometheus import CONTENT_TYPE, Metrics
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
-SECOND_NS = 1_000_000_000
 DAMAGE_HEADER = "X-Pyqd-Damage"
 
 
@@ -37,7 +37,7 @@ class StatusRoutes:
         self.identity = identity
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/ping", self.ping, common_headers=False, right=OPEN),
             Route("GET", "/info", self.info, right=STATUS),
@@ -80,6 +80,9 @@ class StatusRoutes:
         selection = selection_of(query)
         topics = self.topics(selection)
         head = head_stats(self.broker, self.identity.start_ns // SECOND_NS)
+        if lookup_daemons := list(self.identity.lookup_daemons()):
+            # Without them the keys are nsqd's alone.
+            head["lookup_daemons"] = lookup_daemons
         memory = memory_stats() if selection.include_mem else None
         producers = None
         if selection.include_clients and topics is not None:

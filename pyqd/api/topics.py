@@ -29,7 +29,7 @@ class TopicRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the routes of this group, each with its right and handler."""
         return [
             Route("GET", "/topic/retention", self.retention, right=STATUS),
             Route("POST", "/topic/retention", self.set_retention, right=ADMIN),

@@ -13,6 +13,8 @@ TOOLS = {
     "import": "pyqd.apps.import_nsqd",
     "export": "pyqd.apps.export_nsqd",
     "inspect": "pyqd.apps.inspect_data",
+    "drain": "pyqd.apps.drain_command",
+    "restart": "pyqd.apps.restart_command",
 }
 DAEMON = "pyqd.apps.daemon"
 HELP = "help"

@@ -1,4 +1,4 @@
-"""`pyqd --check-config`: checks flags and configuration file as far as that changes nothing.
+"""`--check-config` of the daemons: checks flags and configuration file as far as that changes nothing.
 
 The output is a configuration file: a daemon with that file and without flags runs with the same settings.
 """
@@ -8,8 +8,8 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from pyqd.api.login import login_of
 from pyqd.apps.listeners import ListeningAddresses, tls_server
@@ -22,14 +22,18 @@ from pyqd.tcp.authd import AuthServers
 
 SHOWN_COLUMNS = 60
 
+T = TypeVar("T")
+# Each check with the flags it depends on. A check is skipped if one of them has a doubtful value.
+Checks = Mapping[Callable[[T], Any], tuple[str, ...]]
 
-def check_config(settings: Settings[Options]) -> int:
+
+def check_config(settings: Settings[T], checks: Checks[T]) -> int:
     """Print the settings on stdout, or the problems on stderr, one per line. Returns: the exit code, 0 or 1."""
     for notice in settings.notices:
         print(f"warning: {notice}", file=sys.stderr)
     options = settings.options_without_doubtful()
     problems = list(settings.problems)
-    problems += [failed(check, options) for check, flags in CHECKS.items() if not settings.doubtful.intersection(flags)]
+    problems += [failed(check, options) for check, flags in checks.items() if not settings.doubtful.intersection(flags)]
     problems = [problem for problem in problems if problem]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
@@ -39,12 +43,12 @@ def check_config(settings: Settings[Options]) -> int:
     return 0
 
 
-def effective(settings: Settings[Options]) -> str:
+def effective(settings: Settings[Any]) -> str:
     """Return the settings as a configuration file, each value with its origin."""
     options = settings.options()
     lines: list[str] = []
     group = ""
-    for flag in FLAGS:
+    for flag in settings.program.flags:
         if flag.config_key is None:
             continue
         if flag.group != group:
@@ -55,7 +59,7 @@ def effective(settings: Settings[Options]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def origin(settings: Settings[Options], flag: Flag) -> str:
+def origin(settings: Settings[Any], flag: Flag) -> str:
     """Return the origin of a flag's value."""
     if flag.name in settings.in_file:
         assert settings.file is not None
@@ -97,8 +101,7 @@ def check_login(options: Options) -> None:
 
 
 TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tls-"))
-# Each check with the flags it depends on. A check is skipped if one of them has a doubtful value.
-CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
+DAEMON_CHECKS: Final[Checks[Options]] = {
     check_data_path: ("data-path",),
     tls_server: TLS_FLAGS,
     check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
@@ -106,7 +109,7 @@ CHECKS: Final[dict[Callable[[Options], Any], tuple[str, ...]]] = {
 }
 
 
-def failed(check: Callable[[Options], Any], options: Options) -> str:
+def failed(check: Callable[[T], Any], options: T) -> str:
     """Return why a check fails; empty if it succeeds."""
     try:
         check(options)

@@ -2,24 +2,29 @@
 
 import logging
 import os
-import platform
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
-from pyqd import __version__
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.login import login_of, warn_if_open
 from pyqd.api.publish import plain_publishers
+from pyqd.api.restart import RestartError
 from pyqd.api.routes import daemon_routes
-from pyqd.apps.config_check import check_config, check_data_path
-from pyqd.apps.listeners import ListeningAddresses, http_settings, tls_server
+from pyqd.apps.config_check import DAEMON_CHECKS, check_data_path
+from pyqd.apps.inherited import Inherited, inherited_from
+from pyqd.apps.listeners import ListeningAddresses, http_settings, timeout_s, tls_refusal, tls_server
+from pyqd.apps.program import run_program
+from pyqd.apps.restart import Predecessor, Restarts, report_failure
+from pyqd.apps.service_manager import ServiceManager
+from pyqd.apps.stop_watch import StopWatch
 from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
@@ -35,28 +40,35 @@ from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
 from pyqd.hot.net import buffers
 from pyqd.http.connection import HttpConnection
-from pyqd.http.messages import JSON, Response
+from pyqd.http.messages import Response
 from pyqd.http.server import HttpServer
-from pyqd.metrics.identity import Identity, first_command, port_of
+from pyqd.lookupd.channel_query import ChannelQuery
+from pyqd.lookupd.channel_search import ChannelSearch
+from pyqd.lookupd.peer_queries import SILENT_S
+from pyqd.lookupd.registration import Registration
+from pyqd.metrics.identity import Identity, first_command, lookupd_identity, port_of
 from pyqd.metrics.loop_lag import LoopLag
 from pyqd.metrics.prometheus import Metrics
 from pyqd.metrics.statsd import StatsdPusher
 from pyqd.net.admission import Admission
 from pyqd.net.background import Background
-from pyqd.net.greenlets import isolate_native_stacks
+from pyqd.net.greenlets import isolate_native_stacks, spawn
+from pyqd.net.listener import Listener
 from pyqd.net.loop_driver import LoopDriver
 from pyqd.net.shedding import Shedder
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.loglines import LogFormat, configure, print_fatal
-from pyqd.primitives.machine import raise_descriptor_limit
+from pyqd.primitives.loglines import LogFormat
 from pyqd.primitives.memory import loading, watch_collections
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 from pyqd.tcp.authd import AuthServers
+from pyqd.tcp.drain import Drain
 from pyqd.tcp.server import TcpServer
 
 THREADS = 4
 COMMIT_THREADS = 1
+# Before the connections are closed for a successor.
+ACCEPTED_S = 0.05
 
 logger = logging.getLogger("pyqd.apps.daemon")
 
@@ -64,10 +76,12 @@ logger = logging.getLogger("pyqd.apps.daemon")
 class Daemon:
     """One broker with its listeners, on the hub of the calling thread. Raises: StartupError."""
 
-    def __init__(self, options: Options, files: Files | None = None) -> None:
+    def __init__(self, options: Options, files: Files | None = None, inherited: Inherited | None = None) -> None:
         self.options = options
         self.hub: Any = gevent.get_hub()
-        isolate_native_stacks(self.hub)
+        if not self.hub:
+            # It runs already if this daemon follows one in the same process.
+            isolate_native_stacks(self.hub)
         buffers.keep_freed()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
@@ -78,7 +92,9 @@ class Daemon:
         self.login = login_of(options, self.auth)
         self.addresses = ListeningAddresses(options, https=self.tls.enabled)
         check_data_path(options)
-        self.lock = DirectoryLock(options.data_path or os.curdir)
+        self.inherited = inherited or inherited_from(os.environ, self.addresses.by_name())
+        self.lock = DirectoryLock(options.data_path or os.curdir, self.inherited.lock_fd)
+        self.restarts = Restarts(self.shared, self.stop_wanted.set)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
         self.background.on_failure = self.commit_background.on_failure = self.on_bug
@@ -91,12 +107,29 @@ class Daemon:
         self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)
         self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit)
         self.identity.producers = self.tcp.producers
+        self.registration = self.new_registration()
         self.metrics = Metrics(self.broker)
         self.live = LiveOptions(self.broker)
-        self.live.listeners.append(self.tcp.change_options)
+        self.live.listeners += [self.tcp.change_options, self.find_lookup_daemons]
         self.profiler = Profiler()
         debug = DebugRoutes(self.profiler, self.tcp.greenlets)
-        routes = daemon_routes(self.broker, self.identity, self.commit.wait, self.metrics, self.live, debug)
+        self.drain = Drain(
+            self.broker,
+            lambda: self.tcp.connections,
+            syncing=lambda: not self.commit.is_idle,
+            on_complete=self.stop_wanted.set,
+        )
+        self.drain.on_begin += [self.registration.stop, self.restarts.abandon]
+        routes = daemon_routes(
+            self.broker,
+            self.identity,
+            self.commit.wait,
+            self.metrics,
+            self.live,
+            debug,
+            drain=self.drain,
+            restarts=self.restarts,
+        )
         settings = http_settings(options)
         admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
         self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
@@ -104,7 +137,7 @@ class Daemon:
             routes,
             short_path=plain_publishers(self.broker),
             on_bug=self.on_bug,
-            refusal=self.tls_refusal if options.tls_required == TLS_REQUIRED else None,
+            refusal=self.refuse_without_tls if options.tls_required == TLS_REQUIRED else None,
             settings=settings,
             admission=admission,
             login=self.login,
@@ -126,14 +159,24 @@ class Daemon:
         self.syncer.on_bug = self.commit.on_bug = self.on_bug
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
         self.sync_fins()
-        self.metrics.tcp_connections = lambda: len(self.tcp.connections)
-        self.metrics.http_connections = self.count_http_connections
-        self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
-        self.metrics.http_refused = lambda: admission.refused_count
-        self.metrics.shed = lambda: self.shedder.shed_count
+        self.count_connections(admission)
+        self.metrics.lookup_daemons = self.registration.stats
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker, self.on_bug)
         self.statsd = StatsdPusher(self.broker, self.identity)
+
+    def new_registration(self) -> Registration:
+        """Return the registration with lookup daemons, which learns of topics and channels from the broker."""
+        options = self.options
+        silent_s = min(SILENT_S, timeout_s(options.http_client_request_timeout_ns))
+        made = Registration(
+            self.broker.topics_by_name,
+            lambda: lookupd_identity(self.broker.options, self.identity),
+            ChannelSearch(ChannelQuery(options.tls_root_ca_file), silent_s),
+        )
+        self.broker.observer = made
+        self.identity.lookup_daemons = made.stats
+        return made
 
     def sync_fins(self) -> None:
         """Make FINs durable if --sync-fin is set. Called before the channels are loaded and after the syncer is
@@ -146,6 +189,14 @@ class Daemon:
             fin_sync.on_bug = self.on_bug
             fin_sync.on_timed = self.metrics.sync_duration.observe
             self.syncer.on_end = fin_sync.retry
+
+    def count_connections(self, http_admission: Admission) -> None:
+        """Give the metrics the counts of connections."""
+        self.metrics.tcp_connections = lambda: len(self.tcp.connections)
+        self.metrics.http_connections = self.count_http_connections
+        self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
+        self.metrics.http_refused = lambda: http_admission.refused_count
+        self.metrics.shed = lambda: self.shedder.shed_count
 
     def all_http_connections(self) -> list[HttpConnection]:
         """Return the open connections over HTTP and HTTPS."""
@@ -167,10 +218,18 @@ class Daemon:
         if self.login is not None and self.login.tokens is not None:
             self.login.tokens.reload()
 
-    def tls_refusal(self) -> Response:
-        """Return the answer to every HTTP request if TLS is required. Its spaces are nsqd's."""
-        body = f'{{"message": "TLS_REQUIRED", "https_port": {self.identity.https_port}}}'
-        return Response(403, body.encode(), JSON)
+    def refuse_without_tls(self) -> Response:
+        """Return the answer to every HTTP request if TLS is required."""
+        return tls_refusal(self.identity.https_port)
+
+    def terminate(self) -> None:
+        """Stop, with --drain-timeout after a drain. A second signal stops at once."""
+        self.restarts.abandon()
+        timeout_ns = self.broker.options.drain_timeout_ns
+        if timeout_ns and not self.drain.began and not self.stop_wanted.is_set():
+            self.drain.begin(timeout_ns)
+        else:
+            self.stop_wanted.set()
 
     def on_bug(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, and writing on could damage the data."""
@@ -189,32 +248,93 @@ class Daemon:
         import_on_start(self.broker.files, self.broker.root, self.options)
         with loading():
             self.broker.load()
-        self.identity.tcp_port = port_of(self.tcp.start(self.addresses.tcp))
+        take = self.inherited.take
+        for listener in self.listeners().values():
+            listener.removes_file = not self.inherited.from_systemd
+        self.identity.tcp_port = port_of(self.tcp.start(self.addresses.tcp, take("tcp", self.addresses.tcp)))
         if self.addresses.http is not None:
-            bound = self.http.start(self.addresses.http)
+            bound = self.http.start(self.addresses.http, take("http", self.addresses.http))
             self.identity.http_port = port_of(bound)
             if self.login is None and self.options.tls_required != TLS_REQUIRED:
                 warn_if_open("HTTP", bound)
                 self.show_first_command(bound)
         if self.https is not None:
             assert self.addresses.https is not None
-            bound = self.https.start(self.addresses.https)
+            bound = self.https.start(self.addresses.https, take("https", self.addresses.https))
             self.identity.https_port = port_of(bound)
             if self.login is None and self.options.tls_client_auth_policy not in ("require", "require-verify"):
                 warn_if_open("HTTPS", bound)
+        self.inherited.close_unused()
+        # When it listens: consumers connect as soon as a lookup daemon names this broker.
+        self.find_lookup_daemons(self.options)
         self.syncer.start()
         self.housekeeper.start()
         self.statsd.start()
         self.loop_lag.start()
+
+    def find_lookup_daemons(self, options: Options) -> None:
+        """Register with the lookup daemons of the options. PUT /config may have set the list to null."""
+        self.registration.set_addresses(options.lookupd_tcp_address or ())
 
     def show_first_command(self, http: Address) -> None:
         """Log a first command for a person who reads the log on a terminal."""
         if sys.stderr.isatty() and self.options.log_format is LogFormat.TEXT:
             logger.info("publish a first message with: %s", first_command(http))
 
+    def stop_steps(self) -> int:
+        """Return the number of steps of a stop so far that wait for the disk."""
+        return self.broker.closed_count + self.broker.syncs.done_count
+
+    def listeners(self) -> dict[str, Listener]:
+        """Return the listeners by the names of their addresses."""
+        found = {"tcp": self.tcp.listener, "http": self.http.listener}
+        if self.https is not None:
+            found["https"] = self.https.listener
+        return found
+
+    def shared(self) -> Inherited:
+        """Return the listening sockets, their flags and the lock, for a successor process."""
+        found = Inherited(from_systemd=self.inherited.from_systemd, lock_fd=self.lock.fd)
+        listeners = self.listeners()
+        for name, address in self.addresses.by_name().items():
+            opened = listeners[name].opened
+            if opened is not None:
+                found.listeners[name] = opened
+                found.flags[name] = str(address)
+        return found
+
+    def hand_over(self) -> Inherited:
+        """Stop, but keep the listening sockets and the lock. Returns: these."""
+        kept = self.shared()
+        for listener in self.listeners().values():
+            listener.release()
+        # Requests on connections that were accepted just now are answered.
+        gevent.sleep(ACCEPTED_S)
+        self.stop_serving()
+        return kept
+
     def stop(self) -> None:
         """Stop in nsqd's order: listeners, clients, HTTP, then write everything to disk."""
+        self.restarts.abandon()
+        self.stop_serving()
+        self.restarts.wait_ended()
+        self.lock.release()
+        logger.info("NSQ: bye")
+
+    def release(self, kept: Inherited) -> None:
+        """Release what `hand_over` has kept: no successor takes it."""
+        listeners = self.listeners()
+        for name, each in kept.listeners.items():
+            listeners[name].close(each)
+        self.lock.release()
+        logger.info("NSQ: bye")
+
+    def stop_serving(self) -> None:
+        """Stop everything but hold the lock on the data directory."""
+        self.drain.stop()
         self.tcp.stop_listening()
+        # First, so that consumers are not sent to a broker that stops.
+        self.registration.stop()
         self.tcp.close_all(at_once=self.failure is not None)
         self.http.stop()
         if self.https is not None:
@@ -237,24 +357,70 @@ class Daemon:
         self.commit_background.stop()
         self.fin_background.stop()
         self.direct.stop()
-        self.lock.release()
-        logger.info("NSQ: bye")
 
 
 def run(options: Options) -> int:
-    """Run the daemon until a signal. Returns: the exit code."""
-    daemon = Daemon(options)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(number, daemon.stop_wanted.set)
-    gevent.signal_handler(signal.SIGHUP, daemon.reload)
+    """Run the daemon until a signal, or until a successor serves. Returns: the exit code."""
+    manager = ServiceManager(os.environ)
+    manager.watch(gevent.get_hub())
+    inherited = None
+    last_error = ""
+    while True:
+        daemon = Daemon(options, inherited=inherited)
+        daemon.restarts.last_error = last_error
+        signals: list[Any] = [
+            *(gevent.signal_handler(number, daemon.terminate) for number in (signal.SIGINT, signal.SIGTERM)),
+            gevent.signal_handler(signal.SIGHUP, daemon.reload),
+            gevent.signal_handler(signal.SIGUSR2, spawn, daemon.restarts.begin_unasked),
+        ]
+        start(daemon)
+        manager.ready(f"serving on {daemon.addresses.tcp}")
+        daemon.stop_wanted.wait()
+        watch = StopWatch(daemon.stop_steps)
+        watch.start()
+        if not daemon.restarts.is_ready or daemon.failure is not None:
+            manager.stopping()
+            daemon.stop()
+            watch.finish()
+            return 0 if daemon.failure is None else 1
+        manager.restarting()
+        inherited = daemon.hand_over()
+        watch.finish()
+        try:
+            pid = daemon.restarts.hand_over()
+        except RestartError as error:
+            if daemon.restarts.abandoned:
+                daemon.release(inherited)
+                return 0
+            daemon.restarts.note_failure(error)
+            last_error = daemon.restarts.last_error
+        else:
+            manager.succeeded_by(pid)
+            logger.info("NSQ: process %d has taken over; bye", pid)
+            return 0
+        for each in signals:
+            each.cancel()
+
+
+def start(daemon: Daemon) -> None:
+    """Start a daemon; one that succeeds another waits until that has stopped. Raises: StartupError."""
+    control = daemon.inherited.predecessor
+    predecessor = None if control is None else Predecessor(control)
     try:
+        if predecessor is not None:
+            predecessor.wait_go()
         daemon.start()
-    except StartupError:
+        if predecessor is not None:
+            predecessor.say_up()
+    except StartupError as error:
+        if predecessor is not None:
+            # The predecessor goes on with its sockets.
+            for listener in daemon.listeners().values():
+                listener.removes_file = False
         daemon.tcp.stop_listening()
+        if predecessor is not None:
+            predecessor.say_failed(str(error))
         raise
-    daemon.stop_wanted.wait()
-    daemon.stop()
-    return 0 if daemon.failure is None else 1
 
 
 def log_data_path(options: Options) -> None:
@@ -267,32 +433,20 @@ def log_data_path(options: Options) -> None:
         logger.log(level, "data path: %s, the current directory; --data-path names another", path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
-    settings = parse_settings(sys.argv[1:] if argv is None else argv)
-    if settings.values.get("check-config"):
-        return check_config(settings)
-    try:
-        options = settings.options()
-    except StartupError as error:
-        print_fatal(str(error))
-        return 1
+def run_logged(options: Options) -> int:
+    """Log the settings that matter in a problem report, and run. Raises: StartupError."""
     if not __debug__:
-        print_fatal("python -O removes the assertions that guard the data; start pyqd without it")
-        return 1
-    raise_descriptor_limit()
-    configure(options.log_prefix, options.log_level, form=options.log_format)
-    logger.info("pyqd v%s (built w/python%s)", __version__, platform.python_version())
+        raise StartupError("python -O removes the assertions that guard the data; start pyqd without it")
     logger.info("ID: %d", options.node_id)
     logger.info("PROTOCOL: V2 of NSQ, compatible with nsqd %s", NSQ_VERSION)
     log_data_path(options)
-    for notice in options.notices:
-        logger.warning("%s", notice)
-    try:
-        return run(options)
-    except StartupError as error:
-        print_fatal(str(error))
-        return 1
+    return run(options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run. Returns: the exit code. Source: docs/nsq/broker-semantics.md, "Stopping"."""
+    settings = parse_settings(sys.argv[1:] if argv is None else argv)
+    return run_program(settings, DAEMON_CHECKS, run_logged, partial(report_failure, os.environ))
 
 
 if __name__ == "__main__":

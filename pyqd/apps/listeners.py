@@ -1,9 +1,10 @@
-"""The daemon's flags about listeners as values of the layers `net` and `http`, which know no flags."""
+"""Flags about listeners as values of the layers `net` and `http`, which know no flags."""
 
 import math
+from typing import Protocol
 
 from pyqd.config.options import PROGRAM, Options
-from pyqd.http.messages import header_lines
+from pyqd.http.messages import JSON, Response, header_lines
 from pyqd.http.settings import HttpSettings, HttpTimeouts
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
 from pyqd.primitives.addresses import Address, UnixAddress, split_address
@@ -12,13 +13,62 @@ from pyqd.primitives.errors import StartupError
 from pyqd.primitives.nsq_compat import API_VERSION_HEADER
 
 
+class AddressOptions(Protocol):
+    """Addresses of the listeners in the form of the flags; that of HTTP and of HTTPS may be empty."""
+
+    @property
+    def tcp_address(self) -> str:
+        """Address for the TCP protocol."""
+
+    @property
+    def http_address(self) -> str:
+        """Address for HTTP."""
+
+    @property
+    def https_address(self) -> str:
+        """Address for HTTPS."""
+
+
+class TlsOptions(Protocol):
+    """Flags of TLS. tls_required: 0 if clients without TLS are served. tls_min_version: of the protocol."""
+
+    @property
+    def tls_cert(self) -> str:
+        """Path of the certificate."""
+
+    @property
+    def tls_key(self) -> str:
+        """Path of its key."""
+
+    @property
+    def tls_client_auth_policy(self) -> str:
+        """Check of client certificates."""
+
+    @property
+    def tls_root_ca_file(self) -> str:
+        """Path of the authorities that check client certificates."""
+
+    @property
+    def tls_min_version(self) -> int:
+        """Lowest version."""
+
+    @property
+    def tls_required(self) -> int:
+        """True if clients without TLS are refused."""
+
+
 class ListeningAddresses:
     """Addresses of the listeners; None for no listener. https: TLS is set up. Raises: StartupError."""
 
-    def __init__(self, options: Options, *, https: bool) -> None:
+    def __init__(self, options: AddressOptions, *, https: bool) -> None:
         self.tcp = parse_address(options.tcp_address)
         self.http = parse_address(options.http_address) if options.http_address else None
         self.https = parse_https_address(options.https_address) if https and options.https_address else None
+
+    def by_name(self) -> dict[str, Address]:
+        """Return the addresses of the listeners that there are, by `tcp`, `http` and `https`."""
+        every = {"tcp": self.tcp, "http": self.http, "https": self.https}
+        return {name: address for name, address in every.items() if address is not None}
 
 
 def parse_address(text: str) -> Address:
@@ -37,8 +87,8 @@ def parse_https_address(text: str) -> Address:
     return address
 
 
-def tls_server(options: Options) -> TlsServer:
-    """Return the source of TLS connections. Raises: StartupError if the flags or their files are invalid."""
+def tls_server(options: TlsOptions, program: str = PROGRAM) -> TlsServer:
+    """Return the source of TLS connections of a program. Raises: StartupError if flags or their files are invalid."""
     settings = TlsSettings(
         certificate_path=options.tls_cert,
         key_path=options.tls_key,
@@ -50,7 +100,12 @@ def tls_server(options: Options) -> TlsServer:
     try:
         return TlsServer(settings)
     except TlsConfigError as error:
-        raise StartupError(f"failed to instantiate {PROGRAM} - {error}") from error
+        raise StartupError(f"failed to instantiate {program} - {error}") from error
+
+
+def tls_refusal(https_port: int) -> Response:
+    """Return the answer to every HTTP request if TLS is required. Its spaces are nsqd's."""
+    return Response(403, f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode(), JSON)
 
 
 def http_settings(options: Options) -> HttpSettings:

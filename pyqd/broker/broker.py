@@ -14,13 +14,14 @@ from sortedcontainers import SortedList, SortedSet
 
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.channel import Channel
+from pyqd.broker.observer import NoObserver, TopicObserver
 from pyqd.broker.topic import Topic
 from pyqd.broker.topic_quota import RESERVE_BYTES
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.journal import Journal
-from pyqd.diskqueue.redo import Redo
+from pyqd.diskqueue.redo import JournaledTopic, Redo
 from pyqd.diskqueue.reliable_sync import SYNC_FAILED, ReliableSync
 from pyqd.diskqueue.segment_jobs import BackgroundJobs, Done, Job, log_failure
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve
@@ -137,25 +138,32 @@ class Broker:
         self.stand_ins = StandIns(self.files)
         self.reserve = DiskReserve(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
         self.segment_jobs = BackgroundJobs(self.files, self.syncs, self.reserve, self.stand_ins, in_background)
-        self.journal = Journal(self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background)
+        self.journal = Journal(
+            self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background, limit=self.reserve
+        )
         self.redo: Redo | None = None
         self.epoch = 0
         # Set by a syncer: parked messages then count as parked only when they are on stable storage.
         self.parks_durably = False
         # With --sync-fin: called with a channel some of whose FINs wait for a sync. Set by the service that syncs them.
         self.on_finished: Callable[[Channel], None] | None = None
+        self.observer: TopicObserver = NoObserver()
         self.power_failed = False
         # The last stop left all names in the data directory on stable storage.
         self.names_durable = False
         self.boot = ""
         self.node_name = ""
         self.discarded_count = 0
+        # Topics that a stop has closed.
+        self.closed_count = 0
         # Directories of deleted topics and channels that could not be removed, with their present paths.
         self.removals_failed: list[tuple[str, str]] = []
         # Directories of topics and channels that could neither be made nor be removed again.
         self.half_made: set[str] = set()
         # The ends of the logs of deleted topics together.
         self.deleted_end = 0
+        # Publishes and new consumers are refused: the daemon is about to stop.
+        self.draining = False
 
     def change_options(self, options: Options) -> None:
         """Replace the options. Those of space are passed on here; the others are read at their use."""
@@ -220,15 +228,24 @@ class Broker:
         self.redo = Redo(self.files, self.journal.directory)
         self.journal.take_up(self.redo.former, self.redo.latest_created_ns)
 
-    def put_back(self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
-        """After a power failure, restore a topic's records from the journal. Returns: its state. Raises: StorageError.
+    def take_journaled(
+        self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool
+    ) -> JournaledTopic | None:
+        """Return a topic's entries in the journal of an earlier run; None if there are none. Raises: StorageError.
 
-        created_ns: when the topic was created, 0 if its state is blank, or was damaged (state_lost).
+        After a power failure the topic's records are restored first. created_ns: when the topic was created, 0 if its
+        state is blank, or was damaged (state_lost).
         """
         self.journal.latest_created_ns = max(self.journal.latest_created_ns, created_ns)
-        if self.redo is None or not self.power_failed:
+        found = None if self.redo is None else self.redo.take(topic_name, created_ns, state_lost)
+        if found is None:
             return None
-        return self.redo.apply(topic_name, log_directory, created_ns, state_lost)
+        if self.power_failed:
+            found.restore(log_directory)
+        elif state_lost and not found.is_of(log_directory):
+            # After a kill every file is there: these entries are of an earlier topic of that name.
+            return None
+        return found
 
     def next_created_ns(self) -> int:
         """Return the time at which a new topic is made: no two have the same one, wherever the clock goes."""
@@ -284,7 +301,7 @@ class Broker:
         self.write_node(boot=node["boot"] if self.power_failed else boot, clean=False)
 
     def journals(self) -> bool:
-        """Say whether an OK waits until its message is on stable storage, as the journal makes cheap."""
+        """Return True if each OK waits until the journal has its message on stable storage."""
         return self.options.sync_every == 1
 
     def write_node(self, **changed: Any) -> None:
@@ -399,10 +416,19 @@ class Broker:
                 raise
             self.add_topic(topic)
             logger.info("TOPIC(%s): created", name)
+            self.observer.topic_created(topic)
         return topic
+
+    def begin_drain(self) -> None:
+        """Refuse publishes and new consumers from now on."""
+        self.draining = True
+        for topic in self.topics.values():
+            topic.refuse_publishes()
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known by its name."""
+        if self.draining:
+            topic.refuse_publishes()
         self.topics[topic.name] = topic
         self.topic_names.add(topic.name)
 
@@ -449,6 +475,7 @@ class Broker:
         del self.topics[name]
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end
+        self.observer.topic_deleted(topic)
         topic.abandon()
         if directory is not None:
             self.remove_discarded(directory, moved)
@@ -457,6 +484,8 @@ class Broker:
 
     def health(self) -> str:
         """Return OK, or NOK with an error: of the last failed write or sync, until one has succeeded."""
+        if self.draining:
+            return "NOK - the daemon is draining"
         refusal = self.refusal()
         if refusal is not None:
             return f"NOK - {refusal}"
@@ -494,7 +523,9 @@ class Broker:
         return self.deleted_end + sum([topic.log.end for topic in self.topics.values()])
 
     def note_failed_write(self, error: StorageError) -> None:
-        """Note that a message could not be accepted; how long a want of room lasts is known to `refusal`."""
+        """Count and log a message that could not be stored, and report it in the broker's health.
+
+        `refusal` notices the end of a lack of space. After other errors, health is bad until a write succeeds."""
         self.write_failure_count += 1
         if not self.short_of_room or not isinstance(error, DiskFull):
             self.failed_write = (str(error), self.accepted_count())
@@ -526,7 +557,7 @@ class Broker:
         self.in_background(job, done)
 
     def note_failed_sync(self, error: BaseException) -> None:
-        """Note that something could not be made durable against power loss; it is tried again."""
+        """Report a failed sync in the broker's health; the syncer retries it."""
         self.sync_failure_count += 1
         self.failed_sync = str(error)
         # Also after a failed sync of a directory: `syncs` only notices those of mappings.
@@ -561,7 +592,7 @@ class Broker:
             )
 
     def close_topics(self) -> None:
-        """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
+        """Write the state of all topics to their files and close them, as a clean stop does. Failures are logged."""
         if not self.stand_ins.settle():
             for topic in self.topics.values():
                 topic.remove_spares()
@@ -572,3 +603,4 @@ class Broker:
             )
         for topic in self.topics.values():
             topic.close()
+            self.closed_count += 1

@@ -15,6 +15,7 @@ from pyqd.broker.channel_files import (
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings, apply_settings, decode_settings, encode_settings
 from pyqd.broker.dead_letters import DeadLetterTarget
 from pyqd.hot.broker.channel import ChannelCore
+from pyqd.hot.broker.channel_check import check_channel
 from pyqd.hot.broker.recovery import (
     attempts_by_record,
     begin_at,
@@ -85,9 +86,9 @@ class Channel(ChannelCore):
         )
         if options.e2e_processing_latency_percentile:
             # Not imported otherwise: see there.
-            from pyqd.broker.latency import LatencyWindow
+            from pyqd.broker.latency import new_buffer
 
-            self.latency = LatencyWindow(options.e2e_processing_latency_window_time_ns, mono())
+            self.latency = new_buffer(options.e2e_processing_latency_window_time_ns, mono())
         self.parks_durably = topic.broker.parks_durably and self.directory is not None
         self.on_finished = None if self.directory is None else topic.broker.on_finished
         self.limits = decode_settings(ledger.settings)
@@ -194,6 +195,10 @@ class Channel(ChannelCore):
         for log in self.logs():
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))
+
+    def check(self) -> None:
+        """Assert the invariants that relate the parts. Cost: O(messages held, and capacity of the ledgers)."""
+        check_channel(self)
 
     def close(self) -> None:
         """Save how often the unfinished messages have been delivered; everything else is in the files already.

@@ -152,10 +152,11 @@ class ChannelFiles:
             log.pool.limit = quota
             return ParkedLog(log, Ledger(self.files, None))
         path = self.path_of(PARKED_LOG)
+        was_dirty = False
         if self.files.exists(path):
             log = broker.new_log(path)
             if not broker.names_durable:
-                self.sync_found(log, path)
+                was_dirty = self.sync_found(log, path)
         else:
             with quota.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
                 log = broker.new_log(path)
@@ -173,12 +174,18 @@ class ChannelFiles:
             self.note_names(self.ledger)
         parked = ParkedLog(log, ledger, self.ledger.parked_from, self.ledger.origins_unknown_below)
         self.note_if_outran(ledger)
+        if was_dirty:
+            # On stable storage it may count these records as finished: an earlier power failure took away others that
+            # had their ordinals.
+            mapping, length_bytes = ledger.sync_target()
+            broker.syncs.sync(mapping, 0, length_bytes)
         return parked
 
-    def sync_found(self, log: Log, path: str) -> None:
+    def sync_found(self, log: Log, path: str) -> bool:
         """Sync the parked log that a killed run left: the start finishes the origins of its records at once.
 
-        This also makes the channel's name durable, because the topic's log may then be trimmed.
+        Returns: whether some records were not on stable storage. The channel's name is durable then too, because the
+        topic's log may then be trimmed.
         """
         assert self.topic.directory is not None
         ranges, end = log.dirty_ranges()
@@ -190,6 +197,7 @@ class ChannelFiles:
             for directory in (path, os.path.dirname(path), self.topic.directory):
                 self.files.sync_directory(directory)
         log.mark_synced(ranges, end)
+        return bool(ranges)
 
     def remove_attempts(self) -> None:
         """Remove the file of attempts, which has been read."""

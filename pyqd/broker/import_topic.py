@@ -89,7 +89,7 @@ class ChannelImport:
         self.parked_prints: dict[int, int] = {}
 
     def owns(self, ordinal: int) -> bool:
-        """Tell whether a record of the topic's log is this channel's."""
+        """Return whether a record of the topic's log belongs to this channel."""
         return ordinal < len(self.own) and self.own[ordinal] == 1
 
     def take(self, ordinal: int) -> None:

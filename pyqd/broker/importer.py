@@ -1,16 +1,16 @@
-"""Taking over a data directory of Go's nsqd: all of it or nothing, whenever the process is killed.
+"""Import of a data directory of Go's nsqd: complete or not at all, whenever the process is killed.
 
-    importing/topics/...          the topics as pyqd keeps them, made and synced first
-    importing/plan.json           which files are nsqd's and where they go, and the report
-    importing/node.json           written last: from here on the import is carried through, before it is undone
+    importing/topics/...          the topics in pyqd's format, made and synced first
+    importing/plan.json           nsqd's files with their targets, and the report
+    importing/node.json           written last: from here on the import is completed, before it is undone
     topics/, node.json            renamed out of there; with node.json the directory is pyqd's
     imported-from-nsqd/           then nsqd's files are moved here, with the report
 
-A start that finds `importing` without a node.json in it removes it and begins anew; nsqd's files have not been touched
-then. One that finds it with a node.json, or finds that moved already, carries on with what is left of the renames.
+A start that finds `importing` without a node.json in it removes it and begins again; nsqd's files have not been touched
+then. A start that finds it with a node.json, or finds that one moved already, completes the remaining renames.
 
-nsqd's files are moved and not left where they are: an nsqd that is started there by mistake would deliver everything
-once more. They are not removed: moving them back into an empty directory undoes the import, for nsqd as it was.
+nsqd's files are moved, because an nsqd that is started there by mistake would deliver everything again. They are not
+removed: moving them back into an empty directory undoes the import for nsqd.
 Rejected: hard links as a copy (nsqd appends to its files), reading nsqd's files in place (two formats in the hot path).
 
 Source: docs/interchange.md.
@@ -81,7 +81,7 @@ class ImportReport:
             self.notes.append((where, text))
 
     def note_files(self, names: list[str]) -> None:
-        """Note the segments that nsqd has set aside."""
+        """Report files that nsqd renamed to `.bad` because it could not read them. Their messages are not imported."""
         for name in names:
             self.note(name, "set aside by nsqd as unreadable: omitted")
 
@@ -188,7 +188,7 @@ class Importer:
         return self.files.exists(os.path.join(self.root, name))
 
     def _is_committed(self) -> bool:
-        """Tell whether the import is to be carried through: its tree is complete, or in place."""
+        """Return whether an interrupted import has to be completed: its new tree is complete or already in place."""
         if self.files.exists(os.path.join(self.importing, NODE_FILE)):
             return True
         return self._exists(NODE_FILE) and not self.files.exists(os.path.join(self.importing, TOPICS_DIRECTORY))

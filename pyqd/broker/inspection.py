@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyqd.broker.offline_topics import OfflineChannel, OfflineData, OfflineTopic
+from pyqd.primitives.durations import SECOND_NS
 
 HEADINGS = ("topic", "channel", "records", "bytes", "floor", "cursor", "depth", "parked", "next due", "health")
 NUMBER_COLUMNS = frozenset(("records", "bytes", "floor", "cursor", "depth", "parked"))
@@ -33,7 +34,7 @@ class QueueRow(NamedTuple):
         """Return the row as text, by HEADINGS."""
         due = "-"
         if self.next_due_ns:
-            moment = datetime.datetime.fromtimestamp(self.next_due_ns // 10**9, datetime.timezone.utc)
+            moment = datetime.datetime.fromtimestamp(self.next_due_ns // SECOND_NS, datetime.timezone.utc)
             due = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
         numbers = [str(number) for number in self[3:9]]
         health = self.health + (", paused" if self.paused else "")

@@ -1,11 +1,11 @@
 """Percentiles of the time from publishing a message to its FIN, over a moving window.
 
-As in nsqd there are two sketches, each for half of the window; when a half is over the older one goes. So a result is
-about the last half to whole of the window. The sketch is REQ of Apache DataSketches with its accuracy at the high end:
-the error of a rank is relative to how far it is from the top, so that 0.999 is told from the maximum, which is exact.
-Merging sketches, as for a topic's channels, keeps that accuracy.
+As in nsqd there are two sketches, each for half of the window; when a half is over, the older one is discarded. So a
+result covers the last half to whole of the window. The sketch is REQ of Apache DataSketches with its accuracy at the
+high end: the error of a rank is proportional to its distance from the top, so that 0.999 differs from the maximum,
+which is exact. Merging sketches, as for a topic's channels, keeps that accuracy.
 
-This module is imported when percentiles are asked for: the library brings numpy, which takes some 25 MB.
+This module is imported only with --e2e-processing-latency-percentile: the library needs numpy, which takes some 25 MB.
 
 Source: docs/nsq/broker-semantics.md, "End-to-end latency percentiles"; Cormode, Karnin, Liberty, Thaler, Veselý,
 "Relative Error Streaming Quantiles", PODS 2021.
@@ -32,36 +32,38 @@ def new_sketch() -> Any:
     return req_floats_sketch(SKETCH_K, HIGH_RANKS_ACCURATE)
 
 
-class LatencyWindow(LatencyBuffer):
-    """The latencies of one channel. window_ns: of the whole. now_ns: monotonic."""
+class LatencyWindow:
+    """The sketches of one channel's latencies. window_ns: of the whole. now_ns: monotonic."""
 
     def __init__(self, window_ns: int, now_ns: int) -> None:
         self._half_ns = max(window_ns // 2, 1)
         self._current = new_sketch()
         self._older = new_sketch()
-        self.move_ns = now_ns + self._half_ns
+        self._half_ends_ns = now_ns + self._half_ns
         _windows.add(self)
 
-    def flush(self, now_ns: int) -> None:
-        """Move the buffered values to the sketch of their half, then switch to the half of now_ns."""
-        values = self.take()
+    def add(self, values: bytearray, now_ns: int) -> int:
+        """Add values of the current half, then switch to the half of now_ns. Returns: the end of that half.
+
+        values: native 32-bit floats in nanoseconds. now_ns: monotonic.
+        """
         if values:
             self._current.update(numpy.frombuffer(values, dtype=numpy.float32))
-        if now_ns >= self.move_ns:
-            halves = (now_ns - self.move_ns) // self._half_ns + 1
+        if now_ns >= self._half_ends_ns:
+            halves = (now_ns - self._half_ends_ns) // self._half_ns + 1
             self._older = self._current if halves == 1 else new_sketch()
             self._current = new_sketch()
-            self.move_ns += halves * self._half_ns
+            self._half_ends_ns += halves * self._half_ns
+        return self._half_ends_ns
 
-    def sketches(self, now_ns: int) -> Iterator[Any]:
-        """Yield the sketches that have something, with all that was noted until now."""
-        self.flush(now_ns)
+    def sketches(self) -> Iterator[Any]:
+        """Yield the sketches that have values."""
         for sketch in (self._current, self._older):
             if not sketch.is_empty():
                 yield sketch
 
     def forget(self) -> None:
-        """Let go of the sketches, for good."""
+        """Discard the sketches, for good."""
         self._current = self._older = None
 
 
@@ -70,17 +72,30 @@ _windows: weakref.WeakSet[LatencyWindow] = weakref.WeakSet()
 
 @atexit.register
 def forget_all() -> None:
-    """Let go of all sketches: the library complains of those that are there when the interpreter ends."""
+    """Discard all sketches: the library complains about sketches that exist when the interpreter ends."""
     for window in list(_windows):
         window.forget()
 
 
-def latency_of(windows: Iterable[LatencyWindow], quantiles: Sequence[float]) -> dict[str, Any]:
-    """Return the percentiles of all windows together, in nsqd's shape: nanoseconds, 0 if there are no values."""
+def new_buffer(window_ns: int, now_ns: int) -> LatencyBuffer:
+    """Return the buffer of a channel, with a new LatencyWindow. window_ns: of the whole. now_ns: monotonic."""
+    window = LatencyWindow(window_ns, now_ns)
+    return LatencyBuffer(window, window.add(bytearray(), now_ns))
+
+
+def sketches_of(buffer: LatencyBuffer, now_ns: int) -> Iterator[Any]:
+    """Yield the sketches that have values, with all latencies until now. now_ns: monotonic."""
+    buffer.flush(now_ns)
+    window: LatencyWindow = buffer.window
+    return window.sketches()
+
+
+def latency_of(buffers: Iterable[LatencyBuffer], quantiles: Sequence[float]) -> dict[str, Any]:
+    """Return the percentiles of all buffers together, in nsqd's shape: nanoseconds, 0 if there are no values."""
     now_ns = mono()
     merged = new_sketch()
-    for window in windows:
-        for sketch in window.sketches(now_ns):
+    for buffer in buffers:
+        for sketch in sketches_of(buffer, now_ns):
             merged.merge(sketch)
     values = [0.0] * len(quantiles) if merged.is_empty() else merged.get_quantiles(quantiles, True)
     return {

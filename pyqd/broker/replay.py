@@ -126,7 +126,9 @@ def check_position(topic: Topic, position: int) -> None:
 
 
 def prepared(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
-    """Walk a segment in slices until the look-up can be done at once. Raises: TopicGone."""
+    """Call `prepare` with pauses between until it returns True: the index is then built as far as the look-up needs.
+
+    Raises: TopicGone."""
     while not prepare():
         pause()
         if topic.exiting:

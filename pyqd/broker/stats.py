@@ -118,23 +118,23 @@ def with_damage(stats: StatsDict, damage: DamageCount) -> StatsDict:
 
 def latency_stats(broker: Broker, channels: Iterable[Channel]) -> StatsDict:
     """Return the percentiles of the end-to-end latency of the channels together; none if they are not measured."""
-    windows: list[Any] = [channel.latency for channel in channels if channel.latency is not None]
-    if not windows:
+    buffers = [channel.latency for channel in channels if channel.latency is not None]
+    if not buffers:
         return {"count": 0, "percentiles": None}
     from pyqd.broker.latency import latency_of
 
-    return latency_of(windows, broker.options.e2e_processing_latency_percentile)
+    return latency_of(buffers, broker.options.e2e_processing_latency_percentile)
 
 
 def shown_client(client: StatsDict, selection: Selection) -> StatsDict:
-    """Return a client's dictionary with the one pub_count that nsqd shows: the topic's asked for, else any."""
+    """Return a client's dictionary with the one pub_count that nsqd shows: of the selected topic, else of any."""
     counts = client.get("pub_counts")
     if counts is None:
         return client
-    limits_to_dict = [count for count in counts if selection.topic in ("", count["topic"])][:1]
+    shown = [count for count in counts if selection.topic in ("", count["topic"])][:1]
     # In its place: the order of keys is part of the shape.
-    items = {**client, "pub_counts": limits_to_dict}
-    if not limits_to_dict:
+    items = {**client, "pub_counts": shown}
+    if not shown:
         del items["pub_counts"]
     return items
 

@@ -80,8 +80,10 @@ class Topic(TopicCore):
             # A start that did not end may have set the damaged one aside, and begun a blank one.
             aside = any(entry.startswith(STATE_FILE + BAD) for entry in found)
             lost = self.state_lost or (aside and created_of(mapping) == 0)
-            journaled = broker.put_back(name, log_directory, created_of(mapping), lost)
+            journaled = broker.take_journaled(name, log_directory, created_of(mapping), lost)
         log = self.open_log(log_directory, found)
+        if found is not None and broker.journals():
+            log.find_durable_end({} if journaled is None else journaled.ends())
         super().__init__(
             log,
             broker.scheduler,
@@ -91,7 +93,7 @@ class Topic(TopicCore):
             ephemeral=is_ephemeral_str(name),
             power_failed=broker.power_failed,
             created_ns=broker.next_created_ns(),
-            journaled=journaled,
+            journaled=None if journaled is None else journaled.state,
         )
         self.reader = LogReader(log)
         self.quota = TopicQuota(self)
@@ -137,7 +139,7 @@ class Topic(TopicCore):
             return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))
 
     def is_blank(self, path: str) -> bool:
-        """Say whether a state was never written: the power failed before the topic was on stable storage."""
+        """Return True if a state was never written: the power failed before the topic was on stable storage."""
         try:
             return not any(self.files.read_range(path, 0, TOPIC_STATE_SIZE))
         except StorageError:
@@ -221,6 +223,7 @@ class Topic(TopicCore):
             self.channels_by_name[name] = channel
             self.attach(channel)
             logger.info("TOPIC(%s): new channel(%s)", self.name, name)
+            self.broker.observer.channel_created(self, name)
         return channel
 
     def delete_channel(self, name: str) -> bool:
@@ -241,6 +244,7 @@ class Topic(TopicCore):
             self.names.forget(directory)
             self.names.changed(self.directory)
         self.drop_channel(channel)
+        self.broker.observer.channel_deleted(self, name)
         if directory is not None:
             self.broker.remove_discarded(directory, moved)
         if self.ephemeral and not self.channels_by_name:
@@ -248,7 +252,7 @@ class Topic(TopicCore):
         return True
 
     def drop_channel(self, channel: Channel) -> None:
-        """Take leave of a channel whose files are out of the way."""
+        """Forget a channel whose directory has been moved or removed, and close its consumers."""
         channel.exiting = True
         for consumer in channel.close_consumers():
             consumer.client.close()
@@ -344,7 +348,7 @@ class Topic(TopicCore):
                 log.files_moved(moved + log.directory.removeprefix(directory))
 
     def close(self) -> None:
-        """Leave everything on file as the next start wants it, as far as the disk allows; failures are logged."""
+        """Write the topic's state to its files and close them, as a clean stop does. Failures are logged."""
         self.exiting = True
         self.refuse_queued()
         for channel in self.channels_by_name.values():

@@ -28,6 +28,8 @@ pyqd --help                                 this text
 pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
 pyqd export [--from DATA_DIR] DIR           write the data of a stopped pyqd as a data directory of nsqd
 pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing
+pyqd drain [--timeout=30s]                  have a running pyqd finish its messages in flight, and stop
+pyqd restart [--http-address=ADDR]          have a running pyqd hand over to a new process; no connection is refused
 """
 NODE_ID_COUNT: Final = 1024
 DEFAULT_TCP_PORT: Final = 4150
@@ -213,10 +215,9 @@ class Options:
         "lookupd-tcp-address",
         STRING,
         (),
-        "has no effect yet; <addr>:<port> of an nsqlookupd, may be given several times",
+        "<addr>:<port> of a lookup daemon to register with over TCP; may be given several times",
         key="nsqlookupd_tcp_addresses",
         repeatable=True,
-        without_effect=True,
         live=True,
     )
 
@@ -422,6 +423,14 @@ class Options:
         "memory for what all connections have half received or not sent yet; beyond it those with the most are closed;"
         " 0 is no limit",
         minimum=0,
+    )
+    drain_timeout_ns: int = declare(
+        "drain-timeout",
+        DURATION,
+        0,
+        "time that SIGTERM gives consumers to finish their messages in flight; 0 stops at once",
+        minimum=0,
+        live=True,
     )
     first_command_timeout_ns: int = declare(
         "first-command-timeout",

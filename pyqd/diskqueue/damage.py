@@ -1,8 +1,8 @@
-"""What is found damaged on disk: kept aside, counted, and told, never dropped in silence.
+"""Reports of damaged data on disk: one ERROR line each, counts for /stats, and copies of the damaged bytes.
 
-The bytes go to `damaged/` beside the log, the file or whole segment under its own name there. What is kept is bounded:
-a disk that loses bytes everywhere must not be filled with copies of them; the damaged range itself stays where it is,
-but for the headers put over it, until its segment is drained.
+The copies go to `damaged/` beside the log; a whole segment or small file keeps its name there. The number and size of
+copies are limited, so that a failing disk is not filled with them. The damaged range itself stays where it is, except
+for the headers that bridge it, until its segment is drained.
 """
 
 import logging
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class DamageCount:
-    """How much was found damaged since the start: places, records lost for it, bytes.
+    """Counts of damage found since the start: places, records lost, bytes.
 
-    total: another count that is to have all of this too.
+    total: another count to which all of this is added too.
     """
 
     def __init__(self) -> None:
@@ -138,10 +138,10 @@ def set_aside(files: "Files", path: str, error: Exception, consequence: str) -> 
 
 
 def reused(files: "Files", aside: str, path: str, size_bytes: int) -> "Mapping | None":
-    """Make a new file of zeros in place of one that was set aside, as a full disk has no block for another.
+    """Turn a damaged file that was set aside into a new file of zeros: a full disk has no blocks for a second file.
 
-    Returns: its mapping; None if the file could not be used again, and without it there is no room either.
-    Raises: StorageError.
+    If the damaged file is unreadable or too small, it is removed, and a new file is made if its blocks suffice.
+    Returns: the mapping of the new file; None if the disk has no space for it. Raises: StorageError.
     """
     try:
         mapping = files.open_mapped(aside)

@@ -99,7 +99,7 @@ def parse_segment_header(content: bytes, path: str) -> SegmentHeader | None:
 
 
 def parse_record_header(content: bytes) -> RecordHeader:
-    """Return the header of a record, of which at least that much is given."""
+    """Return a record's header from bytes that hold at least the header."""
     return RecordHeader(*_RECORD.unpack_from(content))
 
 

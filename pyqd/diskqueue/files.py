@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cffi import FFI
@@ -28,6 +29,7 @@ WRITTEN_OUT_AT_ONCE_BYTES = 1 << 20
 # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER.
 WRITE_OUT_AND_WAIT = 1 | 2 | 4
 RESERVING = "reserving"
+NO_CLAIM: AbstractContextManager[object] = contextlib.nullcontext()
 PROT_READ_WRITE = 0x1 | 0x2
 MAP_PRIVATE = 0x02
 MAP_ANONYMOUS = 0x20
@@ -152,7 +154,7 @@ def _populate(mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
 
 
 def _fill_with_zeros(fd: int, size_bytes: int, path: str) -> None:
-    """Write all of a file once, synced, so that no later write changes anything but content."""
+    """Fill a file with zeros and sync it, so that later writes change only its content, not its metadata."""
     try:
         # Anonymous memory, as writes past the page cache want whole pages.
         with mmap.mmap(-1, ZEROS_AT_ONCE_BYTES) as memory, memoryview(memory) as zeros:
@@ -196,7 +198,7 @@ class JournalFile:
             raise storage_error("write", self.path, error) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -276,7 +278,7 @@ class Files:
                 _populate(mapping, start_bytes, length_bytes)
 
     def check_reserving(self, directory: str) -> None:
-        """See whether blocks can be reserved there; having no room for one is another matter. Raises: StorageError."""
+        """Check that the file system can reserve blocks. A full disk is not an error here. Raises: StorageError."""
         path = os.path.join(directory, RESERVING)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -427,7 +429,7 @@ class Files:
         return found.f_bavail * found.f_frsize
 
     def exists(self, path: str) -> bool:
-        """Say whether a path names something."""
+        """Return whether a path exists."""
         return os.path.lexists(path)
 
     def is_directory(self, path: str) -> bool:
@@ -483,10 +485,11 @@ class Files:
             raise storage_error("write", path, error) from error
 
     def write_in_place(self, path: str, content: bytes) -> None:
-        """Overwrite a small file, padded with spaces, in the block that it has, and sync it: for a full disk.
+        """Overwrite a small file in the block that it has, padded with spaces, and sync it: works on a full disk.
 
-        The whole block is written: the kernel would read the rest of it, which the disk may fail to.
-        A kill leaves the old content or the new. A power failure does so up to 512 bytes: disks write whole sectors.
+        The whole block is written. For a part, the kernel would first read the block, and the disk may fail to.
+        A kill leaves the old content or the new. So does a power failure for content of up to 512 bytes, because disks
+        write whole sectors.
         """
         assert len(content) <= PAGE_BYTES, "a page is what one block takes"
         try:
@@ -498,10 +501,13 @@ class Files:
         finally:
             os.close(fd)
 
-    def new_journal_file(self, path: str, size_bytes: int) -> JournalFile:
+    def new_journal_file(
+        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+    ) -> JournalFile:
         """Create a file of that size, all of it written, whose writes are on stable storage when they return.
 
-        They bypass the page cache if the file system can (O_DIRECT). On failure no file is left.
+        They bypass the page cache if the file system can (O_DIRECT). reserving: entered while blocks are reserved, for
+        a claim on the space. On failure no file is left.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -514,7 +520,8 @@ class Files:
         except OSError as error:
             raise storage_error("create", path, error) from error
         try:
-            _reserve(fd, size_bytes, path)
+            with reserving:
+                _reserve(fd, size_bytes, path)
             _fill_with_zeros(fd, size_bytes, path)
         except StorageError:
             os.close(fd)

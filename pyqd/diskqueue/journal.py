@@ -1,18 +1,18 @@
-"""The journal: with --sync-every=1 the new bytes of all logs go there with one flush, before their publishers' OKs.
+"""Journal of one data directory: with --sync-every=1, the new bytes of all logs go there before their publishers' OKs.
 
     journal/1    | commit | commit | ... | not used yet, or of an earlier use |
     journal/2    | commit | ...                                               |
 
-Its files have one size and all their blocks, written once, so that a commit changes no metadata and costs what the disk
-takes for one write. Each use of a file has a *generation*, which its commits tell. When the syncer has made durable all
-that there was when it began, what the journal holds of that is not needed any more: the syncer begins with `cut`, after
-which commits go to another file, and ends with `release`. Every commit tells the oldest generation that still counts.
+One write with one flush makes a commit durable. The files have one size and all their blocks, written once, so that a
+commit changes no metadata. Each use of a file has a *generation*, which its commits state. A sync of everything begins
+with `cut`, after which commits go to another file, and ends with `release`: the journal's bytes from before the cut are
+not needed any more. Every commit states the oldest generation that still counts.
 
-When no file is free, or a write has failed, commits are refused; the caller syncs the logs themselves then. After a
-failed write nothing is written here until everything was synced otherwise, as a start reads a file only up to the first
-commit that is not whole.
+If no file is free, or a write has failed, commits are refused, and the caller syncs the logs themselves. After a failed
+write nothing is written here until everything was synced otherwise, because a start reads a file only up to the first
+torn commit.
 
-What a killed process has left stays until the first sync of its successor is complete.
+Files of a killed process stay until the first sync of its successor is complete.
 
 Invariants: 1. one commit is under way at a time. 2. a file is written to only by the generation that it was given.
 
@@ -26,15 +26,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pyqd.diskqueue.files import Files, JournalFile
+from pyqd.diskqueue.space_limit import SpaceLimit
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
 from pyqd.primitives.errors import StorageError
 
 FILE_BYTES = 32 << 20
-# One is written to, one waits for the syncer, and one is free.
+# One file is written to, one waits for the syncer, and one is free.
 FILES_KEPT = 3
-# More are made while the syncer is slow, up to so many; then commits wait for it.
+# While the syncer is slow, more files are made, up to this number; then commits go to the logs.
 FILES_MAX = 16
-# Of a file system that does not know such files or writes; other reasons may pass.
+# Errors of a file system that does not support such files or writes; other errors may pass.
 CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 logger = logging.getLogger(__name__)
@@ -51,35 +52,44 @@ class Place(NamedTuple):
 
 
 class Used(NamedTuple):
-    """A file with commits that count."""
+    """File with commits that count."""
 
     generation: int
     file: JournalFile
 
 
 def nobody_waits() -> None:
-    """Do nothing if the journal wants a sync."""
+    """Ignore the journal's request for a sync."""
 
 
 class Journal:
     """The journal of one data directory.
 
-    directory: holds its files. in_background: runs a blocking job in a thread. file_bytes: of each file.
+    directory: holds its files. in_background: runs a blocking job in a thread. file_bytes: size of each file. limit:
+    says whether another file may be made.
     """
 
-    def __init__(self, files: Files, directory: str, in_background: InBackground, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        in_background: InBackground,
+        file_bytes: int = FILE_BYTES,
+        limit: SpaceLimit | None = None,
+    ) -> None:
         self.files = files
+        self.limit = limit or SpaceLimit()
         self.directory = directory
         self.file_bytes = file_bytes
-        # Called when the files run out: a sync would set some free.
+        # Called when the files run out, because a sync would release some.
         self.on_sync_wanted: Callable[[], None] = nobody_waits
-        # When the newest topic was made. It tells a topic from one of its name before, so it never goes back.
+        # Creation time of the newest topic. It distinguishes topics of one name, so it never goes back.
         self.latest_created_ns = 0
         self._in_background = in_background
         self._commit = CommitBuffer()
         self._used: list[Used] = []
         self._free: list[JournalFile] = []
-        # Of an earlier run, with their generations: they count until everything was synced once.
+        # Files of an earlier run with their generations; they count until everything was synced once.
         self._former: list[tuple[int, str]] = []
         self._generation = 0
         self._offset = 0
@@ -87,12 +97,12 @@ class Journal:
         self._file_count = 0
         self._making = False
         self._started = False
-        # Why the last file could not be made; and that none can be here.
+        # Reason why the last file could not be made, and whether no file can be made here at all.
         self._refusal = ""
         self._useless = False
         # The file that a commit is being written to.
         self._busy: JournalFile | None = None
-        # A write has failed: no commit goes here before all was synced otherwise.
+        # A write has failed: commits are refused until everything was synced otherwise.
         self._failed = False
 
     def take_up(self, former: list[tuple[int, str]], latest_created_ns: int) -> None:
@@ -103,8 +113,15 @@ class Journal:
         numbers = [int(os.path.basename(path)) for _, path in former]
         self._last_number = max(numbers, default=0)
 
+    @property
+    def has_former(self) -> bool:
+        """True if there are files of an earlier run, which the first complete sync removes."""
+        return bool(self._former)
+
     def start(self) -> None:
-        """Take commits as soon as there is a file. Nothing fails here: without a file logs are synced themselves."""
+        """Start making the journal's file, which takes commits once it exists.
+
+        Never fails: without a file the logs are synced."""
         self._started = True
         self._want_file()
 
@@ -112,6 +129,7 @@ class Journal:
         """Return the buffer for the next commit; None if the journal takes none now."""
         if self._failed or not self._started or not (self._used or self._free):
             return None
+        assert self._busy is None, "the buffer belongs to the commit under way"
         self._commit.begin()
         return self._commit
 
@@ -123,7 +141,7 @@ class Journal:
         if not self._used or self._offset + size_bytes > self.file_bytes:
             begun = self._next_file()
             if not begun or (not self._free and len(self._used) >= FILES_KEPT - 1):
-                # Before the last file is full. The first one is followed by another, which is being made.
+                # Requested before the last file is full. While the first file is in use, the second is being made.
                 self.on_sync_wanted()
             if not begun:
                 return None
@@ -145,24 +163,25 @@ class Journal:
 
     def note_written(self) -> None:
         """Tell the logs that the commit under way is on stable storage."""
+        assert self._busy is not None, "no commit is under way"
         self._busy = None
         self._commit.note_durable()
 
     def note_failed(self) -> None:
-        """Refuse commits until all that is in the journal was synced otherwise."""
+        """Refuse commits until the syncer has synced the logs of all commits in the journal."""
         self._busy = None
         self._failed = True
         self.on_sync_wanted()
 
     def give_up(self) -> None:
-        """Write nothing of the commit under way, if there is one: something went wrong before."""
+        """Drop the commit under way, if there is one, because its round has failed before the write."""
         if self._busy is not None:
             self.note_failed()
 
     def cut(self) -> int:
-        """Have the commits to come go to another file. Returns: the first generation that a sync from now on leaves."""
+        """Direct later commits to another file. Returns: the oldest generation that a sync from now on must keep."""
         if self._failed or (self._used and self._offset > 0 and not self._next_file()):
-            # The last file in use stays in use, unless its content is to be dropped.
+            # There is no other file. The one in use is kept, unless a write to it has failed.
             return self._generation + self._failed
         return self._generation
 
@@ -170,6 +189,7 @@ class Journal:
         """Drop everything written before a `cut`, because all of it is on stable storage. kept: the result of the
         `cut`.
         """
+        assert kept <= self._generation + 1, "kept is the result of a cut"
         former, self._former = self._former, []
         for _, path in former:
             self._remove(path)
@@ -187,7 +207,7 @@ class Journal:
         """Remove all files: a clean stop has everything on stable storage. Raises: StorageError."""
         self._started = False
         for file in [*self._free, *(used.file for used in self._used)]:
-            # A number that is closed may be given to another file.
+            # A closed descriptor's number may be given to another file while the write is under way.
             if file is not self._busy:
                 file.close()
         self._free, self._used, self._former = [], [], []
@@ -205,7 +225,7 @@ class Journal:
         return True
 
     def _want_file(self) -> None:
-        """Have another file made in a thread, if none is free."""
+        """Make another file in a thread if none is free."""
         if not self._started or self._making or self._free or self._useless or self._file_count >= FILES_MAX:
             return
         self._making = True
@@ -215,7 +235,8 @@ class Journal:
         def make() -> JournalFile | StorageError:
             try:
                 self.files.make_directory(self.directory)
-                made = self.files.new_journal_file(path, self.file_bytes)
+                claim = self.limit.claim(self.file_bytes, self.file_bytes)
+                made = self.files.new_journal_file(path, self.file_bytes, claim)
                 self.files.sync_directory(self.directory)
                 self.files.sync_directory(os.path.dirname(self.directory))
             except StorageError as error:
@@ -225,7 +246,7 @@ class Journal:
         def done(made: JournalFile | StorageError | None, error: BaseException | None) -> None:
             self._making = False
             if not self._started:
-                # A stop has removed it.
+                # The stop has removed the file with the directory.
                 return
             if isinstance(made, JournalFile):
                 self._free.append(made)
@@ -252,7 +273,7 @@ class Journal:
         try:
             self.files.remove(path)
         except StorageError as error:
-            # It is found by the next start, which goes by the generations.
+            # The next start finds the file by its generation.
             logger.warning("DISKQUEUE: cannot remove a journal file: %s; the next start removes it", error)
 
 

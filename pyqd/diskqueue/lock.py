@@ -7,13 +7,22 @@ from pyqd.primitives.errors import StartupError
 
 
 class DirectoryLock:
-    """Holds flock(2) on a directory for the life of the object.
+    """Holds flock(2) on a directory until `release`. held_fd: a descriptor that has the lock already, or None.
+
+    The lock belongs to the open file: it ends when the last process that has inherited the descriptor closes it.
 
     Raises: StartupError when the directory is missing, no directory, or locked by another process.
     Source: docs/nsq/broker-semantics.md, "Data directory lock".
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, held_fd: int | None = None) -> None:
+        if held_fd is not None:
+            if is_directory(path, held_fd):
+                os.set_inheritable(held_fd, False)
+                self.fd = held_fd
+                return
+            # The flags name another directory since: this one is the predecessor's alone.
+            os.close(held_fd)
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -30,5 +39,13 @@ class DirectoryLock:
             ) from error
 
     def release(self) -> None:
-        """Give the directory up."""
+        """Release the lock on the directory."""
         os.close(self.fd)
+
+
+def is_directory(path: str, fd: int) -> bool:
+    """Return whether a path names the directory that is open as fd."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False

@@ -1,10 +1,11 @@
-"""The queues in a data directory of Go's nsqd: found, read in nsqd's order, written so that nsqd reads them.
+"""Reader and writer of the queues in a data directory of Go's nsqd. The reader changes nothing.
 
-Reading follows nsqd's own reader: from the read place on, a segment up to its size and the one that is written up to
-the write place; a record that cannot be one ends its segment, and the next one is read. It differs where nsqd loses
-messages that it has confirmed. The rest of the segment behind the write place is read (so does nsqd, which then writes
-into the next one), and so are later segments, and all of them where the metadata is missing or unreadable: a killed
-nsqd had not synced the metadata yet, and its next start would write over them. Nothing is changed.
+The reader works as nsqd's own. It begins at the read place that the metadata names, and reads each segment to its end.
+The segment that nsqd was writing ends at the write place. An invalid record ends its segment; the next segment is read.
+
+The reader differs if nsqd would lose messages that it has confirmed. A killed nsqd has not synced its metadata, so
+there may be messages after the write place, which its next start overwrites. The reader reads these too: the rest of
+the segment, as nsqd does, and later segments. If the metadata is missing or unreadable, it reads all segments.
 
 Source: docs/nsq/broker-semantics.md, "Disk queue".
 """
@@ -175,7 +176,7 @@ class NsqdQueueWriter:
             self._buffer.clear()
 
     def close(self) -> None:
-        """Write the rest, and the metadata."""
+        """Write the buffered messages and the metadata file. Raises: StorageError."""
         self._flush()
         meta = QueueMeta(self.depth, 0, 0, self._number, self._written_bytes)
         self._files.write(os.path.join(self._path, meta_file(self._queue)), format_meta(meta))

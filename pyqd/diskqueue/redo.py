@@ -1,17 +1,21 @@
-"""After a power failure: what the journal holds is put back into the logs, before they are opened.
+"""Records that an earlier run has left in the journal: read at a start, and restored to the logs after a power failure.
 
-A file of the journal is read from its start up to the first commit that is not whole, or is of another use of the file.
-The last commit of all tells from which generation on they count. The entries of a topic are applied in order: bytes go
-to where they lay in the segment's file.
+A file of the journal is read from its beginning up to the first commit that is torn or belongs to an earlier use of the
+file. The last commit of all determines the generation from which on files count. The entries of a topic are applied in
+order, before its log is opened. The bytes of an entry return to their offset in the segment's file:
 
-    the file is missing     made anew, if the entry holds the segment's beginning: its name was not on stable storage.
-                            Else it was removed, as all in it was finished
-    another segment is in   a later one: passed over, as the file was used anew. An earlier one, or none: the segment's
-                            beginning takes its place; an entry without that is passed over
-    the same one is in      the bytes behind its header are written
+    found                           action
+    the file is missing             create it, if the entry holds the segment's beginning: the name was not durable.
+                                    Otherwise the file was removed, because all of its records were finished
+    a later segment                 nothing: the file was reused
+    an earlier segment, or none     write the segment's beginning; an entry without the beginning is skipped
+    the same segment                write the bytes after its header
 
-It may be done twice, as after a kill in the middle: bytes that are there already are written once more. The page cache
-has them then; the journal stays until the first sync is complete.
+Restoring can be repeated, as after a kill in the middle: bytes that are there already are written again. They are in
+the page cache then; the journal stays until the first sync is complete.
+
+After a kill nothing is restored. The journal then tells a log how many of its bytes are on stable storage, and whose
+entries it holds if the topic's state is damaged.
 
 Source: docs/storage.md, "Journal".
 """
@@ -71,23 +75,39 @@ class Entry(NamedTuple):
         return int(_IDENTITY.unpack_from(self.state)[0])
 
 
-def read_readable(files: Files, path: str) -> bytes:
-    """Return the content of a file up to its first unreadable block. Raises: StorageError for anything but EIO."""
-    parts: list[bytes] = []
-    at = 0
+def read_used(files: Files, path: str) -> bytes:
+    """Return the beginning of a file with all of its commits, up to the first unreadable block.
+
+    Most of a file is not in use, and it is not in the page cache, which commits bypass.
+    Raises: StorageError for anything but EIO.
+    """
+    content = bytearray()
+    at = generation = 0
     while True:
         try:
-            part = files.read_range(path, at, READ_AT_ONCE_BYTES)
+            part = files.read_range(path, len(content), READ_AT_ONCE_BYTES)
         except StorageError as error:
             if error.errno != errno.EIO:
                 raise
-            logger.error("%s; the journal is not read after offset %d: acknowledged messages may be missing", error, at)
+            logger.error(
+                "%s; the journal is not read after offset %d: acknowledged messages may be missing", error, len(content)
+            )
             break
         if not part:
             break
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
+        content += part
+        while at + HEADER_SIZE <= len(content):
+            magic, _, _, found, _, offset, size, _ = _HEADER.unpack_from(content, at)
+            if magic != FORMAT_MAGIC or offset != at or size < HEADER_SIZE or generation not in (0, found):
+                return bytes(content)
+            generation = found
+            at += blocks_of(size)
+    return bytes(content)
+
+
+def blocks_of(size_bytes: int) -> int:
+    """Return a size rounded up to whole blocks."""
+    return -(-size_bytes // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def commits_in(content: bytes, path: str) -> Iterator[Commit]:
@@ -105,7 +125,7 @@ def commits_in(content: bytes, path: str) -> Iterator[Commit]:
             return
         generation = found
         yield Commit(found, oldest, created, at + HEADER_SIZE, content[at + HEADER_SIZE : at + size])
-        at += -(-size // BLOCK_SIZE) * BLOCK_SIZE
+        at += blocks_of(size)
 
 
 def entries_of(commit: Commit, path: str) -> Iterator[tuple[str, Entry]]:
@@ -141,13 +161,100 @@ def content_of(files: Files, path: str) -> Content:
     """Read a file of the journal. Memory: that of one file, as there may be many. Raises: StorageError."""
     generation = oldest = latest_created_ns = 0
     entries: list[tuple[str, Entry]] = []
-    content = read_readable(files, path)
+    content = read_used(files, path)
     for commit in commits_in(content, path):
         generation, oldest = commit.generation, commit.oldest
         latest_created_ns = max(latest_created_ns, commit.latest_created_ns)
         entries += entries_of(commit, path)
     unreadable = not content and files.size_of(path) > 0
     return Content(generation, oldest, latest_created_ns, path, entries, unreadable)
+
+
+class JournaledTopic:
+    """Entries of one topic in the journal of an earlier run: one or more, in order."""
+
+    def __init__(self, files: Files, entries: list[Entry]) -> None:
+        assert len({entry.identity for entry in entries}) == 1, "entries of one topic, at least one"
+        self._files = files
+        self._entries = entries
+
+    @property
+    def state(self) -> bytes:
+        """The journal's copy of the topic's state, of the last commit."""
+        return self._entries[-1].state
+
+    def ends(self) -> dict[tuple[int, int], int]:
+        """Return the ends of the journaled bytes, as offsets, by segment number and first sequence number."""
+        return {(entry.segment_number, entry.first_seq): entry.start + entry.length for entry in self._entries}
+
+    def is_of(self, log_directory: str) -> bool:
+        """Return whether a file of an entry is in a log's directory. File names are never used twice."""
+        numbers = {entry.file_number for entry in self._entries}
+        return any(self._files.exists(os.path.join(log_directory, f"{number}{SUFFIX}")) for number in numbers)
+
+    def restore(self, log_directory: str) -> None:
+        """Write the bytes to the segments, after a power failure. Raises: StorageError."""
+        self._files.make_directory(log_directory)
+        first_number = self._entries[-1].first_number
+        for entry in self._entries:
+            if entry.segment_number >= first_number:
+                self._put_back(entry, os.path.join(log_directory, f"{entry.file_number}{SUFFIX}"))
+
+    def _put_back(self, entry: Entry, path: str) -> None:
+        """Write the bytes of one entry, unless the file has a later segment or none can be begun."""
+        there = self._files.exists(path)
+        header = self._header_of(path) if there else None
+        mine = (entry.segment_number, entry.first_seq)
+        theirs = (0, 0) if header is None else (header.number, header.first_seq)
+        if theirs > mine or (theirs < mine and entry.start != 0):
+            return
+        if not there:
+            self._files.new_mapped(path, entry.file_bytes, False)
+        skipped = SEGMENT_HEADER_BYTES if theirs == mine and entry.start == 0 else 0
+        content = self._files.read_range(entry.path, entry.at + skipped, entry.length - skipped)
+        try:
+            self._files.overwrite(path, entry.start + skipped, content)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._put_back_by_page(path, entry.start + skipped, content)
+
+    def _put_back_by_page(self, path: str, start: int, content: bytes) -> None:
+        """Write page by page, except to unreadable pages: one of these fails a write of all pages."""
+        at = 0
+        while at < len(content):
+            length = PAGE_BYTES - (start + at) % PAGE_BYTES
+            part = content[at : at + length]
+            try:
+                self._files.overwrite(path, start + at, part)
+            except StorageError as error:
+                if error.errno != errno.EIO or self._is_readable(path, start + at):
+                    # The start is refused; the next one retries with the same journal.
+                    raise
+                # The log finds and bridges the damage, as with any unreadable page.
+                logger.error("%s; %d bytes of acknowledged messages are not restored", error, len(part))
+            at += length
+
+    def _is_readable(self, path: str, at: int) -> bool:
+        """Return whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""
+        try:
+            self._files.read_range(path, at // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        return True
+
+    def _header_of(self, path: str) -> SegmentHeader | None:
+        """Return the header of the segment in a file; None if there is none that can be believed."""
+        try:
+            return parse_segment_header(self._files.read_range(path, 0, SEGMENT_HEADER_BYTES), path)
+        except CorruptionError:
+            return None
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
 
 
 class Redo:
@@ -191,10 +298,10 @@ class Redo:
             for name, entry in content.entries:
                 self._entries_of.setdefault(name, []).append(entry)
 
-    def apply(self, name: str, log_directory: str, created_ns: int, state_lost: bool) -> bytes | None:
-        """Restore a topic's records. created_ns: of its state; 0 if there is none. state_lost: it was damaged.
+    def take(self, name: str, created_ns: int, state_lost: bool) -> JournaledTopic | None:
+        """Return the entries of a topic, once; None if there are none.
 
-        Returns: the journal's copy of the state; None if there is none. Raises: StorageError.
+        created_ns: of its state; 0 if there is none. state_lost: it was damaged.
         """
         entries = self._entries_of.pop(name, [])
         identity = created_ns
@@ -203,67 +310,4 @@ class Redo:
             # durable, and the journal's entries belong to an earlier one.
             identity = entries[-1].identity
         entries = [entry for entry in entries if entry.identity == identity]
-        if not entries:
-            return None
-        self.files.make_directory(log_directory)
-        first_number = entries[-1].first_number
-        for entry in entries:
-            if entry.segment_number >= first_number:
-                self._put_back(entry, os.path.join(log_directory, f"{entry.file_number}{SUFFIX}"))
-        return entries[-1].state
-
-    def _put_back(self, entry: Entry, path: str) -> None:
-        """Write the bytes of one entry, if the file is to have them."""
-        there = self.files.exists(path)
-        header = self._header_of(path) if there else None
-        mine = (entry.segment_number, entry.first_seq)
-        theirs = (0, 0) if header is None else (header.number, header.first_seq)
-        if theirs > mine or (theirs < mine and entry.start != 0):
-            return
-        if not there:
-            self.files.new_mapped(path, entry.file_bytes, False)
-        skipped = SEGMENT_HEADER_BYTES if theirs == mine and entry.start == 0 else 0
-        content = self.files.read_range(entry.path, entry.at + skipped, entry.length - skipped)
-        try:
-            self.files.overwrite(path, entry.start + skipped, content)
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            self._put_back_by_page(path, entry.start + skipped, content)
-
-    def _put_back_by_page(self, path: str, start: int, content: bytes) -> None:
-        """Write all but the parts of pages that cannot be read, as one of those fails a write of all pages."""
-        at = 0
-        while at < len(content):
-            length = PAGE_BYTES - (start + at) % PAGE_BYTES
-            part = content[at : at + length]
-            try:
-                self.files.overwrite(path, start + at, part)
-            except StorageError as error:
-                if error.errno != errno.EIO or self._is_readable(path, start + at):
-                    # The next start tries it again, with the same journal.
-                    raise
-                # As with any page that cannot be read: the log finds the damage.
-                logger.error("%s; %d bytes of acknowledged messages are not restored", error, len(part))
-            at += length
-
-    def _is_readable(self, path: str, at: int) -> bool:
-        """Say whether the page with the byte at an offset can be read. Raises: StorageError for anything but EIO."""
-        try:
-            self.files.read_range(path, at // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False
-        return True
-
-    def _header_of(self, path: str) -> SegmentHeader | None:
-        """Return the header of the segment in a file; None if there is none that can be believed."""
-        try:
-            return parse_segment_header(self.files.read_range(path, 0, SEGMENT_HEADER_BYTES), path)
-        except CorruptionError:
-            return None
-        except StorageError as error:
-            if error.errno != errno.EIO:
-                raise
-            return None
+        return JournaledTopic(self.files, entries) if entries else None

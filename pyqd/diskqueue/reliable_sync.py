@@ -49,6 +49,8 @@ class ReliableSync:
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
         self._path = path
+        # Syncs that have ended, also those that failed.
+        self.done_count = 0
         self._by_file = False
         self._whole = threading.Lock()
         self._busy: set[Mapping] = set()
@@ -70,6 +72,8 @@ class ReliableSync:
                 mapping.failed_syncs += 1
                 self.tell_next_process()
                 raise
+            finally:
+                self.done_count += 1
             if failures == failed:
                 mapping.healed_syncs = failed
 
@@ -90,6 +94,8 @@ class ReliableSync:
                         mapping.failed_syncs += 1
                 self.tell_next_process()
                 raise
+            finally:
+                self.done_count += 1
         return done and self._are_sound(ranges)
 
     def tell_next_process(self) -> None:

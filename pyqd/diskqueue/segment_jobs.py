@@ -172,6 +172,6 @@ class BackgroundJobs(SegmentJobs):
 
 
 def log_failure(_result: Any, error: BaseException | None) -> None:
-    """Log that a job in the background failed on which nothing else depends."""
+    """Log the failure of a background job that no other work waits for."""
     if error is not None:
         logger.warning("DISKQUEUE: %s", reason_of(error))

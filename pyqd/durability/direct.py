@@ -68,6 +68,7 @@ class DirectWriter:
         if fd < 0 or self._stopped:
             in_thread()
             return
+        assert self._done is None, "one commit at a time"
         self._done, self._path = done, place.file.path
         self._thread.submit(fd, place.content, place.offset)
 

@@ -76,7 +76,7 @@ class FinSync:
         self._begin()
 
     def retry(self) -> None:
-        """Retry the failed channels, each by itself."""
+        """Retry the syncs of the channels whose last sync failed, one channel at a time."""
         self._again, self._failed = list({**dict.fromkeys(self._again), **self._failed}), {}
         if self._again:
             self._begin()

@@ -68,7 +68,7 @@ class Work:
         self.started_s = time.perf_counter()
 
     def run(self, syncs: ReliableSync) -> None:
-        """Write all to stable storage. Blocks; touches no object of the loop. Raises: StorageError."""
+        """Sync the files, then write the commit. Blocks; touches no object of the loop. Raises: StorageError."""
         if self.job is not None:
             self.job.run(syncs)
         if self.place is not None:
@@ -117,6 +117,11 @@ class GroupCommit:
         error = joined.outcome.get()
         if error is not None:
             raise error
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no publisher waits for a sync."""
+        return not self._running
 
     def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
         """Call told(error) when `wait` would return or raise that error. Switches: no. told: must not raise."""

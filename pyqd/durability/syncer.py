@@ -41,6 +41,7 @@ from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.net.greenlets import spawn_service
 from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StorageError
 
 # Bounds the work of gathering in one pass of the loop, and the time a shutdown waits for a running job.
@@ -54,7 +55,6 @@ LARGE_BYTES = 256 << 10
 LEDGER_HEADER_BYTES = 4096
 # Checks of the number of appended messages per --sync-timeout.
 COUNT_CHECKS_PER_TIMEOUT = 8
-SECOND_NS = 1_000_000_000
 
 InThread = Callable[[Callable[[], None]], None]
 
@@ -198,7 +198,7 @@ class Job:
         self.took_s = time.perf_counter() - started_s
 
     def write(self, syncs: ReliableSync, ranges: list[Range], directories: list[str], many: bool) -> None:
-        """Write ranges and directories, each by itself, or the whole file system if there are many."""
+        """Write ranges and directories one by one, or sync the whole file system if there are many."""
         if many and syncs.sync_file_system(ranges):
             return
         for each in ranges:
@@ -274,10 +274,13 @@ class Syncer:
         if self._broker.journals():
             self._broker.journal.on_sync_wanted = self._wanted.set
             self._broker.journal.start()
+        if self._broker.journal.has_former:
+            # Until a sync, each kill adds its files to those that the next start reads.
+            self._wanted.set()
         self._greenlet = spawn_service("syncer", self._run, self.on_bug)
 
     def stop(self) -> None:
-        """Start no more jobs. `sync_all` syncs the rest."""
+        """Stop the periodic syncs. `sync_all` syncs the ranges that are still dirty."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None
@@ -322,7 +325,7 @@ class Syncer:
         return all(self._do_all(self._jobs(pause=no_pause), run_inline) for _ in range(2))
 
     def _jobs(self, pause: Callable[[], None]) -> Iterable[Job]:
-        """Yield jobs that cover everything dirty; each is gathered when the caller asks for it."""
+        """Yield jobs that together cover all dirty ranges; each gathers its ranges when the caller takes it."""
         topics = self._broker.topics
         for name in self._synced.keys() - topics.keys():
             del self._synced[name]

@@ -11,8 +11,8 @@ from pyqd.http.messages import Request, Response
 from pyqd.http.router import Router
 from pyqd.http.settings import DEFAULT_SETTINGS, HttpSettings
 from pyqd.http.tls_socket import TlsSocket
+from pyqd.net.events import READ_EVENT
 
-READ_EVENT = 1
 READ_BYTES = 64 * 1024
 
 # Shared by all connections: the buffer is free again before anything may switch.

@@ -78,19 +78,24 @@ class HttpServer:
         self._admission = admission or Admission(lambda: (0, 0))
         self.connections: set[HttpConnection] = set()
         self._router = Router(routes)
-        self._listener = Listener(self._accepted)
+        self.listener = Listener(self._accepted)
         self._sweeper: gevent.Greenlet[[], None] | None = None
+        self._stopped = False
 
-    def start(self, address: Address) -> Address:
-        """Start to listen and serve. Returns: the address with its real port. Raises: StartupError."""
-        bound = self._listener.start(address)
+    def start(self, address: Address, inherited: socket.socket | None = None) -> Address:
+        """Start to listen and serve. Returns: the address with its real port. Raises: StartupError.
+
+        inherited: a listening socket that another process has opened, or None.
+        """
+        bound = self.listener.start(address, inherited)
         self._sweeper = spawn_service(f"sweeper of {self.name}", self._sweep)
         logger.info("%s: listening on %s", self.name, bound)
         return bound
 
     def stop(self) -> None:
-        """Stop listening and end all connections, even in the middle of a request."""
-        self._listener.stop()
+        """Stop listening and end all connections, even in the middle of a request. No other request is executed."""
+        self._stopped = True
+        self.listener.stop()
         if self._sweeper is not None:
             self._sweeper.kill(block=False)
             logger.info("%s: closing %s", self.name, self.name)
@@ -122,7 +127,7 @@ class HttpServer:
         parting = b""
         try:
             shake_hands(secured, accepted, gevent.get_hub())
-            is_secure = True
+            is_secure = not self._stopped
         except HandshakeError as error:
             reason = str(error)
             if error.began in PLAIN_BEGINNINGS:
@@ -165,6 +170,9 @@ class HttpServer:
 
     def answer(self, request: Request, remote: str, common_name: str = "") -> Response:
         """Return the response to a request, and log it. common_name: of the client's certificate, or empty."""
+        if self._stopped:
+            # Of the requests that came in one piece, some may be unanswered. The data may be another process's by now.
+            return error_response(HttpError(503, "EXITING"))
         if self._refusal is not None:
             return self._refusal()
         started_ns = time.monotonic_ns()
@@ -193,7 +201,11 @@ class HttpServer:
         if self._login is None:
             return None
         tls = self._tls is not None
-        return self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+        refusal = self._login.refusal(route.right, request, remote, tls=tls, common_name=common_name)
+        if refusal is None and self._stopped:
+            # Meanwhile: the login may have waited for an auth server.
+            raise HttpError(503, "EXITING")
+        return refusal
 
     def _handled(self, route: Route, request: Request, remote: str, common_name: str) -> Response:
         try:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyqd.config.options import LEVEL, LOG_FORMAT
+from pyqd.config.options import LEVEL, LOG_FORMAT, TLS_VERSION, TLS_VERSIONS
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
@@ -17,6 +17,7 @@ from pyqd.primitives.loglines import LogFormat, LogLevel
 PROGRAM: Final = "pyqlookupd"
 SYNOPSIS: Final = """\
 pyqlookupd [flags]                          the lookup daemon; its flags are below
+pyqlookupd --check-config [flags]           print the settings in force, or all errors; starts nothing
 pyqlookupd --help                           this text
 """
 
@@ -27,6 +28,13 @@ class LookupOptions:
 
     version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqlookupd's keys", key=None)
+    check_config: bool = declare(
+        "check-config",
+        BOOL,
+        False,
+        "check flags and configuration file, print the settings in force, and exit",
+        key=None,
+    )
     verbose: bool = declare(
         "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
     )
@@ -38,13 +46,36 @@ class LookupOptions:
         "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
     )
     tcp_address: str = declare("tcp-address", STRING, "0.0.0.0:4160", "<addr>:<port> for brokers")
-    http_address: str = declare("http-address", STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients")
+    http_address: str = declare(
+        "http-address", STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients; empty for none"
+    )
+    https_address: str = declare(
+        "https-address", STRING, "0.0.0.0:4162", "<addr>:<port> for HTTPS, if TLS is set up; empty for none"
+    )
     broadcast_address: str = declare(
         "broadcast-address",
         STRING,
         socket.gethostname,
         "address of this lookup daemon, told to brokers",
         default_text="the host name",
+    )
+    tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate for HTTPS, with its chain")
+    tls_key: str = declare("tls-key", STRING, "", "path of the TLS key")
+    tls_client_auth_policy: str = declare(
+        "tls-client-auth-policy",
+        STRING,
+        "",
+        "client certificates: require (any), or require-verify (one of --tls-root-ca-file); implies --tls-required",
+    )
+    tls_root_ca_file: str = declare(
+        "tls-root-ca-file", STRING, "", "path of the certificates of authorities that check client certificates"
+    )
+    tls_required: bool = declare("tls-required", BOOL, False, "refuse HTTP clients without TLS; brokers have none")
+    tls_min_version: int = declare(
+        "tls-min-version", TLS_VERSION, TLS_VERSIONS["tls1.2"], "lowest TLS version: tls1.0, tls1.1, tls1.2 or tls1.3"
+    )
+    http_auth_token_file: str = declare(
+        "http-auth-token-file", STRING, "", "path of the file of tokens for the HTTP API"
     )
     inactive_producer_timeout_ns: int = declare(
         "inactive-producer-timeout",
@@ -70,14 +101,18 @@ class LookupOptions:
 GROUPS: Final = {
     "version": "General",
     "tcp-address": "Addresses",
+    "tls-cert": "TLS and login",
     "inactive-producer-timeout": "Registrations",
     "max-connections": "Limits on connections",
 }
 
 
 def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> LookupOptions:
-    """Return the options for values by attribute."""
-    return LookupOptions(**given, notices=notices)
+    """Return the options for values by attribute. Client certificates imply TLS."""
+    values = dict(given)
+    if values.get("tls_client_auth_policy"):
+        values["tls_required"] = True
+    return LookupOptions(**values, notices=notices)
 
 
 LOOKUP_DAEMON: Final = Program(PROGRAM, declared_flags(LookupOptions, GROUPS), SYNOPSIS, options_of)

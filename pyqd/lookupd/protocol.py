@@ -28,6 +28,9 @@ MAGIC: Final = b"  V1"
 LINE_BYTES_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
 NAMES_KNOWN_MAX: Final = 10_000
+# Registrations that came together and have a log line each; more of them share one. A broker that connects sends all
+# of its topics and channels, and a line takes as long as a registration.
+LOGGED_EACH_MAX: Final = 16
 
 _SIZE = struct.Struct(">i")
 
@@ -75,6 +78,8 @@ class Session:
         self._now_ns = now_ns
         self._unread = b""
         self._has_magic = False
+        # Registrations that have no log line yet: topic, and channel or "".
+        self._new: list[tuple[str, str]] = []
         self._commands: dict[str, Callable[[list[str]], bytes]] = {
             "PING": self._ping,
             "REGISTER": self._register,
@@ -89,7 +94,10 @@ class Session:
             data = self._unread + data
         answers: list[bytes] = []
         try:
-            at = self._run(data, answers)
+            try:
+                at = self._run(data, answers)
+            finally:
+                self._log_new()
             self._unread = data[at:]
         except ProtocolError as error:
             logger.error("[%s] - %s", self.remote, error)
@@ -194,10 +202,24 @@ class Session:
         producer, topic, channel = self._names(words)
         new_topic, new_channel = self._registry.register(producer, topic, channel)
         if new_channel:
-            logger.info("DB: client(%s) REGISTER category:channel key:%s subkey:%s", self.remote, topic, channel)
+            self._new.append((topic, channel))
         if new_topic:
-            logger.info("DB: client(%s) REGISTER category:topic key:%s subkey:", self.remote, topic)
+            self._new.append((topic, ""))
         return OK
+
+    def _log_new(self) -> None:
+        """Log the registrations since the last call: each on a line of nsqlookupd's form, or many on one line."""
+        new = self._new
+        if not new:
+            return
+        self._new = []
+        if len(new) > LOGGED_EACH_MAX:
+            first, last = (f"{topic}:{channel}" if channel else topic for topic, channel in (new[0], new[-1]))
+            logger.info("DB: client(%s) REGISTER %d topics and channels, %s to %s", self.remote, len(new), first, last)
+            return
+        for topic, channel in new:
+            category = "channel" if channel else "topic"
+            logger.info("DB: client(%s) REGISTER category:%s key:%s subkey:%s", self.remote, category, topic, channel)
 
     def _unregister(self, words: list[str]) -> bytes:
         producer, topic, channel = self._names(words)

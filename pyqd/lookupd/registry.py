@@ -53,7 +53,7 @@ class Peer:
     topology_region: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `/lookup` shows of it."""
+        """Return the broker's entry in the answer of `/lookup`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @property
@@ -146,7 +146,7 @@ class Registry:
         heapq.heappush(self._free_producers, producer.number)
 
     def ping(self, producer: Producer, now_ns: int) -> None:
-        """Note a sign of life."""
+        """Note the time of a PING."""
         if not self.is_active(producer, now_ns):
             for number in producer.places:
                 place = self._places[number]
@@ -228,7 +228,7 @@ class Registry:
             self._new_channel(topic, channel)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its channels; `*`: all."""
+        """Delete a topic and its channels, or all topics if the name is `*`."""
         for place in [*self._channels(topic), *self._topic_places(topic)]:
             self._delete(place)
 
@@ -241,7 +241,7 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> int:
-        """Hide the producers of a topic that are called so. Returns: how many."""
+        """Hide producers of a topic. node: <broadcast address>:<HTTP port>. Returns: number of hidden ones."""
         count = 0
         for place in self._topic_places(topic):
             for number in place.producers:

@@ -1,16 +1,19 @@
-"""Identity of the daemon for /info, /stats and statsd."""
+"""Identity of the daemon for /info, /stats, statsd and lookup daemons."""
 
 import dataclasses
 import ipaddress
 import shlex
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from pyqd.broker.stats import StatsDict
+from pyqd.config.options import Options
 from pyqd.primitives.addresses import TcpAddress, UnixAddress
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 
-def no_producers() -> Iterable[StatsDict]:
-    """Return no clients."""
+def nothing() -> Iterable[StatsDict]:
+    """Return no clients and no lookup daemons."""
     return ()
 
 
@@ -19,7 +22,8 @@ class Identity:
     """Facts that are known once the daemon listens.
 
     start_ns: Unix time. tcp_port, http_port, https_port: the real ones, -1 for a unix socket, 0 without a listener.
-    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`.
+    producers: returns the clients that have published, in the shape of `pyqd.broker.stats`. lookup_daemons: returns the
+    states of the connections to lookup daemons.
     """
 
     hostname: str
@@ -27,7 +31,21 @@ class Identity:
     tcp_port: int = 0
     http_port: int = 0
     https_port: int = 0
-    producers: Callable[[], Iterable[StatsDict]] = no_producers
+    producers: Callable[[], Iterable[StatsDict]] = nothing
+    lookup_daemons: Callable[[], Iterable[StatsDict]] = nothing
+
+
+def lookupd_identity(options: Options, identity: Identity) -> dict[str, Any]:
+    """Return the body of IDENTIFY for lookup daemons. A port is 0 without a TCP listener."""
+    return {
+        "broadcast_address": options.broadcast_address,
+        "hostname": identity.hostname,
+        "http_port": options.broadcast_http_port or max(identity.http_port, 0),
+        "tcp_port": options.broadcast_tcp_port or max(identity.tcp_port, 0),
+        "topology_region": options.topology_region,
+        "topology_zone": options.topology_zone,
+        "version": NSQ_VERSION,
+    }
 
 
 def first_command(http: TcpAddress | UnixAddress) -> str:

@@ -1,6 +1,6 @@
-"""Measurement of the event loop's delay: a timer is armed, and the loop lag is how much later it goes off.
+"""Measurement of the event loop's delay: the loop lag is the time from a timer's due time to its callback.
 
-The lag is the time that an event may wait after the loop has been told of it.
+An event waits at most that long after the kernel has reported it.
 """
 
 from collections.abc import Callable

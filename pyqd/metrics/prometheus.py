@@ -6,7 +6,7 @@ reads the broker at each scrape.
 
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gevent.lock import Semaphore
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from pyqd import __version__
 from pyqd.broker.broker import Broker
 from pyqd.broker.capacity import RESOURCES
+from pyqd.broker.stats import StatsDict
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.mapping import unmanaged_count
 from pyqd.hot.net import buffers
@@ -40,11 +41,17 @@ def zero() -> int:
     return 0
 
 
+def nothing() -> Iterable[StatsDict]:
+    """Return no lookup daemons."""
+    return ()
+
+
 class Metrics:
     """Metrics of one daemon.
 
     tcp_connections, http_connections: return the open connections. tcp_refused, http_refused: return the refused
-    connections; shed: the connections closed because of --max-buffer-bytes.
+    connections; shed: the connections closed because of --max-buffer-bytes. lookup_daemons: returns the states of the
+    connections to lookup daemons.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -59,6 +66,7 @@ class Metrics:
         self.tcp_refused: Callable[[], int] = zero
         self.http_refused: Callable[[], int] = zero
         self.shed: Callable[[], int] = zero
+        self.lookup_daemons: Callable[[], Iterable[StatsDict]] = nothing
         self.registry = CollectorRegistry(auto_describe=False)
         self.sync_duration = Histogram(
             "pyqd_sync_duration_seconds",
@@ -122,6 +130,7 @@ class DaemonCollector(Collector):
         yield gauge("pyqd_channels", "Channels of all topics.", channel_count)
         yield gauge("pyqd_tcp_connections", "Clients connected over TCP.", metrics.tcp_connections())
         yield gauge("pyqd_http_connections", "Connections of the HTTP API.", metrics.http_connections())
+        yield from self.collect_lookup_daemons()
         yield from self.collect_limits()
         yield from self.collect_machine()
         yield from self.collect_disk()
@@ -131,6 +140,26 @@ class DaemonCollector(Collector):
             "Topics shown only as a sum; if not 0, raise --metrics-max-series.",
             metrics.summed_count,
         )
+
+    def collect_lookup_daemons(self) -> Iterator[Metric]:
+        """Yield the state of the registration with each lookup daemon."""
+        connected = GaugeMetricFamily(
+            "pyqd_lookupd_connected", "1 while the broker is registered with a lookup daemon.", labels=("address",)
+        )
+        reconnects = CounterMetricFamily(
+            "pyqd_lookupd_reconnects", "Connections to a lookup daemon after the first one.", labels=("address",)
+        )
+        registrations = CounterMetricFamily(
+            "pyqd_lookupd_registrations", "Registrations that a lookup daemon has confirmed.", labels=("address",)
+        )
+        for peer in self._metrics.lookup_daemons():
+            labels = (peer["address"],)
+            connected.add_metric(labels, float(peer["connected"]))
+            reconnects.add_metric(labels, float(peer["reconnect_count"]))
+            registrations.add_metric(labels, float(peer["registration_count"]))
+        yield connected
+        yield reconnects
+        yield registrations
 
     def collect_limits(self) -> Iterator[Metric]:
         """Yield the counters of the limits on connections."""

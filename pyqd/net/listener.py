@@ -30,7 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """One listening socket. accepted: called with each non-blocking connection and its remote address as text."""
+    """One listening socket. accepted: called with each non-blocking connection and its remote address as text.
+
+    removes_file: `stop` removes the file of a unix socket, as no other process keeps it for the next start.
+    """
+
+    removes_file = True
 
     def __init__(self, accepted: Callable[[socket.socket, str], None]) -> None:
         self._accepted = accepted
@@ -40,10 +45,14 @@ class Listener:
         self._watcher: Any = None
         self._retry: Any = None
 
-    def start(self, address: Address) -> Address:
-        """Listen. Returns: the address with its real port, or the full path of the socket. Raises: StartupError."""
+    def start(self, address: Address, inherited: socket.socket | None = None) -> Address:
+        """Listen. Returns: the address with its real port, or the full path of the socket. Raises: StartupError.
+
+        inherited: a listening socket of that address, which another process has opened; None opens one.
+        """
         try:
-            self._socket = listening_socket(address)
+            self._socket = listening_socket(address) if inherited is None else inherited
+            self._socket.setblocking(False)
         except OSError as error:
             family = "unix" if isinstance(address, UnixAddress) else "tcp"
             reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
@@ -52,25 +61,39 @@ class Listener:
         self._watcher = loop.io(self._socket.fileno(), READ_EVENT)
         self._retry = loop.timer(RETRY_S, RETRY_S)
         self._watcher.start(self._accept)
-        if isinstance(address, UnixAddress):
-            self._path = os.path.abspath(address.path)
+        bound = self._socket.getsockname()
+        if self._socket.family == socket.AF_UNIX:
+            self._path = os.path.abspath(bound)
             self._file = os.lstat(self._path)
             return UnixAddress(self._path)
-        host, port, *_ = self._socket.getsockname()
-        return TcpAddress(host, port)
+        return TcpAddress(bound[0], bound[1])
+
+    @property
+    def opened(self) -> socket.socket | None:
+        """The listening socket; None if the listener has not started, or has stopped."""
+        return self._socket
 
     def stop(self) -> None:
         """Stop listening and remove the file of a unix socket. Accepted connections stay open."""
-        if self._socket is None:
-            return
-        self._watcher.stop()
-        self._watcher.close()
-        self._retry.stop()
-        self._retry.close()
-        self._socket.close()
-        self._socket = None
-        if self._file is not None and is_file(self._path, self._file):
+        released = self.release()
+        if released is not None:
+            self.close(released)
+
+    def close(self, released: socket.socket) -> None:
+        """Close the socket that `release` has returned, and remove the file of a unix socket."""
+        released.close()
+        if self.removes_file and self._file is not None and is_file(self._path, self._file):
             os.unlink(self._path)
+
+    def release(self) -> socket.socket | None:
+        """Accept nothing more, and return the socket: clients that connect wait in its queue until it is closed."""
+        released, self._socket = self._socket, None
+        if released is not None:
+            self._watcher.stop()
+            self._watcher.close()
+            self._retry.stop()
+            self._retry.close()
+        return released
 
     def _resume(self) -> None:
         """Accept again after a pause."""

@@ -12,8 +12,8 @@ import gevent
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.schedule import Scheduler
 from pyqd.net.pieces import pieces_of
+from pyqd.primitives.durations import SECOND_NS
 
-NS_PER_S = 1_000_000_000
 # Longest time of a run of wakes, and of a run of timers: both may come before one poll of the sockets.
 TURN_NS = 3_000_000
 # Time of long work between two polls of the sockets.
@@ -56,7 +56,7 @@ class LoopDriver:
     def want_timer(self, due_ns: int) -> None:
         """Arm the timer for a monotonic time earlier than the one armed."""
         self.stop_timer()
-        self.timer = self.hub.loop.timer(max(0.0, (due_ns - mono()) / NS_PER_S))
+        self.timer = self.hub.loop.timer(max(0.0, (due_ns - mono()) / SECOND_NS))
         self.timer.start(self.run_timers, update=True)
 
     def run_timers(self) -> None:

@@ -9,7 +9,7 @@ Source: docs/nsq/config.md, "nsqd"; docs/nsq/http-api.md, "TLS fields".
 import dataclasses
 import logging
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 from OpenSSL import SSL
 
@@ -40,13 +40,19 @@ CIPHERS_OF_TLS13: Final = {
     "TLS_CHACHA20_POLY1305_SHA256": (0x1303, ""),
 }
 
-VERSION_NAMES: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
-
 logger = logging.getLogger(__name__)
 
 
 class TlsConfigError(Exception):
     """TLS cannot be set up; str() of it is the reason, in nsqd's words where nsqd has some."""
+
+
+class TlsSession(NamedTuple):
+    """Result of a handshake. version: by OpenSSL's name. cipher_suite: empty if `CIPHERS` has no name."""
+
+    version: str
+    cipher_suite: str
+    cipher_number: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,28 +179,11 @@ def read_file(path: str) -> bytes:
         raise TlsConfigError(f"open {path}: {reason}") from error
 
 
-def stats_of(connection: SSL.Connection | None) -> dict[str, object]:
-    """Return the TLS fields of a client in /stats, in nsqd's words. connection: None for a client without TLS.
-
-    A suite that nsqd has no name for is shown by its number, as nsqd shows it.
-    """
-    if connection is None:
-        return {
-            "tls": False,
-            "tls_cipher_suite": "",
-            "tls_version": "",
-            "tls_negotiated_protocol": "",
-            "tls_negotiated_protocol_is_mutual": False,
-        }
+def session_of(connection: SSL.Connection) -> TlsSession:
+    """Return the TLS version and cipher suite of a connection after its handshake."""
     name = connection.get_cipher_name() or ""
     number, known_name = (CIPHERS | CIPHERS_OF_TLS13).get(name, (0, name))
-    return {
-        "tls": True,
-        "tls_cipher_suite": known_name or f"Unknown {number}",
-        "tls_version": VERSION_NAMES[connection.get_protocol_version_name()],
-        "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": True,
-    }
+    return TlsSession(connection.get_protocol_version_name(), known_name, number)
 
 
 def common_name_of(connection: SSL.Connection) -> str:

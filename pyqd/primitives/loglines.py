@@ -10,6 +10,7 @@ look-up. The process sets the prefix and the level once; the level may change wh
 
 import datetime
 import enum
+import functools
 import json
 import logging
 import re
@@ -78,6 +79,12 @@ def json_line(timestamp_s: float, level_word: str, text: str, more: dict[str, An
     return json.dumps({**line, **(more or {})}, separators=(",", ":"), default=str)
 
 
+@functools.lru_cache(1)
+def local_time(seconds: int) -> str:
+    """Return the local date and time of a Unix time. Many lines share a second, and formatting it takes 2 us."""
+    return time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
+
+
 def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str:
     """Return one line without a line end; timestamp_s is Unix time.
 
@@ -86,8 +93,7 @@ def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str
     """
     seconds = int(timestamp_s)
     micros = int((timestamp_s - seconds) * 1_000_000)
-    moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
-    return f"{prefix}{moment}.{micros:06d} {level_word}: {_CONTROLS.sub(_escape, text)}"
+    return f"{prefix}{local_time(seconds)}.{micros:06d} {level_word}: {_CONTROLS.sub(_escape, text)}"
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -131,6 +137,8 @@ def configure(
     """
     # No line shows these values, and each costs a system call or a look-up per record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # As Python's logging HOWTO says: no line names its caller, so no record looks for it.
+    logging._srcfile = None
     handler = logging.StreamHandler(stream or sys.stderr)
     global _format
     _format = form

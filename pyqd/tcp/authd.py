@@ -1,4 +1,4 @@
-"""Asking auth servers over HTTP, in the greenlet that needs the answer; the loop goes on meanwhile.
+"""HTTP client that queries the auth servers in the greenlet of the client; the event loop keeps running.
 
 The HTTP client is Python's own on gevent's sockets. Each query has a connection of its own, as nsqd's have.
 
@@ -18,11 +18,11 @@ import gevent.ssl
 
 from pyqd import __version__
 from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
+from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.tcp.permissions import BadAnswer, Permissions, decode_permissions
 
-NS_PER_S: Final = 1_000_000_000
 METHODS: Final = ("get", "post")
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 SHOWN_BYTES_MAX: Final = 512
@@ -32,15 +32,15 @@ KEEPING_THE_METHOD: Final = (307, 308)
 
 
 class AuthError(Exception):
-    """No auth server gave an answer of use; str() of it is why, for the log alone."""
+    """No auth server gave a valid answer. str() gives the reasons, which are logged and not sent to the client."""
 
 
-class _TimeIsUp(Exception):  # noqa: N818 - an outcome
+class _TimeIsUp(Exception):  # noqa: N818 - an outcome, not an error
     pass
 
 
 class AuthServers:
-    """The auth servers of the flags. Raises: StartupError where the flags do not do."""
+    """Auth servers given by the flags. Raises: StartupError if --auth-http-request-method is invalid."""
 
     def __init__(self, options: Options) -> None:
         self.addresses = options.auth_http_address
@@ -54,17 +54,17 @@ class AuthServers:
 
     @property
     def enabled(self) -> bool:
-        """Whether there are any."""
+        """Return whether the flags name an auth server."""
         return bool(self.addresses)
 
     def reload(self) -> None:
-        """Read the authorities again when an https server is asked next."""
+        """Re-read the certificate authorities before the next query over HTTPS."""
         self._context = None
 
     def ask(self, secret: bytes, remote_ip: str, *, tls: bool, common_name: str) -> Permissions:
-        """Return what a client may do. Raises: AuthError. Switches: yes.
+        """Return the permissions of a client. Raises: AuthError. Switches: yes.
 
-        The servers are asked in turn, beginning with a random one, until one gives an answer of use. remote_ip: empty
+        The servers are queried in order, beginning with a random one, until one gives a valid answer. remote_ip: empty
         for a unix socket. common_name: of the client's certificate, or empty.
         """
         values = {"common_name": common_name, "remote_ip": remote_ip, "tls": "true" if tls else "false"}
@@ -78,7 +78,7 @@ class AuthServers:
         raise AuthError("; ".join(failures))
 
     def _query(self, url: str, values: Mapping[str, str], secret: bytes) -> bytes:
-        """Return the answer of one server, by HTTPS where it says that it wants this."""
+        """Return the answer of one server, by HTTPS if the server refuses plain HTTP and names its HTTPS port."""
         text = urlencode(sorted([*values.items(), ("secret", secret)]))
         body = None
         if self.uses_post:
@@ -94,7 +94,7 @@ class AuthServers:
         return answer
 
     def _request(self, url: str, body: bytes | None) -> tuple[int, bytes]:
-        """Make a request, and those that it is redirected to. Returns: status and body. Raises: as `ask` expects."""
+        """Send a request and follow redirects. Returns: status and body. Raises: the exceptions that `ask` catches."""
         with gevent.Timeout(self.request_s, _TimeIsUp("the request timed out")):
             for _ in range(REDIRECTS_MAX):
                 status, location, answer = self._exchange(urlsplit(url), body)
@@ -139,7 +139,7 @@ class AuthServers:
         return connection
 
     def _tls_context(self) -> gevent.ssl.SSLContext:
-        """Return what a server's certificate is checked by: the authorities of --tls-root-ca-file or the system's."""
+        """Return the TLS context that verifies servers: by the authorities of --tls-root-ca-file, or the system's."""
         if self._context is not None:
             return self._context
         context = gevent.ssl.create_default_context(cafile=self.options.tls_root_ca_file or None)
@@ -150,12 +150,12 @@ class AuthServers:
 
 
 def seconds(time_ns: int) -> float | None:
-    """Return a time-out in seconds; 0 is none."""
-    return time_ns / NS_PER_S if time_ns > 0 else None
+    """Return a timeout in seconds, or None for 0, which means no timeout."""
+    return time_ns / SECOND_NS if time_ns > 0 else None
 
 
 def endpoint_of(address: str) -> str:
-    """Return the URL that --auth-http-address means."""
+    """Return the URL for a value of --auth-http-address: an address gets the path /auth."""
     return address if "://" in address else f"http://{address}/auth"
 
 

@@ -1,4 +1,4 @@
-"""AUTH: the permissions that the auth servers give one client. Expired ones are asked for again.
+"""AUTH: permissions of one client, requested from the auth servers, and requested again when they have expired.
 
 Source: docs/nsq/tcp-protocol.md, "AUTH", "Authorisation".
 """
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Authorizer:
-    """Permissions of one client. tls: set when the connection is encrypted, for the auth servers to know."""
+    """Permissions of one client. tls: set when the connection is encrypted; queries to the auth servers say so."""
 
     __slots__ = ("_permissions", "_remote_address", "_secret", "_servers", "needed", "tls")
 
@@ -94,7 +94,7 @@ class Authorizer:
             raise ClientError("E_UNAUTHORIZED", b"AUTH failed for " + command + b" on " + names)
 
     def _ask(self) -> Permissions:
-        """Ask the auth servers. Raises: ClientError, which does not tell the client the reason."""
+        """Query the auth servers. Raises: ClientError, whose text does not give the client the reason."""
         try:
             permissions = self._servers.ask(
                 self._secret,

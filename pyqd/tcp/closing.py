@@ -1,4 +1,4 @@
-"""Closes the clients of deleted channels: a few at once, and the others in turns of the loop.
+"""Closes the clients of deleted channels: a few at once, and the others in slices between passes of the event loop.
 
 Closing takes some 100 us for each client, with the log lines and the end of its greenlets. The 400 clients of a channel
 would hold the loop for 40 ms. A client that waits here has left its channel: nothing is delivered to it, and its FIN,
@@ -30,7 +30,7 @@ class Closing:
         self._closed_count = 0
 
     def add(self, connection: "Connection") -> None:
-        """Close a connection: at once as one of the first of this pass of the loop, else in a turn. Switches: no."""
+        """Close a connection: at once if it is among the first of this pass, else in a later pass. Switches: no."""
         now_s = self._loop.now()
         if now_s != self._pass_s:
             self._pass_s = now_s

@@ -27,14 +27,13 @@ from pyqd.hot.net.transport import TransportError
 from pyqd.hot.tcp.ioloop import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, IoLoop
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
-from pyqd.net import tls
 from pyqd.net.greenlets import start_raw
 from pyqd.primitives.errors import ClientError, LimitReached, StorageError, reason_of
 from pyqd.primitives.goquote import go_quote
 from pyqd.primitives.names import is_valid_name
 from pyqd.tcp import negotiate
 from pyqd.tcp.authorization import Authorizer
-from pyqd.tcp.upgrade import upgrade
+from pyqd.tcp.upgrade import tls_stats, upgrade
 
 if TYPE_CHECKING:
     from pyqd.tcp.server import TcpServer
@@ -51,6 +50,7 @@ class Connection:
     __slots__ = (
         "authorizer",
         "client_id",
+        "closes",
         "connect_ts",
         "granted",
         "hostname",
@@ -78,6 +78,7 @@ class Connection:
         self.user_agent = ""
         self.topology_region = self.topology_zone = ""
         self.connect_ts = int(time.time())
+        self.closes = False
         self.granted = negotiate.defaults(server.options)
         self.upgrades = negotiate.Upgrades()
         self.tls: SSL.Connection | None = None
@@ -187,6 +188,8 @@ class Connection:
 
     def open_channel(self, topic_name: str, channel_name: str) -> Channel:
         """Return the channel, created if it is missing. Raises: ClientError, also if it has enough consumers."""
+        if self.server.broker.draining:
+            raise ClientError("E_SUB_FAILED", "SUB failed exiting")
         try:
             channel = self.server.broker.topic(topic_name).channel(channel_name)
         except StorageError as error:
@@ -202,14 +205,24 @@ class Connection:
 
     def start_close(self) -> None:
         """CLS: deliver nothing more; the client can finish its messages in flight."""
-        if self.ioloop.state != STATE_SUBSCRIBED:
+        # A drain stops deliveries as well; the client does not know that, and may still send its CLS.
+        if self.ioloop.state == STATE_INIT or self.closes:
             raise ClientError("E_INVALID", "cannot CLS in current state")
-        self.output.rdy = 0
-        self.ioloop.state = STATE_CLOSING
+        self.closes = True
+        self.stop_deliveries()
         self.respond(b"CLOSE_WAIT")
 
-    def find_topic(self, name: bytes) -> Topic:
+    def stop_deliveries(self) -> None:
+        """Deliver nothing more to a consumer; it can finish its messages in flight."""
+        if self.ioloop.state == STATE_SUBSCRIBED:
+            self.output.rdy = 0
+            self.ioloop.state = STATE_CLOSING
+
+    def find_topic(self, name: bytes, command: bytes) -> Topic:
         """Return the topic for a publish, created if it is missing. Raises: StorageError, ClientError."""
+        if self.server.broker.draining:
+            publish = command.decode("ascii")
+            raise ClientError(f"E_{publish}_FAILED", f"{publish} failed exiting")
         self.server.note_producer(self)
         try:
             return self.server.broker.topic_named(name)
@@ -224,9 +237,11 @@ class Connection:
         """Show in the broker's health that a message could not be stored."""
         self.server.broker.note_failed_write(error)
 
-    def tell_durable(self, topics: dict[Topic, None], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(error) when the topics are on stable storage, or cannot be. Switches: no."""
-        self.server.durability.tell(topics, told)
+    def notify_when_durable(
+        self, topics: dict[Topic, None], on_durable: Callable[[BaseException | None], None]
+    ) -> None:
+        """Call on_durable(None) when the topics are on stable storage, or on_durable(error) if not. Switches: no."""
+        self.server.durability.tell(topics, on_durable)
 
     def wait_durable(self, topics: Iterable[Topic]) -> None:
         """Wait until the topics' logs are on stable storage. Raises: StorageError. Switches: yes."""
@@ -286,7 +301,7 @@ class Connection:
         logger.critical("[%s] internal error, closing connection", self.remote_address, exc_info=error)
         self.close_because("internal error")
         if isinstance(error, AssertionError):
-            self.server.on_bug(error)
+            self.server.on_internal_error(error)
 
     def stats(self) -> dict[str, Any]:
         """Return the client's entry in /stats, in nsqd's order. Source: docs/nsq/http-api.md, "GET /stats"."""
@@ -310,7 +325,7 @@ class Connection:
             "topology_zone": self.topology_zone,
             "topology_region": self.topology_region,
             **self.pub_counts(),
-            **tls.stats_of(self.tls),
+            **tls_stats(self.tls),
         }
 
     def pub_counts(self) -> dict[str, Any]:

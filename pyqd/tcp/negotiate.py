@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client says of itself, checked, and what it is granted.
+"""IDENTIFY: decodes and checks the body that a client sends, and computes the values that the client is granted.
 
 Source: docs/nsq/tcp-protocol.md, "IDENTIFY fields".
 """
@@ -8,21 +8,21 @@ import json
 from typing import Any, Final, NoReturn
 
 from pyqd.config.options import TOPOLOGY_AWARE_CONSUMPTION, Options
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
 from pyqd.primitives.errors import ClientError
 from pyqd.primitives.nsq_compat import NSQ_VERSION
 
-NS_PER_MS: Final = 1_000_000
 # Decoding JSON holds the loop: a quarter of a MiB takes some milliseconds, and clients send some hundred bytes.
 IDENTITY_BYTES_MAX = 256 << 10
-HEARTBEAT_NS_DEFAULT: Final = 30_000 * NS_PER_MS
-HEARTBEAT_NS_MIN: Final = 1_000 * NS_PER_MS
-MSG_TIMEOUT_NS_MIN: Final = 1_000 * NS_PER_MS
+HEARTBEAT_NS_DEFAULT: Final = 30 * SECOND_NS
+HEARTBEAT_NS_MIN: Final = SECOND_NS
+MSG_TIMEOUT_NS_MIN: Final = SECOND_NS
 OUTPUT_BUFFER_BYTES_DEFAULT: Final = 16384
 OUTPUT_BUFFER_BYTES_MIN: Final = 64
 SAMPLE_RATE_MAX: Final = 99
 DEFLATE_LEVEL_DEFAULT: Final = 6
 
-# How near a client is, for the channel: pyx/broker/consumer.pyx.
+# Distance of a client from the daemon, by which a channel prefers consumers: pyx/broker/consumer.pyx.
 ZONE_LOCAL: Final = 0
 REGION_LOCAL: Final = 1
 GLOBAL: Final = 2
@@ -44,9 +44,9 @@ _INTS: Final = {
 
 @dataclasses.dataclass(slots=True)
 class Identity:
-    """The body of an IDENTIFY, absent fields empty: those that nsqd knows, and one of ours.
+    """The body of an IDENTIFY, absent fields empty: the fields of nsqd, and `message_ids`, an extension of pyqd.
 
-    Times in ms, sizes in bytes. message_ids: an OK is to name the messages it is for.
+    Times in ms, sizes in bytes. message_ids: each OK names the ids of its messages.
     """
 
     client_id: str = ""
@@ -114,7 +114,7 @@ def decode_identity(body: bytes) -> Identity:
 
 @dataclasses.dataclass(slots=True)
 class Granted:
-    """What a client gets. Times in ns, sizes in bytes."""
+    """Values in force for a client after its IDENTIFY. Times in ns, sizes in bytes."""
 
     heartbeat_ns: int
     output_buffer_timeout_ns: int
@@ -123,23 +123,23 @@ class Granted:
     msg_timeout_ns: int
 
 
-def _invalid(what: str, value: int) -> ClientError:
-    return ClientError("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+def _invalid(noun: str, value: int) -> ClientError:
+    return ClientError("E_BAD_BODY", f"IDENTIFY {noun} ({value}) is invalid")
 
 
 def _heartbeat_ns(value: int, options: Options, current: Granted) -> int:
     if value in (0, -1):
         return current.heartbeat_ns if value == 0 else 0
-    if HEARTBEAT_NS_MIN <= value * NS_PER_MS <= options.max_heartbeat_interval_ns:
-        return value * NS_PER_MS
+    if HEARTBEAT_NS_MIN <= value * MILLISECOND_NS <= options.max_heartbeat_interval_ns:
+        return value * MILLISECOND_NS
     raise _invalid("heartbeat interval", value)
 
 
 def _buffer_timeout_ns(value: int, options: Options, current: Granted) -> int:
     if value in (0, -1):
         return current.output_buffer_timeout_ns if value == 0 else 0
-    if options.min_output_buffer_timeout_ns <= value * NS_PER_MS <= options.max_output_buffer_timeout_ns:
-        return value * NS_PER_MS
+    if options.min_output_buffer_timeout_ns <= value * MILLISECOND_NS <= options.max_output_buffer_timeout_ns:
+        return value * MILLISECOND_NS
     raise _invalid("output buffer timeout", value)
 
 
@@ -154,13 +154,13 @@ def _buffer_size(value: int, options: Options, current: Granted) -> int:
 def _msg_timeout_ns(value: int, options: Options, current: Granted) -> int:
     if value == 0:
         return current.msg_timeout_ns
-    if MSG_TIMEOUT_NS_MIN <= value * NS_PER_MS <= options.max_msg_timeout_ns:
-        return value * NS_PER_MS
+    if MSG_TIMEOUT_NS_MIN <= value * MILLISECOND_NS <= options.max_msg_timeout_ns:
+        return value * MILLISECOND_NS
     raise _invalid("msg timeout", value)
 
 
 def defaults(options: Options) -> Granted:
-    """Return what a client has before it asks for anything."""
+    """Return the values in force for a client before its IDENTIFY."""
     return Granted(
         heartbeat_ns=HEARTBEAT_NS_DEFAULT,
         output_buffer_timeout_ns=options.output_buffer_timeout_ns,
@@ -171,7 +171,7 @@ def defaults(options: Options) -> Granted:
 
 
 def grant(identity: Identity, options: Options, current: Granted) -> Granted:
-    """Check what the client asks for, in nsqd's order, and return what it gets; 0 keeps what it has.
+    """Check the requested values in nsqd's order, and return the granted ones; 0 keeps the current value.
 
     Raises: ClientError.
     """
@@ -192,7 +192,7 @@ def grant(identity: Identity, options: Options, current: Granted) -> Granted:
 
 
 def locality(identity: Identity, options: Options) -> int:
-    """Return how near the client is: GLOBAL for all where the experiment is not on.
+    """Return the distance of the client from the daemon: GLOBAL for all clients unless the experiment is enabled.
 
     Empty names are equal, as for nsqd. Source: docs/nsq/broker-semantics.md, "Topology-aware consumption".
     """
@@ -205,7 +205,7 @@ def locality(identity: Identity, options: Options) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upgrades:
-    """Which upgrades of the connection follow the reply to IDENTIFY."""
+    """Upgrades of a connection that follow the reply to its IDENTIFY."""
 
     tls: bool = False
     snappy: bool = False
@@ -213,12 +213,12 @@ class Upgrades:
     deflate_level: int = DEFLATE_LEVEL_DEFAULT
 
     def any(self) -> bool:
-        """Whether there is one."""
+        """Return whether there is an upgrade."""
         return self.tls or self.snappy or self.deflate
 
 
 def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgraded: bool) -> Upgrades:
-    """Return the upgrades that the client asks for and gets: none a second time. Raises: ClientError."""
+    """Return the requested upgrades that are granted: none on an upgraded connection. Raises: ClientError."""
     deflate = options.deflate and identity.deflate
     snappy = options.snappy and identity.snappy
     if deflate and snappy:
@@ -234,12 +234,12 @@ def upgrades(identity: Identity, options: Options, *, tls_enabled: bool, upgrade
 
 
 def reply(identity: Identity, granted: Granted, upgrades: Upgrades, options: Options) -> bytes:
-    """Return the answer to the IDENTIFY of a client that negotiates: the JSON of what is granted."""
+    """Return the answer to the IDENTIFY of a client that negotiates: the granted values as JSON."""
     answer = {
         "max_rdy_count": options.max_rdy_count,
         "version": NSQ_VERSION,
-        "max_msg_timeout": options.max_msg_timeout_ns // NS_PER_MS,
-        "msg_timeout": granted.msg_timeout_ns // NS_PER_MS,
+        "max_msg_timeout": options.max_msg_timeout_ns // MILLISECOND_NS,
+        "msg_timeout": granted.msg_timeout_ns // MILLISECOND_NS,
         "tls_v1": upgrades.tls,
         "deflate": upgrades.deflate,
         "deflate_level": upgrades.deflate_level,
@@ -248,11 +248,11 @@ def reply(identity: Identity, granted: Granted, upgrades: Upgrades, options: Opt
         "sample_rate": granted.sample_rate,
         "auth_required": bool(options.auth_http_address),
         "output_buffer_size": granted.output_buffer_size,
-        "output_buffer_timeout": granted.output_buffer_timeout_ns // NS_PER_MS,
+        "output_buffer_timeout": granted.output_buffer_timeout_ns // MILLISECOND_NS,
         "topology_region": options.topology_region,
         "topology_zone": options.topology_zone,
     }
     if identity.message_ids:
-        # Behind nsqd's, and only for those who ask: the others get nsqd's answer to the byte.
+        # Only clients that request the extension get the field: for all others the answer equals nsqd's to the byte.
         answer["message_ids"] = True
     return json.dumps(answer, separators=(",", ":")).encode()

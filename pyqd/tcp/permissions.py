@@ -1,7 +1,7 @@
-"""What an auth server answers: who a client is, and what it may do with which topics and channels, until when.
+"""Permissions of a client, as an auth server returns them: an identity, the permitted topics and channels, an expiry.
 
-Patterns are in RE2's syntax, which is Go's, and searched for by its library: in time that grows with the length of a
-name alone, as it is the client that chooses the names.
+Patterns have RE2's syntax, as in Go. The RE2 library searches in time linear in the length of a name, so a client,
+which chooses the names, cannot make a search slow.
 
 Source: docs/nsq/tcp-protocol.md, "Authorisation"; docs/security.md.
 """
@@ -12,30 +12,29 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+from pyqd.primitives.durations import INT64_MAX, SECOND_NS
+
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
-# One of ours, for the HTTP API; over TCP it allows nothing.
+# An extension of pyqd for the HTTP API; it permits no command over TCP.
 ADMIN: Final = "admin"
 PERMISSIONS: Final = frozenset({PUBLISH, SUBSCRIBE, ADMIN})
 
-NS_PER_S: Final = 1_000_000_000
-INT64_MAX: Final = 2**63 - 1
 
-
-class BadAnswer(Exception):  # noqa: N818 - what came, not what went wrong here
-    """What an auth server said is of no use; str() of it is why, for the log alone."""
+class BadAnswer(Exception):  # noqa: N818 - names the answer of another program, not a failure here
+    """Invalid answer of an auth server. str() gives the reason, which is logged and not sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """One entry: what is permitted on topics and channels that the patterns are found in."""
+    """One entry of an answer: the permissions on topics and channels whose names the patterns match."""
 
     topic: Any
     channels: tuple[Any, ...]
     permissions: frozenset[str]
 
     def allows(self, permission: str, topic: str, channel: str) -> bool:
-        """Return whether it permits this. channel: empty where a topic as a whole is meant."""
+        """Return whether the entry grants the permission. channel: empty for an operation on the topic itself."""
         return (
             permission in self.permissions
             and self.topic.search(topic) is not None
@@ -45,7 +44,7 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What a client may do. expires_ns: monotonic."""
+    """Identity and permissions of a client. expires_ns: monotonic time at which they expire."""
 
     identity: str
     identity_url: str
@@ -53,11 +52,11 @@ class Permissions:
     expires_ns: int
 
     def allows(self, permission: str, topic: str, channel: str = "") -> bool:
-        """Return whether any entry permits this."""
+        """Return whether any entry grants the permission. channel: empty for an operation on the topic itself."""
         return any(entry.allows(permission, topic, channel) for entry in self.authorizations)
 
     def expired(self) -> bool:
-        """Return whether they are to be asked for again."""
+        """Return whether the permissions have expired, so that the auth servers must be asked again."""
         return self.expires_ns < time.monotonic_ns()
 
 
@@ -82,7 +81,7 @@ def decode_permissions(body: bytes) -> Permissions:
         identity=_text(fields, "identity"),
         identity_url=_text(fields, "identity_url"),
         authorizations=entries,
-        expires_ns=min(time.monotonic_ns() + ttl_s * NS_PER_S, INT64_MAX),
+        expires_ns=min(time.monotonic_ns() + ttl_s * SECOND_NS, INT64_MAX),
     )
 
 
@@ -99,7 +98,7 @@ def _authorization(entry: Any) -> Authorization:
 
 @cache
 def _engine() -> tuple[Any, Any]:
-    """Return RE2's library and its options; imported late, as it takes 3 MB that most daemons have no use for."""
+    """Return RE2's library and its options; imported late: it takes 3 MB, and most daemons have no auth server."""
     import re2
 
     options = re2.Options()

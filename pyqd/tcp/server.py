@@ -37,14 +37,14 @@ class Durability(Protocol):
         """Wait until the topics are durable. Raises: StorageError. Switches: yes."""
 
     def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(error) when the topics are durable, or cannot be. Switches: no."""
+        """Call told(None) when the topics are durable, or told(error) if their sync fails. Switches: no."""
 
 
 class TcpServer:
     """Accepts clients on the hub of the calling thread.
 
-    tls: makes the TLS connections. auth: servers that return the permissions of a client. on_bug: called with an
-    AssertionError from a connection; the daemon ends then. durability: waits for syncs with --sync-every=1.
+    tls: makes the TLS connections. auth: servers that return the permissions of a client. durability: waits for syncs
+    with --sync-every=1. on_internal_error: called with an AssertionError of a connection; the daemon then ends.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TcpServer:
         hub: Any,
         tls: TlsServer,
         auth: AuthServers,
-        on_bug: Callable[[BaseException], None],
+        on_internal_error: Callable[[BaseException], None],
         durability: Durability,
     ) -> None:
         self.broker = broker
@@ -62,7 +62,7 @@ class TcpServer:
         self.hub = hub
         self.tls = tls
         self.auth = auth
-        self.on_bug = on_bug
+        self.on_internal_error = on_internal_error
         self.durability = durability
         self.limits = ProtocolLimits(
             max_msg_bytes=options.max_msg_size,
@@ -84,9 +84,12 @@ class TcpServer:
         self.listener = Listener(self.accept_client)
         self.sweep_timer: Any = None
 
-    def start(self, address: Address) -> Address:
-        """Listen and accept from now on. Returns: the address with its real port. Raises: StartupError."""
-        bound = self.listener.start(address)
+    def start(self, address: Address, inherited: socket.socket | None = None) -> Address:
+        """Listen and accept from now on. Returns: the address with its real port. Raises: StartupError.
+
+        inherited: a listening socket that another process has opened, or None.
+        """
+        bound = self.listener.start(address, inherited)
         # It repeats: a timer that has gone off once and is started again goes off at once.
         self.sweep_timer = self.hub.loop.timer(self.sweep_s(), self.sweep_s())
         self.sweep_timer.start(self.sweep)
@@ -152,7 +155,7 @@ class TcpServer:
             self.sweep_timer = None
 
     def close_all(self, *, at_once: bool = False) -> None:
-        """Close every client's connection. at_once: without letting the loop go on. Switches: unless at_once."""
+        """Close every client's connection. at_once: without yielding to the event loop. Switches: unless at_once."""
         for index, connection in enumerate(list(self.connections)):
             if not at_once and index % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
                 self.pieces.wait()

@@ -9,12 +9,15 @@ Source: docs/nsq/tcp-protocol.md, "Upgrade sequence".
 import logging
 from typing import TYPE_CHECKING
 
+from OpenSSL import SSL
+
 from pyqd.hot.net.tls import Tls
 from pyqd.hot.net.transport import Transport
 from pyqd.hot.tcp.deflate import Deflate
 from pyqd.hot.tcp.snappy import Snappy
 from pyqd.net.handshake import HandshakeError, shake_hands
 from pyqd.net.pieces import pieces_of
+from pyqd.net.tls import session_of
 from pyqd.primitives.errors import ClientError
 from pyqd.tcp.negotiate import Upgrades
 
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
     from pyqd.tcp.connection import Connection
 
 OK = b"OK"
+# nsqd's names, by OpenSSL's.
+TLS_VERSION_NAMES = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 
 logger = logging.getLogger(__name__)
 
 
 def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
-    """Put the granted upgrades in place, after the queued answer has left. Raises: ClientError. Switches: yes."""
+    """Start the granted upgrades after the queued answer is sent. Raises: ClientError. Switches: yes."""
     connection.ioloop.drain()
     if connection.gone:
         return
@@ -40,14 +45,14 @@ def upgrade(connection: "Connection", upgrades: Upgrades) -> None:
         confirm(connection, transport)
     if upgrades.snappy:
         logger.info("PROTOCOL(V2): [%s] upgrading connection to snappy", connection.remote_address)
-        confirm(connection, Snappy(connection.socket.fileno(), below=transport, early=early))
+        confirm(connection, Transport(connection.socket.fileno(), Snappy(), below=transport, early=early))
     if upgrades.deflate:
         level = upgrades.deflate_level
         logger.info("PROTOCOL(V2): [%s] upgrading connection to deflate (level %d)", connection.remote_address, level)
-        confirm(connection, Deflate(connection.socket.fileno(), level, below=transport, early=early))
+        confirm(connection, Transport(connection.socket.fileno(), Deflate(level), below=transport, early=early))
 
 
-def start_tls(connection: "Connection", early: bytes) -> Tls:
+def start_tls(connection: "Connection", early: bytes) -> Transport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
@@ -60,7 +65,7 @@ def start_tls(connection: "Connection", early: bytes) -> Tls:
         connection.output.withhold(False)
     connection.ioloop.tls_needed = False
     connection.tls = connection.authorizer.tls = secured
-    return Tls(connection.socket.fileno(), secured)
+    return Transport(connection.socket.fileno(), Tls(secured))
 
 
 def confirm(connection: "Connection", transport: Transport) -> None:
@@ -70,3 +75,20 @@ def confirm(connection: "Connection", transport: Transport) -> None:
     connection.ioloop.upgrade(transport)
     connection.respond(OK)
     connection.ioloop.drain()
+
+
+def tls_stats(connection: SSL.Connection | None) -> dict[str, object]:
+    """Return the TLS fields of a client in /stats, in nsqd's words. connection: None for a client without TLS.
+
+    A suite that nsqd has no name for is shown by its number, as nsqd shows it. Source: docs/nsq/http-api.md, "TLS
+    fields".
+    """
+    session = None if connection is None else session_of(connection)
+    suite = "" if session is None else session.cipher_suite or f"Unknown {session.cipher_number}"
+    return {
+        "tls": session is not None,
+        "tls_cipher_suite": suite,
+        "tls_version": "" if session is None else TLS_VERSION_NAMES[session.version],
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": session is not None,
+    }

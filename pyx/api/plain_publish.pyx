@@ -22,8 +22,8 @@ from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, scan_batch
 from email.utils import formatdate
 
 from pyqd.http.messages import header_lines
+from pyqd.primitives import nsq_compat
 from pyqd.primitives.errors import StorageError
-from pyqd.primitives.nsq_compat import API_VERSION_HEADER
 
 cdef enum:
     ANSWER_BYTES_MAX = 512
@@ -34,7 +34,7 @@ cdef enum:
 # An answer is its head, an id, for an /mpub COUNT and the number, and its tail.
 cdef bytes HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\n%sX-NSQ-Message-Id: "
-    % header_lines([API_VERSION_HEADER]).encode("ascii")
+    % header_lines([nsq_compat.API_VERSION_HEADER]).encode("ascii")
 )
 cdef bytes COUNT = b"\r\nX-NSQ-Message-Count: "
 cdef bytes tail = b""
@@ -148,6 +148,7 @@ cdef class PlainPublisher(ShortPath):
             self.topic is None or self.topic.exiting or <uint32_t> len(self.topic_name) != found.topic.size_bytes
             or memcmp(<const char*> self.topic_name, found.topic.at, found.topic.size_bytes) != 0
         ):
-            self.topic_name = found.topic.at[:found.topic.size_bytes]
-            self.topic = self.find_topic(self.topic_name)
+            name = found.topic.at[:found.topic.size_bytes]
+            self.topic = self.find_topic(name)
+            self.topic_name = name
         return self.topic

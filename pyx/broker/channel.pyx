@@ -25,7 +25,7 @@ Redelivered and fresh messages alternate, fresh first: a message that is requeue
 rest nor waits behind a million of them. Only a long ring goes first, so that it stays bounded.
 
 An id names one message in flight. Two messages of one id should not be, but files may be damaged and clocks set back:
-the second is held back in the ring until the first is finished, and never taken for a copy of it unread.
+the second is held back in the ring until the first is finished. The bodies decide whether one is a copy of the other.
 
 The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
 `files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
@@ -86,7 +86,7 @@ cdef class ChannelCore(Scheduled):
         self.parking = Parking(self.cursor, files)
         self.slots = SlotTable()
         self.ready = ReadyRing()
-        # Numbers of an earlier run, which a reader may hold, are not given again.
+        # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
         self.dead_letters = DeadLetterPolicy(self.ready, dead_letter_target)
         self.consumers = []
@@ -121,13 +121,13 @@ cdef class ChannelCore(Scheduled):
             return record
 
     cdef int retry_soon(self) except -1:
-        """Wake in a while: nothing else may tell that there is space on the disk again."""
+        """Set a timer that retries: there may be no other sign that the disk has space again."""
         self.held_up = True
         self.readable.scheduler.set_timer(self, mono_ns() + RETRY_NS)
         return 0
 
     cdef int reach(self, const Record* record, uint8_t source) except -1:
-        """Make room so that finishing a record cannot fail. Raises: StorageError (nothing changed)."""
+        """Grow a record's ledger so that finishing the record cannot fail. Raises: StorageError (nothing changed)."""
         return self.parking.ledger_of(source).reach(record_ordinal(record))
 
     cdef int finish_record(self, const Record* record, uint8_t source) except -1:
@@ -139,8 +139,8 @@ cdef class ChannelCore(Scheduled):
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
         """Hand the next message to the consumer and note it as in flight.
 
-        Returns: 1 and fills in the delivery, or 0 when nothing is to be had. The consumer can take, the channel is not
-        paused. Raises: MemoryError, StorageError.
+        The caller has checked that the consumer can take messages and the channel is not paused.
+        Returns: 1, with the delivery filled in; 0 if there is no message. Raises: MemoryError, StorageError.
         """
         cdef ReadyEntry entry
         cdef const Record* record
@@ -175,7 +175,7 @@ cdef class ChannelCore(Scheduled):
             if held_back_count == HELD_BACK_PER_TAKE:
                 return 0
         if entry.source == FROM_PARKED:
-            # Below the cursor of the topic's log a delivery is presumed; a parked record has to tell itself.
+            # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
             (<Record*> entry.record).handed_out = entry.attempts + 1
         consumer.in_flight += 1
         consumer.message_count += 1
@@ -187,7 +187,7 @@ cdef class ChannelCore(Scheduled):
         return 1
 
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept:
-        """Say whether an entry is the message that is in flight by its id, and not another one with the same id."""
+        """Return True if an entry is the message in flight with its id, and not another message with the same id."""
         cdef const Record* other = self.slots.slots[self.slots.find(entry.record.guid)].record
         return (
             entry.record.timestamp_ns == other.timestamp_ns and entry.record.size_bytes == other.size_bytes
@@ -213,7 +213,8 @@ cdef class ChannelCore(Scheduled):
         published_ns = record.timestamp_ns
         if not self.parking.ledger_of(source).reaches(record_ordinal(record)):
             return BEYOND_LEDGER
-        # In this order: finishing may unmap the record, and the slot is found by the record's id.
+        assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
+        # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
         self.finish_record(record, source)
         consumer.in_flight -= 1
@@ -272,6 +273,7 @@ cdef class ChannelCore(Scheduled):
         held = self.slots.slots[slot]
         if held.consumer != consumer.number:
             return NOT_OWNER
+        assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
             self.reach(held.record, held.source)
             self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
@@ -288,7 +290,7 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1:
-        """TOUCH: put the message's deadline off, at most to its delivery plus --max-msg-timeout."""
+        """TOUCH: defer the message's deadline, at most to its delivery plus --max-msg-timeout."""
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
         if slot < 0:
@@ -379,8 +381,8 @@ cdef class ChannelCore(Scheduled):
     cdef int request_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1:
         """Schedule another run if this one made progress and left both messages and a consumer that can take them.
 
-        depth, delivered_before: as this run began. A deferred message that could not be parked is delivered without
-        making the depth smaller, so that alone does not tell of progress.
+        depth, delivered_before: at the start of this run. The depth alone is no measure of progress: delivering a
+        deferred message that could not be parked leaves the depth as it is.
         """
         cdef Consumer consumer
         cdef uint64_t left = self.deliverable()
@@ -417,8 +419,9 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Take back messages that their consumers have held longer than their timeouts, as far as the work goes.
-        Returns: how many.
+        """Take back messages in flight whose deadlines have passed, as far as the work of this turn goes.
+
+        Returns: their number.
         """
         cdef int count = 0
         cdef uint32_t slot
@@ -439,7 +442,7 @@ cdef class ChannelCore(Scheduled):
         return count
 
     cdef int release_due(self, int64_t wall_now_ns) except -1:
-        """Move parked messages that are due to the ring, paused or not, as far as the work goes. Returns: how many."""
+        """Move due parked messages to the ring, paused or not, as far as the work goes. Returns: their number."""
         cdef int count = 0
         cdef const Record* record
         if self.parking.parked is None:
@@ -455,17 +458,17 @@ cdef class ChannelCore(Scheduled):
         return count
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
-        """Park those of `count` consecutive records that have a due time. Room is made, and the channel lags not."""
+        """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
         self.parking.park_batch(first, count)
         return self.after_parking()
 
     cdef int after_parking(self) except -1:
-        """Take note that messages may have been parked: of their origins, and of their due times."""
+        """Update the set of channels that wait for a sync, and the timer, after messages may have been parked."""
         self.note_parking()
         return self.set_next_timer(mono_ns())
 
     cdef int note_parking(self) except -1:
-        """Keep the set of channels whose origins wait for a sync up to date."""
+        """Add the channel to the set of those whose origins wait for a sync, or remove it."""
         if self.in_parking != self.parking.awaits_sync():
             self.in_parking = not self.in_parking
             if self.in_parking:
@@ -600,7 +603,7 @@ cdef class ChannelCore(Scheduled):
         self.finish_record(entry.record, entry.source)
         self.ledger.header.dead_letter_count += 1
         if self.on_finished is not None:
-            # A power failure would make another dead letter of the message after this one may be finished.
+            # Otherwise a power failure could create a second dead letter when the first may be finished already.
             self.on_finished(self)
         return 0
 
@@ -630,7 +633,7 @@ cdef class ChannelCore(Scheduled):
     def take_message(self, Consumer consumer not None):
         """Take one message from Python (tests, cold paths), for a consumer whatever its RDY.
 
-        Returns: (id, attempts, timestamp in ns, body), or None when nothing is to be had.
+        Returns: (id, attempts, timestamp in ns, body), or None if there is no message.
         """
         cdef Delivery delivery
         if not self.take(consumer, mono_ns(), &delivery):
@@ -697,6 +700,8 @@ cdef class ChannelCore(Scheduled):
         self.cursor.save_place()
         self.parking.drop_all()
         self.note_parking()
+        # Nothing waits for space any more, and `empty` drops the timer that would retry.
+        self.held_up = False
         self.readable.request_trim()
         self.readable.scheduler.request_wake(self)
         return 0
@@ -714,6 +719,9 @@ cdef class ChannelCore(Scheduled):
         self.cursor.move_to(position.segment, position.offset)
         self.forget_deliveries()
         self.parking.abandon()
+        # No sync covers the parked messages any more.
+        self.in_parking = False
+        self.readable.parking.discard(self)
         self.readable.scheduler.drop_timer(self)
 
     def note_cancelled(self, uint64_t ordinal):
@@ -766,7 +774,7 @@ cdef class ChannelCore(Scheduled):
     @property
     def message_count(self) -> int:
         # After a power failure the readable part may end before the channel began.
-        return max(self.readable.end, self.ledger.header.start) - self.ledger.header.start
+        return max(self.readable.end, self.ledger.counted_from()) - self.ledger.counted_from()
 
     @property
     def finish_count(self) -> int:
@@ -791,9 +799,3 @@ cdef class ChannelCore(Scheduled):
     @property
     def dead_letters_unsynced(self) -> int:
         return self.dead_letters.unsynced.count
-
-    def check(self):
-        """Assert the invariants that relate the parts. Cost: O(capacity of the ledger)."""
-        assert self.ledger.header.cursor <= self.readable.end
-        assert self.slots.deadlines.count == self.slots.ids.count == self.slots.count()
-        self.ledger.check()

@@ -91,7 +91,8 @@ cdef class DeadLetterPolicy:
             self.retry_ns = now_ns + RETRY_NS
             self.target.note_failed(None, self.pending.count)
         elif topic.busy:
-            self.retry_ns = now_ns + BUSY_NS
+            # While the daemon drains, the topic stays busy.
+            self.retry_ns = now_ns + (RETRY_NS if topic.draining else BUSY_NS)
             topic = None
         return topic
 

@@ -13,8 +13,10 @@ A batch that cannot be stored is refused as a whole: nothing of it was visible, 
 log goes on in another segment between two slices, the batch begins again. If the client leaves, its batch is stored all
 the same, like any command that has come completely, unless the daemon stops or the topic is deleted first.
 
-Invariants: 1. `topic.busy` exactly if something is queued. 2. Only the first of the queue has begun. 3. The log has a
-batch set aside exactly if the first has begun and is not taken one by one.
+A topic of a daemon that drains takes no more publishes. They come here as those to a busy topic do, and end unstored.
+
+Invariants: 1. `topic.busy` exactly if something is queued, or the topic drains. 2. Only the first of the queue has
+begun. 3. The log has a batch set aside exactly if the first has begun and is not taken one by one.
 
 Rejected: letting others publish between slices and numbering the batch at its end, as the checksum of each record
 covers its number, and computing those is most of the work.
@@ -48,7 +50,7 @@ def begin_small(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
 
 
 cdef bint is_large(uint32_t count, uint64_t body_words) noexcept:
-    """Say whether a batch is to be stored in slices."""
+    """Return True if a batch is to be stored in slices."""
     return batch_span(count, body_words) > SLICED_BYTES_MIN
 
 
@@ -60,13 +62,14 @@ cdef QueuedBatch enqueue(TopicCore topic, const MessageBatch* batch, body):
     queued.batch.in_slices = True
     queued.start = batch.at
     queued.body = body
+    queued.refused = topic.draining
     queued.intake = topic.intake
     queued.intake.add(queued)
     return queued
 
 
 def must_queue(TopicCore topic not None, Frames frames not None):
-    """Say whether messages cannot be published in one piece, at once."""
+    """Return True if messages cannot be published at once, in one piece."""
     return topic.busy or is_large(frames.count, frames.words)
 
 
@@ -120,7 +123,9 @@ cdef class Intake(Scheduled):
         while self.waiting:
             queued = self.waiting[0]
             try:
-                if self.store_slice(queued):
+                if queued.refused:
+                    self.end(queued, None)
+                elif self.store_slice(queued):
                     queued.last_id = self.topic.guids.last_id
                     self.end(queued, None)
             except Exception as error:
@@ -189,8 +194,8 @@ cdef class Intake(Scheduled):
         if self.topic.log.batch.segment is not None and queued is self.waiting[0]:
             self.topic.log.batch.discard()
         self.waiting.remove(queued)
-        self.topic.busy = len(self.waiting) != 0
-        if self.topic.busy:
+        self.topic.busy = self.topic.draining or len(self.waiting) != 0
+        if self.waiting:
             self.topic.scheduler.request_wake(self)
         queued.finished = True
         queued.error = error

@@ -1,24 +1,26 @@
 """End-to-end latencies of one channel, stored at each FIN and passed on in batches.
 
-A sketch of quantiles comes from a library and costs a Python call. So a FIN stores a number here, and the sketch is fed
-when the buffer is full, when half of the window is over, and when statistics are read. Without percentiles a channel
-has no buffer, and its FINs pay one branch.
+A sketch of quantiles comes from a library and costs a Python call. So a FIN stores a number here, and the sketches get
+the numbers when the buffer is full, when half of the window is over, and when statistics are read. Without percentiles
+a channel has no buffer, and its FINs pay one branch.
 
 Invariant: the buffered values belong to the half of the window that ends at `move_ns`.
 
 Source: docs/nsq/broker-semantics.md, "End-to-end latency percentiles".
 """
 
-from libc.stdint cimport INT64_MAX
+cimport cython
 
 from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 
 
+@cython.final
 cdef class LatencyBuffer:
-    """Latencies that no sketch has seen. `pyqd.broker.latency.LatencyWindow` adds the sketches."""
+    """Latencies that no sketch has yet. window: LatencyWindow, which keeps the sketches; its half ends at move_ns."""
 
-    def __cinit__(self, *args, **kwargs):
-        self.move_ns = INT64_MAX
+    def __init__(self, window, int64_t move_ns):
+        self.window = window
+        self.move_ns = move_ns
 
     cdef int note(self, int64_t published_ns) except -1:
         """Note that a message of that age is finished now. published_ns: Unix."""
@@ -36,12 +38,10 @@ cdef class LatencyBuffer:
         """Note a latency from Python."""
         self.note(published_ns)
 
-    def take(self):
-        """Return the buffered values, native 32-bit floats in nanoseconds, and empty the buffer."""
+    cpdef int flush(self, int64_t now_ns) except -1:
+        """Pass the buffered values to the window. now_ns: monotonic."""
         cdef Py_ssize_t size_bytes = self.count * <Py_ssize_t> sizeof(float)
+        values = bytearray((<char*> self.values)[:size_bytes])
         self.count = 0
-        return bytearray((<char*> self.values)[:size_bytes])
-
-    def flush(self, int64_t now_ns):
-        """Pass on the buffered values; overridden by the subclass. now_ns: monotonic."""
-        raise NotImplementedError("the subclass keeps the sketches")
+        self.move_ns = self.window.add(values, now_ns)
+        return 0

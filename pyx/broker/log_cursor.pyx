@@ -3,8 +3,8 @@
     topic's log   | finished | handed out, or an origin | cursor | never handed out            | readable.end
 
 The cursor moves over each record once. `next_record` skips records that are finished, lost in a hole or damaged, and
-returns the next one without moving over it. The channel then hands the record out or, if the record is deferred, leaves
-it to its Parking (see pyx/broker/parking.pyx).
+returns the next one without moving over it. Most often that is the record at the cursor, so this case is inline. The
+channel then hands the record out or, if the record is deferred, leaves it to its Parking (see pyx/broker/parking.pyx).
 
 The ledger stores the cursor's ordinal and, as a hint that recovery checks, the place of its record.
 
@@ -19,7 +19,7 @@ from pyqd.hot.diskqueue.ledger cimport LedgerHeader
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
-from pyqd.hot.wire.record cimport RECORD_LOST, RECORD_VALID, record_verdict
+from pyqd.hot.wire.record cimport RECORD_VALID, record_verdict
 
 from pyqd.primitives.errors import StorageError
 
@@ -38,11 +38,8 @@ cdef class LogCursor:
         self.offset = position.offset
         assert position.ordinal == ledger.header.cursor or position.segment.first_ordinal > ledger.header.cursor
 
-    cdef const Record* next_record(self) except? NULL:
-        """Return the record at the cursor, which is not finished, after skipping records that are.
-
-        Returns: NULL at the end of the readable part, or with `ledger_full` set: the ledger cannot grow.
-        """
+    cdef const Record* find_next_record(self) except? NULL:
+        """Do as `next_record`, which comes here unless the record at the cursor is the next one."""
         cdef const Record* record
         self.ledger_full = False
         while self.ledger.header.cursor < self.readable.end:

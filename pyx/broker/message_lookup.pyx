@@ -145,6 +145,17 @@ cdef class MessageLookup:
         self.next_number = number
         return False
 
+    cdef bint is_in_place(self) except -1:
+        """Return True if the message is queued, returned or deferred, in the place that was found."""
+        cdef ChannelCore channel = self.channel
+        if self.place == DEFERRED:
+            return channel.parking.parked.waiting_in(<uint32_t> self.at) == self.record
+        if self.place == RETURNED:
+            return (
+                channel.ready.first <= self.at < channel.ready.end()
+                and channel.ready.at(self.at).record.guid == self.guid)
+        return self.place == QUEUED and record_ordinal(self.record) >= channel.cursor.ordinal()
+
     def due_ns(self):
         """Return the due time of the message (Unix); 0 if it has passed, or the place has none."""
         if self.place == DEFERRED or (self.place == QUEUED and self.record.due_ns > wall_ns()):
@@ -159,7 +170,7 @@ cdef class MessageLookup:
         """
         cdef ChannelCore channel = self.channel
         cdef ReadyEntry entry
-        assert self.place in (QUEUED, RETURNED, DEFERRED)
+        assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
             channel.reach(self.record, FROM_PARKED)
             self.note_cancelled()
@@ -195,7 +206,7 @@ cdef class MessageLookup:
         cdef ChannelCore channel = self.channel
         cdef const Record* record = self.record
         cdef ReadyEntry entry
-        assert self.place in (QUEUED, RETURNED, DEFERRED)
+        assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
             channel.reach(record, FROM_PARKED)
             channel.parking.park(record, FROM_PARKED, record_attempts(record), due_ns)

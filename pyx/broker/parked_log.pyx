@@ -1,27 +1,30 @@
 """A channel's parked messages: deferred by the publisher, or requeued with a delay.
 
-They have left the order of the topic's log, so they get a log of their own, one per channel and made when first needed,
-with their due times in the records. In memory each is a slot: the record's address and a place in a heap by due time,
-28 bytes, 2 of its id's fingerprint, which is all that a search for it reads, and 8 more until it is settled (see
-below). These arrays grow by an eighth and by half, so they are 46 bytes at most. A parked message that is due,
-delivered and requeued once more is a new record; the old one is finished. Restarting reads the log back; that is how a
-due time outlives the process. That a record was handed out, and how often, is stored in the record itself, so a message
-that was in flight at a kill does not come as a first delivery.
+Parked messages have left the order of the topic's log. Each channel has a log for them, created when the first message
+is parked, with the due times in the records. A start reads the log, so due times outlive the process. A parked message
+that is due, delivered and requeued with a delay again becomes a new record; the old one is finished. The record itself
+stores the number of its deliveries, so a message that was in flight at a kill does not return as a first delivery.
 
-Parking makes two records of one message: the *origin*, in the topic's log or this one, and the new record here. The
-origin is to be finished, but only when the new record is on stable storage, or a power failure between could leave the
-finished bit alone. So it is *unsettled* for a while: its reader passes over it, its bit is not set. `settle` sets the
-bits, in the order of parking, when a sync has covered the records. After a kill the unsettled ones are there twice:
-`twins` names every message parked at or past `settled_below`, and the start finishes what it meets of these elsewhere.
-`settled_below` lies in the header (where a topic's ledger has `parked_below`) and follows when the bits are on stable
-storage themselves; records from there on are not trimmed, finished or not, as they speak for their origins.
+In memory a parked message is a slot: the record's address and a place in a heap by due time (28 bytes), 2 bytes of the
+id's fingerprint, which searches read, and 8 bytes until the message is settled (see below). These arrays grow by an
+eighth and by half, so a slot takes 46 bytes at most.
 
-Where a channel is moved or emptied, all that is parked is dropped: the reset of its ledger says below which ordinal, in
-the same page. Nothing is stored here before a sync has covered that.
+Parking makes two records of one message: the *origin*, in the topic's log or in this one, and the new record here. The
+origin is finished only when the new record is on stable storage; otherwise a power failure could keep the finished bit
+and lose the new record. Until then the origin is *unsettled*: its reader passes over it, and its bit is not set. When a
+sync has covered the new records, `Parking.settle_some` sets the bits of their origins, in the order of parking.
+
+After a kill, unsettled messages have two records. `twins` names every message parked at or past `settled_below`, and
+the start finishes their other records. `settled_below` lies in the header, at the place of `parked_below` in a topic's
+ledger, and advances when the bits themselves are on stable storage. Records from there on are not trimmed, finished or
+not, because the start needs them to recognise their origins.
+
+When a channel is moved or emptied, all parked messages are dropped. The reset of the channel's ledger stores in the
+same page below which ordinal. Nothing is stored here before a sync has covered that page.
 
 Invariants:
 1. a slot is free, or its record waits in `dues` and is not finished.
-2. the ledger's cursor stands at the log's end: everything is handed out to `dues` at once.
+2. the ledger's cursor stands at the log's end: every record is handed out to `dues` at once.
 3. `settled_below <= settled <= log.end`; `origins` holds one entry for each record of `[settled, log.end)`, in order.
 """
 
@@ -64,9 +67,9 @@ cdef uint64_t next_fingerprint(const uint16_t* fingerprints, uint64_t start, uin
 cdef class ParkedLog:
     """The parked log of one channel with its ledger and its heap of due times. dropped_below: see `drop_all`.
 
-    origins_unknown_below: the ledger is lost that said which origins of the records below are finished. So that of each
-    message that waits here is finished again; that of a finished one stays as it is, as the channel may have been moved
-    back to it. Past the log's end: this is the first start since.
+    origins_unknown_below: the records below may have unfinished origins, because an earlier ledger of the channel is
+    lost. The origins of waiting messages are finished again. Those of finished messages stay as they are: the channel
+    may have been moved back to them. Past the log's end: this is the first start since the loss.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ cdef class ParkedLog:
         array_release(&self.origins_memory)
 
     cdef int trim(self) except -1:
-        """Trim finished records that need not speak for an origin any more."""
+        """Trim finished records whose origins are finished on stable storage."""
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
@@ -126,16 +129,16 @@ cdef class ParkedLog:
         return 0
 
     cdef bint is_superseded(self, const Record* record) noexcept:
-        """Say whether a record of this log is the origin of a later one."""
+        """Return True if a record of this log is the origin of a later one."""
         cdef int64_t last = self.twins.get(record.guid)
         return last >= 0 and record_ordinal(record) < self.settled + <uint64_t> last
 
     cdef bint has_twin(self, const Record* record) noexcept:
-        """Say whether a record of the topic's log is the origin of one that was here at the start."""
+        """Return True if a record of the topic's log is the origin of one that was here at the start."""
         return self.twins.count != 0 and self.twins.get(record.guid) >= 0
 
     def wait_for_unfinished(self):
-        """Put every record that is not finished back under its due time. Cost: O(records kept)."""
+        """Enter every unfinished record in the heap of due times. Cost: O(records kept)."""
         cdef Segment segment = self.log.segment_of(max(self.ledger.header.floor, self.dropped_below))
         cdef uint64_t offset
         cdef const Record* record
@@ -164,12 +167,12 @@ cdef class ParkedLog:
         self.fingerprints = <uint16_t*> self.fingerprints_memory.base
         self.dues.reserve(capacity)
         for slot in range(capacity, self.capacity, -1):
-            self.give_back(slot - 1)
+            self.release_slot(slot - 1)
         self.capacity = capacity
         return 0
 
-    cdef int give_back(self, uint32_t slot) noexcept:
-        """Chain a slot to the free ones, through its place for a record."""
+    cdef int release_slot(self, uint32_t slot) noexcept:
+        """Add a slot to the list of free ones, which is linked through the slots' places for records."""
         self.records[slot] = <const Record*> <uintptr_t> self.free_slot
         self.free_slot = slot + 1
         return 0
@@ -238,6 +241,7 @@ cdef class ParkedLog:
         """
         cdef const char* at
         cdef uint64_t origin = record_ordinal(record) << 1 | source
+        assert self.ledger.header.cursor == self.log.end, "a parked record does not wait for its due time"
         self.prepare(record_span(record.size_bytes))
         self.add_origin(origin)
         at = self.log.append(
@@ -255,6 +259,7 @@ cdef class ParkedLog:
         Raises: StorageError, MemoryError (nothing changed).
         """
         cdef Record* copy
+        assert self.ledger.header.cursor == self.log.end, "a parked record does not wait for its due time"
         self.prepare(record_span(record.size_bytes))
         self.add_origin(record_ordinal(record) << 1 | source)
         copy = <Record*> self.log.append(
@@ -281,7 +286,7 @@ cdef class ParkedLog:
                 self.origins = NULL
                 self.origins_capacity = 0
         elif self.origins_gap > count - done:
-            # Not each time: of millions, which are settled in slices, each slice would move the rest.
+            # Not each time: with millions of origins, settled in slices, each slice would move all others.
             self.close_gap()
         return 0
 
@@ -305,17 +310,17 @@ cdef class ParkedLog:
         cdef const Record* record = self.records[slot]
         assert self.dues.contains(slot), "nothing waits in the slot"
         self.dues.remove(slot)
-        self.give_back(slot)
+        self.release_slot(slot)
         return record
 
     cdef int finish(self, const Record* record) except -1:
-        """Finish a record that was due and delivered, or parked anew."""
+        """Finish a record that was due and delivered, or parked again."""
         self.ledger.finish(record_ordinal(record))
         self.trim()
         return 0
 
     cdef int forget(self) except -1:
-        """Forget everything that waits here or came from here; the files stay as they are."""
+        """Forget all parked messages; the files stay as they are."""
         array_release(&self.records_memory)
         array_release(&self.fingerprints_memory)
         self.records = NULL
@@ -327,16 +332,16 @@ cdef class ParkedLog:
         return 0
 
     cdef int abandon(self) except -1:
-        """Forget everything for good, as the files are gone."""
+        """Forget all parked messages for good: the files are gone."""
         self.forget()
         self.log.abandon()
         return 0
 
     cdef int drop_all(self) except -1:
-        """Forget all parked messages and all that came from here: the channel's ledger has just been reset and says so.
+        """Forget all parked messages: the channel's ledger has just been reset and says so.
 
         Nothing is stored here. If the power fails before that ledger is on stable storage, the channel resumes at its
-        former place and needs all of this. `finish_dropped` is for afterwards.
+        former place and needs these messages. `finish_dropped` finishes them after that sync.
         """
         self.forget()
         self.origins_gap = 0
@@ -345,7 +350,7 @@ cdef class ParkedLog:
         return 0
 
     cdef int finish_dropped(self, uint64_t end) except -1:
-        """Finish all records below an ordinal, which were dropped: the channel's ledger says so on stable storage."""
+        """Finish the records below `end` after `drop_all`. The channel's ledger with the drop is on stable storage."""
         assert end <= self.dropped_below
         if end > self.ledger.header.floor:
             self.ledger.clamp(end, self.log.end)

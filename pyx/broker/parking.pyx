@@ -14,7 +14,7 @@ leaves `parked_below` at the place that parking has reached; a start goes on the
 
 A publish counts deferred records once, in the ReadableLog's `deferred_count`, and not once for each channel. Those that
 this channel has parked, handed out or finished are `deferred_seen`; the difference is *pending*. Deferred records that
-nobody counted, as an earlier run held them, are in the depth until they are parked.
+were never counted, because an earlier run held them, are in the depth until they are parked.
 
 Parking never calls its channel. The channel requests the wakes and timers that follow from the results and the fields
 (see `ChannelCore.catch_up`).
@@ -35,6 +35,7 @@ from pyqd.hot.broker.slots cimport FROM_PARKED
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport record_ordinal, record_span
 
 from pyqd.primitives.errors import StorageError
@@ -146,7 +147,7 @@ cdef class Parking:
         return self.parked.prepare_slots(count)
 
     cdef int park_batch(self, const Record* first, uint32_t count) except -1:
-        """Park those of `count` records in a row that have a due time. Room is made, and the channel does not lag."""
+        """Park the deferred records among `count` consecutive ones. Space is reserved; the channel has no lag."""
         cdef const Record* record = first
         for _ in range(count):
             if record.due_ns != 0:
@@ -189,6 +190,7 @@ cdef class Parking:
             and ordinal >= self.ledger.header.parked_below
         ):
             self.deferred_seen += 1
+            debug_require(self.deferred_seen <= self.readable.deferred_count)
         return 0
 
     cdef int settle_now(self) except -1:
@@ -360,7 +362,7 @@ cdef class Parking:
         return 0
 
     cdef int drop_all(self) except -1:
-        """Drop all parked messages: the channel's ledger has just been reset and says so."""
+        """Drop all parked messages after a reset of the channel's ledger, which records the drop."""
         if self.parked is not None:
             self.parked.drop_all()
             if not self.durable:

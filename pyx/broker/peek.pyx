@@ -248,7 +248,7 @@ cdef class QueueWalk:
         return ring_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
     cdef bint passes(self, const Record* record) except -1:
-        """Say whether a record is none of the queue's."""
+        """Return True if a record is not part of the queue."""
         if record.flags & RECORD_LOST:
             return True
         return self.channel is not None and (
@@ -279,7 +279,7 @@ cdef class QueueWalk:
             left -= 1
             record = record_at(segment, offset, ordinal) if offset < segment.tail else NULL
             if record == NULL:
-                # Its end, or damage behind which nothing can be told.
+                # The segment's end, or damage: the records after it cannot be found.
                 ordinal = segment.end_ordinal()
                 segment = segment.next
                 if segment is None:

@@ -13,8 +13,9 @@ Invariant: `-TOLERANCE <= tokens <= burst`.
 cimport cython
 from libc.math cimport ceil
 
+from pyqd.hot.primitives.clock cimport NS_PER_S
+
 cdef enum:
-    NS_PER_S = 1000000000
     BATCH_NS = 1000000                   # at a high rate, wait for the tokens of this span together
     WAIT_NS_MAX = 3600000000000          # longest wait before the tokens are counted again
 

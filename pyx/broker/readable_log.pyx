@@ -1,10 +1,10 @@
 """Readable part of a topic's log: the log and `end`, the ordinal up to which channels may read.
 
-Fan-out costs no copy, as every channel is a cursor over the same log. A paused topic keeps `end` where it is, while the
-log grows behind it: those messages are *held*. The topic and its channels share one ReadableLog; a channel knows no
-more of its topic than this.
+Fan-out costs no copy, as every channel is a cursor over the same log. A topic that is paused or awaits channels keeps
+`end` where it is, while the log grows behind it: those messages are *held*. The topic and its channels share one
+ReadableLog; a channel knows no more of its topic than this.
 
-Invariant: `end <= log.end`; they are equal unless the topic is paused or has no channel.
+Invariant: `end <= log.end`; they are equal unless the topic is paused, awaits channels or has none.
 """
 
 cimport cython
@@ -38,6 +38,7 @@ cdef class ReadableLog:
 
     cdef int note_held(self) except -1:
         """Remember the place of `end` in the log: it stays there, and the messages behind it are held."""
+        assert self.end == self.log.end, "messages are held already"
         self.held = self.log.end_position()
         return 0
 

@@ -26,6 +26,7 @@ def start_ledger(Ledger ledger not None, Position position not None):
     """Make a fresh ledger begin at a position of the log."""
     ledger.reset(position.ordinal, ledger.header.parked_from)
     ledger.header.start = position.ordinal
+    ledger.header.spared = 0
     ledger.header.cursor_offset = position.offset
     # The segment's number says that the ledger has its place, so everything else is stored before it.
     store_barrier()
@@ -46,7 +47,7 @@ def cursor_position(Ledger ledger not None, Log log not None):
 
 
 def has_moved_twins(ChannelCore channel not None):
-    """Say, after a start, whether origins past the cursor may be among the records without a due time."""
+    """Return whether, after a start, origins past the cursor may be among the records without a due time."""
     return (
         channel.parking.parked is not None
         and channel.ledger.header.moved_until > channel.parking.parked.ledger.header.parked_below)
@@ -90,6 +91,7 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     cdef Segment segment = None
     cdef uint64_t offset = 0
     cdef const Record* record
+    assert len(channel.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
     if channel.parking.parked is not None and channel.parking.parked.twins.count != 0:
         channel.parking.look_again_below_cursor()
     for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):
@@ -127,7 +129,8 @@ def recover_parked(ChannelCore channel not None, dict attempts_of):
         if record != NULL:
             # A note of 0 is of one that was due and not delivered yet; a kill leaves no notes.
             attempts = attempts_of.get((FROM_PARKED, record_ordinal(record))) if attempts_of else None
-            if attempts is None and record.handed_out:
+            if record.handed_out and (attempts is None or attempts < record.handed_out):
+                # A power failure may bring back the notes of an earlier stop, which a start has used and removed.
                 attempts = record.handed_out
             elif attempts is not None and attempts > record.handed_out:
                 # A power failure has taken the mark. It is needed again: the note is used once.

@@ -1,19 +1,18 @@
-"""Seeking: a channel is moved to another place of its topic's log.
+"""Seek: move a channel to another place of its topic's log.
 
     floor = cursor = target, no bit set
 
-That is all that a seek is, in either direction: what lies before the target is finished, what follows has never been
-handed out, so it is delivered once more, with attempts from 1. The ledger announces a reset before it does it, and says
-in the same page that what is parked does not count any more. So a kill or a power failure leaves the channel where it
-was, with what it had parked, or where it goes, without. A FIN of what was in flight finds nothing in flight.
+After a seek in either direction, the records before the target are finished, and the records from the target on count
+as never handed out. They are delivered again, with attempts from 1. The ledger announces a reset before it is done, and
+says in the same page that all parked records are dropped. So a kill or a power failure leaves the channel at the old
+place with its parked records, or at the new place without. A FIN of a message that was in flight fails.
 
-Messages published with a due time lie in the topic's log like all others. Those from the target on are to be parked
-again by whoever seeks, from the same turn on (`ChannelCore.park_on`), as records are parked in order; a start does so,
-too. How many these are is counted before, in parts (`SeekPlace`), so depth and deferred count are right from the seek
-on.
+Messages published with a due time lie in the topic's log like all others. Those from the target on have to be parked
+again, in the same pass (`ChannelCore.park_on`), as records are parked in order; a start does so too. Their number is
+counted before, in slices (`SeekPlace`), so that depth and deferred count are right from the seek on.
 
-A message that was cancelled stays so: a seek marks it as finished. The channel keeps a list of such messages, a bit for
-each in `cancelled.ledger`; a start marks what a kill left unmarked.
+Cancelled messages stay cancelled: a seek marks them as finished. The channel keeps a bit for each in
+`cancelled.ledger`; a start marks those that a kill left unmarked.
 
 Invariants: 1. the target is in `[log.first, readable.end]`. 2. holes at or above the floor are marked as finished,
 up to `readable.end`.
@@ -159,7 +158,7 @@ cdef class SeekPlace:
         return self.ordinal >= end
 
     cdef bint is_kept(self, Log log) noexcept:
-        """Say whether the segments that were walked are those of the log still."""
+        """Return True if the log still has the segments that were walked."""
         return (
             self.position.segment.number == self.first_number and self.segment.number == self.number
             and self.first_number >= log.first.number)

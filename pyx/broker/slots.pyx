@@ -104,6 +104,7 @@ cdef class ReadyRing:
 
     cdef int push(self, const Record* record, uint16_t attempts, uint8_t source) except -1:
         """Append an entry. Raises: MemoryError (nothing changed)."""
+        debug_require(record != NULL)
         if self.count == self.capacity:
             self.grow()
         self.entries[(self.head + self.count) & (self.capacity - 1)] = ReadyEntry(

@@ -1,16 +1,17 @@
 """A topic: messages are accepted into its log, and its channels read from there.
 
-Accepting a message is: an id, one append, and a word to the scheduler that the channels may have a turn. While it is
-paused, or has no channel, messages are held: `end`, up to which channels may read, stays behind the log's end.
+To accept a message, the topic takes an id, appends the message to the log and schedules a run of the channels. While
+the topic is paused, has no channel, or awaits channels that the lookup daemons know, messages are held: `end`, up to
+which channels may read, stays behind the log's end.
 
-What must outlive the process beside the log lies in a mapped page, the topic's state: paused or not, counters, the last
-id, where the held messages begin. That place moves as soon as a channel takes the messages over, and the kernel may
-write the page before the channel has a durable name. So after a power failure it is believed up to `given_below` only,
-which moves when a sync of the names is complete.
+The topic's state is a mapped page with everything else that must outlive the process: paused or not, counters, the last
+id, and `held_from`, the ordinal of the first held message. `held_from` moves as soon as a channel takes the messages
+over, and the kernel may write the page before the channel has a durable name. So after a power failure the start
+lowers `held_from` to `given_below`, which moves when a sync of the names is complete.
 
-What has a due time is parked by each channel, at once as far as the work of this turn of the loop goes; beyond that the
-channels lag, and catch up in turns of their own (pyx/broker/parking.pyx). There must be space for all of it all the
-same, or the publish is refused.
+Each channel parks messages with a due time, at once as far as the work of this turn of the loop goes. Beyond that the
+channels lag, and catch up in turns of their own (pyx/broker/parking.pyx). A publish is refused if there is no space for
+the parked copies.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
@@ -41,7 +42,7 @@ from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageErr
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
 cdef enum:
-    DROP_WORK = 125000                   # of a turn: taking leave of some channels
+    DROP_WORK = 125000                   # of a turn: dropping some channels of a deleted topic
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
 JOURNALED_SIZE = sizeof(JournaledState)
@@ -50,7 +51,7 @@ assert sizeof(TopicState) <= TOPIC_STATE_BYTES
 
 
 def check_state(Mapping mapping not None):
-    """Look at a state that an earlier run left. Raises: CorruptionError, LaterFormatError."""
+    """Check a state that an earlier run left. Raises: CorruptionError, LaterFormatError."""
     cdef TopicState* state = <TopicState*> mapping.base
     path = mapping.path or "memory"
     if mapping.size_bytes < TOPIC_STATE_BYTES or state.magic != MAGIC or state.version == 0:
@@ -61,7 +62,7 @@ def check_state(Mapping mapping not None):
 
 
 def created_of(Mapping mapping not None):
-    """Return when the topic of a state was made, Unix ns; 0 if the state is a new one."""
+    """Return the creation time of a state's topic in Unix ns; 0 if the state is a new one."""
     return (<TopicState*> mapping.base).created_ns
 
 
@@ -73,7 +74,10 @@ cdef class TopicCore(Scheduled):
         uint32_t node_id, uint64_t memory_count_max, bint ephemeral, bint power_failed, int64_t created_ns=0,
         bytes journaled=None,
     ):
-        """Take up a state, or begin a fresh one, made at created_ns; 0: now. journaled: what the journal kept of it."""
+        """Resume the state of an earlier run, or begin a fresh one.
+
+        created_ns: creation time of a fresh one; 0: now. journaled: JournaledState from the journal, or None.
+        """
         self.log = log
         self.scheduler = scheduler
         self.mapping = mapping
@@ -83,7 +87,7 @@ cdef class TopicCore(Scheduled):
             self.state.version = TOPIC_STATE_VERSION
             self.state.held_from = log.first.first_ordinal
             self.state.given_below = log.first.first_ordinal + 1
-            # Nothing, but where the file was lost: then all that is kept may be deferred.
+            # The log is empty, unless the file was lost: then all records that the log keeps may be deferred.
             self.state.deferred_below = log.end
             self.state.message_count = log.end
             self.state.created_ns = created_ns or wall_ns()
@@ -98,10 +102,10 @@ cdef class TopicCore(Scheduled):
         self.memory_count_max = memory_count_max
         self.ephemeral = ephemeral
         if self.state.given_below > log.end + 1:
-            # Ordinals from the end on are given again, to messages that no channel has.
+            # Messages to come get the ordinals from the end on, and no channel was given these.
             self.state.given_below = log.end + 1
         if power_failed and self.state.given_below != 0:
-            # The channels that were given more may be gone.
+            # Channels that were given later messages may be lost.
             self.state.held_from = min(self.state.held_from, self.state.given_below - 1)
         if power_failed:
             # The state may be older than the log.
@@ -112,7 +116,7 @@ cdef class TopicCore(Scheduled):
             self.state.held_from = held_from
         for start, behind in log.holes:
             if start <= self.state.held_from < behind:
-                # Nothing is held there, and the segment before goes as soon as all that it has is finished.
+                # No message is held there, and the segment before is trimmed as soon as all of it is finished.
                 self.state.held_from = behind
         self.readable = ReadableLog(log, scheduler, self, self.state.held_from)
         self.held_known = self.readable.end == log.end or self.state.deferred_below <= self.readable.end
@@ -120,9 +124,10 @@ cdef class TopicCore(Scheduled):
             self.readable.note_held()
 
     cdef int restore(self, bytes journaled, bint fresh) except -1:
-        """Take what the journal kept where the state is older, as its page was not synced with the records.
+        """Take the journal's values over if the state is older, as the page was not synced with the records.
 
-        fresh: the state was damaged, and is a new one. The next start, too, must know whose the journal's entries are.
+        fresh: the state was damaged and is a new one. It gets the journal's creation time, by which the next start
+        matches the journal's entries with the topic.
         """
         cdef const JournaledState* kept = <const JournaledState*> PyBytes_AS_STRING(journaled)
         assert len(journaled) == sizeof(JournaledState)
@@ -135,7 +140,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     def journal_into(self, CommitBuffer commit not None, bytes name not None):
-        """Add what the log has got since the last commit. Returns: False if that is too much for the journal."""
+        """Add the records since the last commit. Returns: False if these are too much for the journal."""
         cdef JournaledState kept
         kept.created_ns = self.state.created_ns
         kept.deferred_below = self.state.deferred_below
@@ -177,7 +182,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
-        """Say whether the channels park what is published now at once; if so, that is work of this turn."""
+        """Return True if the channels park the messages of this publish at once; that is then work of this turn."""
         cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
         for channel in self.channels:
@@ -189,7 +194,7 @@ cdef class TopicCore(Scheduled):
         return True
 
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
-        """See that the channels can park what is published next. count: of the records; 0: not at once.
+        """Make room so that the channels can park the messages published next. count: of these; 0: not at once.
 
         Raises: StorageError, MemoryError.
         """
@@ -204,7 +209,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
-        """Let the channels park those of the last `count` records that have a due time, now or as they come to it."""
+        """Have the channels park those of the last `count` records that have a due time, now or in turns to come."""
         cdef ChannelCore channel
         cdef uint64_t before = self.readable.deferred_count
         cdef uint64_t offset = <const char*> first - self.log.active.base
@@ -228,11 +233,10 @@ cdef class TopicCore(Scheduled):
         return self.commit_batches()
 
     cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
-        """Take messages as `publish_batch` does, but leave it to `commit_batches` to accept them.
+        """Add messages to an open batch, which `commit_batches` accepts and `abort_batches` drops, as a whole.
 
-        `abort_batches` gives them up. Between, nothing else is done with the topic, and nothing switches. What is added
-        to an open batch is accepted or not with all of it; `joins` says whether it can be.
-        Raises: as publish_batch (all that was open is given up).
+        In between, nothing else is done with the topic, and nothing switches. `joins` tells whether more can be added.
+        Raises: as publish_batch (the open batch is dropped).
         """
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
@@ -253,11 +257,11 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef bint joins(self, uint32_t count, uint64_t body_words) noexcept:
-        """Say whether messages can be added to the batch that is open."""
+        """Return True if messages can be added to the open batch."""
         return self.log.batch.joins(batch_span(count, body_words))
 
     cdef int commit_batches(self) except -1:
-        """Accept what is open, all or none. Raises: StorageError (nothing was accepted)."""
+        """Accept all messages of the open batch, or none. Raises: StorageError (nothing was accepted)."""
         cdef uint64_t count = self.open_count
         cdef uint64_t bytes_total = self.open_bytes
         if count == 0:
@@ -273,7 +277,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int abort_batches(self) except -1:
-        """Give up what is open."""
+        """Drop the open batch, if there is one."""
         self.open_count = self.open_bytes = 0
         if self.log.batch.is_open:
             self.log.batch.discard()
@@ -284,8 +288,8 @@ cdef class TopicCore(Scheduled):
     ) except -1:
         """Accept `count` messages with a due time (Unix ns, 0: at once), checked before; all or none.
 
-        dues NULL: `due_ns` is that of all, and the form is that of `publish_batch`. Else one for each, and 8 bytes, not
-        looked at, stand before each size. body_words: as there. Raises: StorageError (nothing was accepted).
+        dues NULL: `due_ns` is the due time of all, and the form is that of `publish_batch`. Otherwise dues has one for
+        each, and 8 ignored bytes precede each size. body_words: as there. Raises: StorageError (nothing was accepted).
         """
         cdef MessageBatch batch
         memset(&batch, 0, sizeof(MessageBatch))
@@ -351,7 +355,7 @@ cdef class TopicCore(Scheduled):
         cdef const Record* first = <const Record*> self.log.batch.first
         assert batch.done == batch.count
         if batch.in_slices and batch.deferred_count != 0 and self.is_readable():
-            # The topic may not have been shown when the batch began.
+            # The topic may have been paused, or without channels, when the batch began.
             try:
                 self.prepare_park(batch_span(batch.count, batch.body_words), 0)
             except BaseException:
@@ -381,7 +385,7 @@ cdef class TopicCore(Scheduled):
 
     cdef bint is_readable(self) noexcept:
         """Return True if channels may read appended records at once."""
-        return not self.state.paused and len(self.channels) != 0
+        return not self.state.paused and not self.awaits_channels and len(self.channels) != 0
 
     cdef int advance_end(self) except -1:
         """Let the channels read up to the log's end, and schedule their deliveries."""
@@ -392,24 +396,37 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int wake(self) except -1:
-        cdef ChannelCore channel
         if self.on_drop_wanted is not None:
             while self.on_drop_wanted():
                 if not self.scheduler.spend(DROP_WORK):
                     return self.scheduler.request_wake(self)
             return 0
-        for channel in self.channels:
-            if self.scheduler.has_work():
-                channel.wake()
-            else:
-                self.scheduler.request_wake(channel)
+        self.wake_channels()
         if self.readable.trim_wanted:
             self.readable.trim_wanted = False
             self.trim()
         return 0
 
+    cdef int wake_channels(self) except -1:
+        """Wake the channels, as far as the work of this turn goes; each of the others gets a wake of its own."""
+        cdef ChannelCore channel
+        cdef Py_ssize_t count = 0
+        try:
+            for channel in self.channels:
+                count += 1
+                if self.scheduler.has_work():
+                    channel.wake()
+                else:
+                    self.scheduler.request_wake(channel)
+        except BaseException:
+            # The error of one channel must not keep messages from the others.
+            for channel in self.channels[count:]:
+                self.scheduler.request_wake(channel)
+            raise
+        return 0
+
     cdef int trim(self) except -1:
-        """Give up the segments that every channel is past and retention does not hold, oldest first."""
+        """Trim the segments that every channel has finished and retention does not keep, oldest first."""
         cdef ChannelCore channel
         cdef uint64_t floor = self.readable.end
         cdef int64_t since_ns = INT64_MAX
@@ -428,18 +445,18 @@ cdef class TopicCore(Scheduled):
         return 0
 
     def trim_finished(self):
-        """Give up what nobody holds any more, now: where time alone may have made the difference."""
+        """Trim now: segments may have outlived the retention time since the last run."""
         self.trim()
 
     def retained_from(self):
-        """Return the ordinal from which on records stay for retention alone, were all finished. Cost: O(segments)."""
+        """Return the ordinal from which on retention keeps records, even finished ones. Cost: O(segments)."""
         cdef int64_t since_ns = INT64_MAX if self.retention_time_ns == 0 else wall_ns() - self.retention_time_ns
         return self.log.floor_retained(self.log.end, self.retention_bytes, since_ns)
 
     def change_sum(self):
-        """Return a number that goes up with every change of the topic and its channels, as long as these are the same.
+        """Return a number that grows with every change of the topic and its channels, while the channels stay the same.
 
-        No mapped file is touched for it: those of an idle topic may not be mapped. Cost: O(channels).
+        This touches no mapped file, as those of an idle topic may not be mapped. Cost: O(channels).
         """
         cdef ChannelCore channel
         cdef ParkedLog parked
@@ -456,7 +473,7 @@ cdef class TopicCore(Scheduled):
         return total
 
     def changed_channels(self):
-        """Return the channels with changes that no sync has covered; none is ephemeral. Cost: O(channels), in C."""
+        """Return the durable channels with changes that no sync has covered. Cost: O(channels), in C."""
         cdef ChannelCore channel
         cdef ParkedLog parked
         changed = []
@@ -477,7 +494,7 @@ cdef class TopicCore(Scheduled):
 
     @property
     def own_limits(self):
-        """The topic's own (retention_bytes, retention_time_ns, bytes_max); None where the daemon's flag counts."""
+        """The topic's own (retention_bytes, retention_time_ns, bytes_max); None: the daemon's flag applies."""
         values = (self.state.retention_bytes, self.state.retention_time_ns, self.state.bytes_max)
         return tuple([value - 1 if value else None for value in values])
 
@@ -523,14 +540,14 @@ cdef class TopicCore(Scheduled):
         return id_stepped(self.guids.last_id, 1 - <int64_t> frames.count)
 
     def attach(self, ChannelCore channel not None):
-        """Add a channel; the first one gets what the topic has held, unless the topic is paused."""
+        """Add a channel; the first one gets the held messages, unless the topic is paused or awaits channels."""
         self.channels.append(channel)
         self.readable.all_lag = False
-        if not self.state.paused:
+        if self.is_readable():
             self.release_held()
 
     def release_held(self):
-        """Hand what the topic has held to its channels, and have them park what of it has a due time."""
+        """Hand the held messages to the channels, which park those with a due time."""
         cdef ChannelCore channel
         cdef Position position
         cdef uint64_t start = self.readable.end
@@ -552,7 +569,7 @@ cdef class TopicCore(Scheduled):
             channel.catch_up(False)
 
     cdef int finish_missing(self, uint64_t start) except -1:
-        """Have the channels finish what the log has lost between an ordinal and `end`, as they may read that now."""
+        """Have the channels finish the records that the log has lost between `start` and `end`, which they may read."""
         cdef ChannelCore channel
         if start == self.readable.end or not self.log.holes:
             return 0
@@ -566,31 +583,43 @@ cdef class TopicCore(Scheduled):
         return 0
 
     def forget_held(self):
-        """Note that no message is held now."""
+        """Note that no message is held any more."""
         self.readable.forget_held()
         self.held_deferred = 0
         self.held_known = True
 
     def detach(self, ChannelCore channel not None):
-        """Remove a channel; its claim on the log is gone."""
+        """Remove a channel; its unfinished messages keep no segment any more."""
+        cdef bint was_readable = self.is_readable()
         self.channels.remove(channel)
-        if not self.channels and not self.state.paused:
+        if was_readable and not self.channels:
             self.readable.note_held()
         self.readable.request_trim()
 
     def pause(self, bint paused):
-        """Stop or resume handing messages to channels; publishing goes on. Remembered over restarts."""
+        """Hold published messages, or hand them to the channels again. Remembered over restarts."""
         if paused and self.is_readable():
             self.readable.note_held()
         self.state.paused = paused
         self.state_change_count += 1
-        if not paused and self.channels:
+        if self.is_readable():
+            self.release_held()
+
+    def await_channels(self, bint awaited):
+        """Begin or end to hold messages until more channels are created, each of which gets all of them.
+
+        Nothing of it outlives the process: after a restart the channels that exist get the messages.
+        """
+        if awaited and self.is_readable():
+            self.readable.note_held()
+        self.awaits_channels = awaited
+        if self.is_readable():
             self.release_held()
 
     def prepare_to_empty(self):
-        """Make the channels' ledgers reach all that the topic holds, as `empty` needs. Yields between the channels.
+        """Make the channels' ledgers reach all held messages, as `empty` needs. Yields after each channel.
 
-        For a caller that yields to the event loop meanwhile: a ledger that grows is synced. Raises: StorageError.
+        The caller yields to the event loop meanwhile, because a ledger that grows is synced. Raises: StorageError.
         """
         cdef ChannelCore channel
         for channel in list(self.channels):
@@ -599,7 +628,7 @@ cdef class TopicCore(Scheduled):
             yield
 
     def empty(self):
-        """Drop the messages that no channel has been given; the channels keep theirs.
+        """Drop the held messages; the channels keep theirs.
 
         Source: docs/nsq/http-api.md, "Topic and channel administration".
         """
@@ -609,20 +638,24 @@ cdef class TopicCore(Scheduled):
         if start < end:
             for channel in self.channels:
                 channel.ledger.reach(end - 1)
-            # First, so that no channel has finished what a start after a kill would not show it.
+            # Before the ledgers: after a kill no channel has finished messages that the topic still holds.
             self.state.held_from = end
             store_barrier()
             self.readable.end = end
             for channel in self.channels:
                 channel.ledger.finish_range(start, end)
-                channel.ledger.header.start += end - start
+                channel.ledger.header.spared += end - start
             self.forget_held()
             self.readable.note_held()
         self.readable.trim_wanted = True
         self.scheduler.request_wake(self)
 
+    def refuse_publishes(self):
+        """Refuse publishes from now on, because the daemon drains. Those that wait in the intake are stored."""
+        self.draining = self.busy = True
+
     def abandon(self):
-        """Let go of the log for good, as the topic's files are gone and so are its channels."""
+        """Abandon the log for good: the topic's files and its channels are gone."""
         assert len(self.channels) == 0
         self.log.abandon()
         self.readable.oldest_unfinished = self.log.active
@@ -630,37 +663,38 @@ cdef class TopicCore(Scheduled):
         self.readable.trim_wanted = False
 
     def resume_ids_after(self, uint64_t guid):
-        """Give only ids above one that was found on disk: the state page may be older than the records."""
-        # Only a record that some other program has written has a higher one.
+        """Use only ids above one that was found on disk: the state page may be older than the records."""
+        # A higher id comes from a record that another program has written.
         if guid >> 63 == 0:
             self.guids.resume_after(guid)
             if guid > self.state.last_guid:
-                # The record may be gone at the next start.
+                # The record may be trimmed before the next start.
                 self.state.last_guid = guid
                 self.state_change_count += 1
 
     def note_given(self, uint64_t end):
-        """Note that all below an ordinal was given to channels whose names and ledgers are on stable storage.
+        """Note that all messages below an ordinal were given to channels with durable names and ledgers.
 
-        After a power failure the topic holds what lies behind that, unless a channel that is left was given it. May be
+        After a power failure the topic holds the messages from there on that no remaining channel was given. May be
         called in a thread: nothing else stores there.
         """
+        assert end <= self.log.end, "channels were given records that the log does not have"
         self.state.given_below = max(self.state.given_below, end + 1)
 
     def recover(self):
-        """After a start, with all channels attached: show what the state says, park what is not parked yet."""
+        """After a start, with all channels attached: set the readable end, and park deferred messages that are not."""
         cdef ChannelCore channel
         cdef uint64_t start = self.readable.end
-        # Without need no turn: with many idle topics each would map files that were mapped for the load a moment ago.
+        # A needless turn of each of many idle topics would map files again that were mapped for the load a moment ago.
         self.readable.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:
-                # What is finished was given: the state may be older than the ledgers after a power failure.
+                # Finished messages were given: the state may be older than the ledgers after a power failure.
                 self.readable.end = max(self.readable.end, channel.ledger.header.cursor, channel.ledger.finished_end())
-            # Else a topic whose last channel is deleted now would hold these again after the next start.
+            # Otherwise a topic whose last channel is deleted now would hold these again after the next start.
             self.state.held_from = self.readable.end
             self.finish_missing(start)
-        # What was shown and not parked before the end of that run comes before what is shown now.
+        # Messages that were readable in the earlier run are parked before those that become readable now.
         for channel in self.channels:
             channel.park_deferred(min(self.readable.end, self.state.deferred_below))
         if self.channels and not self.state.paused:

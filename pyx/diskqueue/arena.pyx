@@ -6,44 +6,44 @@ files. Compiled code holds pointers into mapped files everywhere, so a file cann
     arena  | file A | no access ........ | file B | no access: file C, not mapped now | file D | ...
              slots of 64 KiB, 2**order of them for each file; a table leads from a slot to its extent
 
-The arena is one reserved range without access rights. Each file has an *extent*, a fixed range of the arena. An extent
-that is not in use is unmapped in place, and what takes its place merges with its neighbours to one mapping. An access
-to it raises SIGSEGV; the handler maps the file again at the same address and returns, and the access is repeated. So a
-pointer stays valid for the life of its extent, and an access to a mapped file costs nothing more.
+The arena is one reserved range without access rights. Each file has an *extent*, a fixed range of the arena. An idle
+extent is unmapped in place, and the reserved pages that replace it merge with their neighbours to one mapping. An
+access to it raises SIGSEGV; the handler maps the file again at the same address, and the access is repeated. So a
+pointer stays valid for the life of its extent, and an access to a mapped file has no extra cost.
 
-Extents are unmapped as a clock with two hands does it. When more than half of the budget is mapped, the extent that was
-mapped first is *guarded*: it loses its access rights. An access gives them back, and the extent counts as the newest.
+Extents are unmapped by the clock algorithm with two hands. When more than half of the budget is mapped, the extent that
+was mapped first is *guarded*: it loses its access rights. An access restores them, and the extent counts as the newest.
 When the budget is used up, the extent that has been guarded for the longest time is unmapped.
 
 A start opens every file, and most stay idle. Between `begin_load` and `end_load` no extent is guarded. When half of the
 budget is mapped, the oldest extents are unmapped, and neighbours in the arena by one system call.
 
-A page that cannot be written back is reported by the next sync of its file, unless the kernel has forgotten the file
-before. A mapping keeps a file in the kernel's memory. Nothing can be stored to a guarded extent; so all that one holds
-is on stable storage after a complete sync that began later (`begin_sync`, `end_sync`). An extent that must go before is
-kept in the kernel's memory by a descriptor until the next complete sync. There are KEPT_MAX of these.
+If a page cannot be written back, the next sync of its file reports that, unless the kernel has forgotten the file. A
+mapping keeps a file in the kernel's memory. Nothing can be stored to a guarded extent, so all of its content is on
+stable storage after a complete sync that began later (`begin_sync`, `end_sync`). If an extent has to be unmapped before
+such a sync, a descriptor keeps the file in the kernel's memory until the sync. There are up to KEPT_MAX of these.
 
-A system call does not raise SIGSEGV but fails with EFAULT, so who gives it an address of the arena pins the extent
-before. Threads pin as well, as the handler of another thread may unmap any extent that is not pinned.
+A system call on an address of the arena does not raise SIGSEGV but fails with EFAULT. So the caller pins the extent
+before. Threads pin as well, because the handler of another thread may unmap any extent that is not pinned.
 
-A page that cannot be read from the disk raises SIGBUS. While the extent is not *verified*, a handler puts a page of
-zeros in its place, which is *lost*, and pins the extent: who reads an unverified file checks what it finds, asks
-whether the page is lost, and treats it as damage. So a start reads on, and neither reads ahead nor asks before. In a
-verified extent the signal ends the process, as zeros would be taken for what was there; so does a store, which would
-be in no file. The next start finds the damage.
+A page that the disk cannot read raises SIGBUS. While the extent is not *verified*, a handler maps a page of zeros in
+its place, which is *lost*, and pins the extent. The reader of an unverified file checks its content, asks whether the
+page is lost, and treats it as damage. So a start continues, and needs no read or check ahead. In a verified extent the
+signal ends the process, because nobody would check the zeros. A store to such a page ends it as well, because the store
+would be in no file. The next start finds the damage.
 
-A file that cannot be mapped again ends the process: the message on standard error names it, then the previous handler
-of SIGSEGV runs. What was stored is in the page cache, as after any kill.
+If a file cannot be mapped again, the process ends: a message on standard error names the file, then the previous
+handler of SIGSEGV runs. All stored bytes are in the page cache, as after any kill.
 
 Invariants:
 1. `mapped` counts the extents that are not EXTENT_ABSENT; each of these is in the list of its state.
 2. A pinned extent is EXTENT_PRESENT, and so is one with a lost page. A removed one that is present has memory of its
    own and is never unmapped.
-3. Whoever holds the lock touches no address of the arena, and neither allocates nor frees memory in the handler.
+3. Code that holds the lock touches no address of the arena, and the handlers neither allocate nor free memory.
 
-Rejected: several files of one topic in one file (another format, and still a mapping for each topic); topics that are
-unloaded when idle (everything that holds a pointer would have to ask first); userfaultfd(2) (needs privileges, and a
-thread that answers for each access).
+Rejected: several files of one topic in one file (another format, and still a mapping for each topic); unloading idle
+topics (every holder of a pointer would have to ask first); userfaultfd(2) (needs privileges, and a thread that answers
+for each access).
 
 Sources: mmap(2), sigaction(2), signal-safety(7), vm.max_map_count in the kernel's documentation of sysctl.
 """
@@ -55,6 +55,7 @@ from libc.string cimport memset, strdup, strlen
 
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
 from pyqd.hot.diskqueue.slottable cimport give_slots, holder_of, prepare_slots, set_holder, take_slots
+from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -139,13 +140,13 @@ cdef enum:
     PAGE_BYTES = 4096
     SLOT_BYTES = 64 << 10
     KEPT_MAX = 256
-    # Extents that are unmapped at once when the kernel refuses a mapping, or at most by one call during a start.
+    # Number of extents unmapped if the kernel refuses a mapping, and the most that one call unmaps during a start.
     EVICTED_AT_ONCE = 64
     GUARDED_AT_ONCE = 16
-    # One instruction may need two extents, in each of some threads: these are never guarded.
+    # One instruction may need two extents, in each of several threads: the newest ones are never guarded.
     RECENT_MIN = 16
     MAPPED_MIN = 32
-    # Lost pages at a time; a process that meets more ends.
+    # Lost pages at a time; one more ends the process.
     LOST_MAX = 65536
 
 cdef uint64_t ARENA_BYTES_MIN = <uint64_t> 64 << 30
@@ -272,7 +273,7 @@ cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
         say(extent.path)
         say(b" again: ")
         say(name_of(failed))
-        say(b"; everything accepted is in this file, start pyqd again when the cause is gone\n")
+        say(b"; the process ends, all accepted messages are in the files: remove the cause and start pyqd again\n")
     # The access is repeated, and then that handler sees it.
     sigaction(SIGSEGV, &previous_action, NULL)
     (&errno)[0] = before
@@ -294,13 +295,13 @@ cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nog
         if extent != NULL:
             say(b"pyqd: cannot read ")
             say(extent.path)
-            say(b": input/output error (EIO); the next start takes it for damage\n")
+            say(b": input/output error (EIO); the process ends, and the next start treats the page as damaged\n")
         sigaction(SIGBUS, &previous_bus_action, NULL)
     (&errno)[0] = before
 
 
 cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
-    """Put a page of zeros in place of one of an extent's, under the lock. Returns: whether it could be."""
+    """Map a page of zeros over a page of an extent, under the lock. Returns: whether that succeeded."""
     global lost_count
     if lost_count == LOST_MAX or make_present(extent) != 0:
         return False
@@ -312,7 +313,7 @@ cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
         pin(extent)
         say(b"pyqd: cannot read ")
         say(extent.path)
-        say(b": input/output error (EIO); what cannot be read counts as damaged\n")
+        say(b": input/output error (EIO); the unreadable part counts as damaged\n")
     extent.lost_pages += 1
     lost[lost_count] = extent.base + offset
     lost_count += 1
@@ -320,7 +321,7 @@ cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
 
 
 cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexcept nogil:
-    """Say whether a page with some of those bytes is lost. Cost: O(lost pages of all extents), if this one has any."""
+    """Return whether a page of these bytes is lost. Cost: O(lost pages of all extents) if this extent has any."""
     cdef uint64_t index
     cdef bint found = False
     cdef const char* first = extent.base + (start & ~<uint64_t> (PAGE_BYTES - 1))
@@ -336,7 +337,7 @@ cdef bint extent_is_lost(Extent* extent, uint64_t start, uint64_t length) noexce
 
 
 cdef void forget_lost(Extent* extent) noexcept nogil:
-    """Forget the lost pages of an extent that goes, under the lock."""
+    """Remove the lost pages of an extent that is freed from the list, under the lock."""
     global lost_count
     cdef uint64_t index = 0
     while index < lost_count:
@@ -361,10 +362,12 @@ cdef const char* name_of(int failed) noexcept nogil:
 
 
 cdef int make_present(Extent* extent) noexcept nogil:
-    """Have an extent mapped and accessible, under the lock. Returns: 0, or the error number."""
+    """Map an extent if need be and make it accessible, under the lock. Returns: 0, or the error number."""
     cdef int failed
     if extent.state == EXTENT_PRESENT:
         return 0
+    debug_require(extent.pin_count == 0)
+    debug_require(extent.lost_pages == 0)
     if extent.state == EXTENT_GUARDED:
         if mprotect(extent.base, whole_pages(extent.size_bytes), PROT_READ | PROT_WRITE) != 0:
             return errno
@@ -381,6 +384,7 @@ cdef int make_present(Extent* extent) noexcept nogil:
 
 cdef void pin(Extent* extent) noexcept nogil:
     global pinned
+    debug_require((extent.state == EXTENT_PRESENT) | extent.removed)
     pinned += extent.pin_count == 0
     extent.pin_count += 1
 
@@ -391,7 +395,7 @@ cdef int map_again(Extent* extent) noexcept nogil:
     cdef int fd, failed
     cdef stat_of found
     if extent.removed:
-        # Nothing that counts reads it any more.
+        # The file is gone, and its former content matters to no reader.
         if not map_at(extent.base, extent.size_bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1):
             return errno
         pin(extent)
@@ -465,7 +469,7 @@ cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept no
 
 
 cdef bint is_refused() noexcept nogil:
-    """Say whether a mapping is to fail because a test has said so."""
+    """Return whether a test wants this mapping to fail."""
     global refused_skipped, refused_left
     if refused_left != 0 and refused_skipped == 0:
         refused_left -= 1
@@ -491,7 +495,7 @@ cdef void guard_oldest() noexcept nogil:
 
 
 cdef void guard(uint64_t count) noexcept nogil:
-    """Guard the oldest extents, so many at most and a few at a time; the newest ones are not guarded."""
+    """Guard up to `count` of the oldest extents, a few at a time; the newest ones are never guarded."""
     global guard_counter
     cdef int left = GUARDED_AT_ONCE
     cdef Extent* extent
@@ -515,6 +519,8 @@ cdef bint evict_oldest() noexcept nogil:
     cdef Extent* extent = guarded.first
     if extent == NULL:
         return False
+    debug_require(extent.state == EXTENT_GUARDED)
+    debug_require(extent.pin_count == 0)
     if extent.guarded_at > synced_guard:
         keep_known(extent)
     if not unmap(extent):
@@ -554,6 +560,7 @@ cdef bint evict_loaded() noexcept nogil:
         return False
     while last.state == EXTENT_PRESENT:
         first = present.first
+        debug_require(first.pin_count == 0)
         remove(&present, first)
         first.state = EXTENT_ABSENT
         mapped -= 1
@@ -561,7 +568,7 @@ cdef bint evict_loaded() noexcept nogil:
 
 
 cdef void keep_known(Extent* extent) noexcept nogil:
-    """Keep the kernel from forgetting a file that may have failed to be written back, until the next complete sync."""
+    """Keep a file in the kernel's memory until the next complete sync, in case its write-back has failed."""
     global kept_count
     cdef int fd
     if kept_count < kept_max and not extent.removed:
@@ -592,7 +599,7 @@ cdef Extent* extent_new(int fd, uint64_t size_bytes, const char* path) noexcept 
 cdef Extent* extent_of(
     int fd, uint64_t size_bytes, const char* path, uint64_t device, uint64_t inode,
 ) noexcept nogil:
-    """Do as `extent_new` for a file of which the caller knows device and inode."""
+    """Do as `extent_new`, for a caller that knows the file's device and inode."""
     global extents, mapped
     cdef Extent* extent
     cdef int64_t slot
@@ -641,6 +648,8 @@ cdef void extent_free(Extent* extent) noexcept nogil:
     cdef uint64_t slot = <uint64_t> (extent.base - arena) // SLOT_BYTES
     cdef bint unmapped = True
     lock()
+    debug_require(extents > 0)
+    debug_require(extent_at(extent.base) == extent)
     if extent.state != EXTENT_ABSENT:
         remove(&present if extent.state == EXTENT_PRESENT else &guarded, extent)
         mapped -= 1
@@ -658,7 +667,7 @@ cdef void extent_free(Extent* extent) noexcept nogil:
 
 
 cdef int extent_pin(Extent* extent) noexcept nogil:
-    """Have an extent mapped until it is unpinned. Returns: 0, or the error number; ENOENT: it has no file any more."""
+    """Map an extent and keep it mapped until `extent_unpin`. Returns: 0, or an error number; ENOENT: no file."""
     cdef int failed = ENOENT
     lock()
     if not extent.removed or extent.state != EXTENT_ABSENT:
@@ -672,6 +681,8 @@ cdef int extent_pin(Extent* extent) noexcept nogil:
 cdef void extent_unpin(Extent* extent) noexcept nogil:
     global pinned
     lock()
+    debug_require(extent.pin_count > 0)
+    debug_require(extent.state == EXTENT_PRESENT)
     extent.pin_count -= 1
     pinned -= extent.pin_count == 0
     unlock()
@@ -691,7 +702,7 @@ cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
 
 
 cdef void extent_remove(Extent* extent) noexcept nogil:
-    """Note that an extent's file is gone, or about to be: no other file of its path is ever mapped for it."""
+    """Note that an extent's file is removed or about to be, so that no other file of its path is mapped for it."""
     lock()
     extent.removed = True
     unlock()
@@ -711,10 +722,12 @@ def configure(uint64_t mapped_max, uint32_t descriptors_max=KEPT_MAX):
     while mapped > budget and evict_oldest():
         pass
     unlock()
+    if PYQD_DEBUG:
+        check()
 
 
 def begin_load():
-    """Expect many files to be opened of which most stay idle, until `end_load`."""
+    """Expect until `end_load` that many files are opened and most of them stay idle."""
     global is_loading
     if reserve_arena():
         install_handler()
@@ -722,9 +735,38 @@ def begin_load():
 
 
 def end_load():
-    """Undo `begin_load`: from here on files are opened as they are used."""
+    """End the start: from here on files are opened when they are used."""
     global is_loading
     is_loading = False
+    if PYQD_DEBUG:
+        check()
+
+
+def check():
+    """Assert the invariants over all mapped extents. Cost: O(mapped extents)."""
+    cdef uint64_t pinned_found = 0
+    cdef bint is_sound
+    lock()
+    is_sound = list_is_sound(&present, EXTENT_PRESENT, &pinned_found) and list_is_sound(
+        &guarded, EXTENT_GUARDED, &pinned_found)
+    is_sound = is_sound and pinned_found == pinned and present.count + guarded.count == mapped <= extents
+    unlock()
+    assert is_sound, "the lists of extents and their counts disagree"
+
+
+cdef bint list_is_sound(const ExtentList* extents_of, ExtentState state, uint64_t* pinned_found) noexcept nogil:
+    """Return whether a list has its count of extents, all in that state; count the pinned ones. Under the lock."""
+    cdef const Extent* extent = extents_of.first
+    cdef uint64_t count = 0
+    while extent != NULL:
+        if extent.state != state or (extent.lost_pages != 0 and extent.pin_count == 0):
+            return False
+        if extent.pin_count != 0 and state == EXTENT_GUARDED:
+            return False
+        pinned_found[0] += extent.pin_count != 0
+        count += 1
+        extent = extent.following
+    return count == extents_of.count
 
 
 cdef int state_at(const char* address) noexcept nogil:
@@ -740,7 +782,7 @@ def begin_small(uint64_t recent, uint64_t least, bint silent):
 
 
 def refuse(int64_t skipped, int64_t times):
-    """Have mappings of files fail with ENOMEM, so many times, after some that are made: for tests."""
+    """Let mappings of files fail with ENOMEM, `times` times after `skipped` that succeed: for tests."""
     global refused_skipped, refused_left
     refused_skipped, refused_left = skipped, times
 
@@ -751,7 +793,7 @@ def hooks():
 
 
 def is_reserved():
-    """Say whether there is an arena; without one every file stays mapped."""
+    """Return whether there is an arena. Without an arena every file stays mapped."""
     return reserve_arena()
 
 
@@ -786,8 +828,9 @@ def begin_sync():
 
 
 def end_sync(uint64_t begun):
-    """Note that all that was stored before `begin_sync` returned the token is on stable storage."""
+    """Note that all bytes stored before `begin_sync` returned the token are on stable storage."""
     global synced_guard, kept_count
+    assert begun <= guard_counter, "the token is one of `begin_sync`"
     lock()
     if begun >= synced_guard:
         synced_guard = begun

@@ -1,22 +1,20 @@
-"""One commit of the journal, in memory: the bytes that logs have got since the commit before, of all topics at once.
+"""One commit of the journal, in memory: the bytes appended to all logs since the commit before.
 
-A group commit makes many logs durable, and a flush of each file would cost as much as one of the whole commit. So the
-new bytes of all logs are copied behind one another and written with one write(2) to a file of the journal, which is
-opened with O_DIRECT and O_DSYNC and has all its blocks already. The logs themselves are written back by the syncer as
-ever; then the journal's bytes count no more. After a power failure the start puts them back to where they were
-(pyqd/diskqueue/redo.py).
+A group commit makes many logs durable, and a flush of each file would cost as much as one flush of the whole commit. So
+the new bytes of all logs are copied one after the other and written with one write(2) to a file of the journal, which
+is opened with O_DIRECT and O_DSYNC and has all its blocks. The syncer writes back the logs themselves as usual; after
+that the journal's bytes count no more. After a power failure the start restores them (pyqd/diskqueue/redo.py).
 
     | header | entry | entry | ... | zeros up to a whole block |
 
-An entry holds bytes of one segment as they lie there, with what it takes to put them back: the file's name, the
-segment's number, and enough of the topic's state that its page need not be written either. Bytes, and not messages:
-putting them back twice does no harm, and recovery finds a log as a process leaves it that was killed behind its last
-commit.
+An entry holds bytes of one segment as they lie there, and the data to restore them: the file's name, the segment's
+number, and enough of the topic's state that its page need not be written. An entry holds bytes and not messages:
+restoring them twice does no harm, and recovery finds the log as if the process had been killed after its last commit.
 
 Invariants: 1. the entries of a log follow one another without a gap, over commits, as far as the log was not synced by
-other means. 2. a mark is noted when the bytes that it stands for are on stable storage.
+other means. 2. a log is told of durable bytes only when they are on stable storage.
 
-Source: docs/storage.md, "Journal"; write-ahead logging as in ARIES (Mohan et al., 1992), with redo alone.
+Source: docs/storage.md, "Journal"; write-ahead logging as in ARIES (Mohan et al., 1992), with redo only.
 """
 
 import os
@@ -46,7 +44,7 @@ ENTRY_SIZE = sizeof(EntryHeader)
 BLOCK_SIZE = JOURNAL_BLOCK_BYTES
 FORMAT_MAGIC = MAGIC
 FORMAT_VERSION = JOURNAL_VERSION
-# Of a header, the bytes before those that its checksum is over.
+# Bytes of a header before the part that its checksum covers.
 CHECKED_FROM = 16
 
 assert sizeof(CommitHeader) == 64 and sizeof(EntryHeader) == 64
@@ -57,7 +55,7 @@ cdef uint64_t padded(uint64_t size_bytes) noexcept:
 
 
 cdef bint note_name(Segment segment) except -1:
-    """Note the number by which a segment's file is called. Returns: False for one that no log has named."""
+    """Note the number in the name of a segment's file. Returns: False if no log has named it."""
     name = os.path.basename(segment.mapping.path)
     number = name.removesuffix(logstart.SUFFIX)
     if not (number.isascii() and number.isdigit()) or name != f"{int(number)}{logstart.SUFFIX}":
@@ -67,7 +65,7 @@ cdef bint note_name(Segment segment) except -1:
 
 
 cdef class CommitBuffer:
-    """Memory for one commit at a time: `begin`, some `add`, `finish`, and `note_durable` once it is written."""
+    """Memory of one commit at a time: `begin`, `add` for each log, `finish`, and `note_durable` after the write."""
 
     def __cinit__(self):
         self.marks = []
@@ -78,13 +76,13 @@ cdef class CommitBuffer:
         free(self.base)
 
     def begin(self):
-        """Begin another commit; the records of the one before are forgotten."""
+        """Begin another commit and drop the entries of the one before."""
         self.used = sizeof(CommitHeader)
         self.entry_count = 0
         self.marks = []
 
     cdef bint reserve(self, uint64_t size_bytes) except -1:
-        """See that so many bytes more can be put, and a block's padding. Returns: False if that is too much."""
+        """Reserve memory for more bytes and a block's padding. Returns: False if the commit would be too large."""
         cdef uint64_t needed = self.used + size_bytes + JOURNAL_BLOCK_BYTES
         if needed > COMMIT_BYTES_MAX:
             return False
@@ -93,7 +91,7 @@ cdef class CommitBuffer:
         return True
 
     def grow(self, uint64_t capacity):
-        """Have more memory. Raises: MemoryError."""
+        """Enlarge the memory and keep its content. Raises: MemoryError."""
         cdef void* grown = NULL
         capacity = (capacity + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
         if posix_memalign(&grown, JOURNAL_BLOCK_BYTES, capacity) != 0:
@@ -105,7 +103,7 @@ cdef class CommitBuffer:
         self.capacity = capacity
 
     cdef int put(self, const void* data, uint64_t size_bytes) except -1:
-        """Put bytes, padded; there is room for them."""
+        """Append bytes, padded to a multiple of 8; the caller has reserved memory for them."""
         cdef char* at = self.base + self.used
         cdef uint64_t span = padded(size_bytes)
         assert self.used + span <= self.capacity
@@ -118,11 +116,12 @@ cdef class CommitBuffer:
     cdef bint add(self, Log log, bytes name, const void* state, uint16_t state_bytes) except -1:
         """Add the new bytes of a log since the last commit. state: the restorable state of its topic.
 
-        Returns: False if it is too much, and nothing of it was added. Cost: O(bytes).
+        Returns: False if the commit would be too large; nothing was added then. Cost: O(bytes).
         """
         cdef uint64_t used = self.used
         cdef uint32_t entries = self.entry_count
         cdef Segment segment = log.active
+        assert <uint32_t> len(self.marks) == entries and len(name) <= 0xFFFF
         if segment.first_ordinal > log.synced_end:
             segment = log.segment_of(log.synced_end)
         while segment is not None:
@@ -139,13 +138,14 @@ cdef class CommitBuffer:
     ) except -1:
         """Add the new bytes of a segment. Returns: as `add`."""
         cdef EntryHeader* entry
-        cdef uint64_t start = max(segment.journaled_bytes, segment.header().synced_bytes)
+        cdef uint64_t start = segment.durable_bytes()
         cdef uint64_t at = self.used
         cdef uint64_t span
         if start < SEGMENT_HEADER_BYTES:
             start = 0
         if segment.tail <= max(start, <uint64_t> SEGMENT_HEADER_BYTES) or segment.mapping.path is None:
             return True
+        assert start <= segment.tail <= segment.file_bytes, "more is durable than was appended"
         span = sizeof(EntryHeader) + padded(len(name)) + padded(state_bytes) + padded(segment.tail - start)
         if not self.reserve(span):
             return False
@@ -188,7 +188,7 @@ cdef class CommitBuffer:
 
     @property
     def whole_bytes(self):
-        """The bytes that the commit takes of a file."""
+        """Bytes of a file that the commit takes."""
         return (self.used + JOURNAL_BLOCK_BYTES - 1) & ~<uint64_t> (JOURNAL_BLOCK_BYTES - 1)
 
     def note_durable(self):
@@ -197,7 +197,7 @@ cdef class CommitBuffer:
         cdef Segment segment
         cdef uint64_t number, tail, end
         for log, segment, number, tail, end in self.marks:
-            # It may have been recycled meanwhile.
+            # The segment may have been recycled since the commit began.
             if segment.number == number:
-                segment.journaled_bytes = max(segment.journaled_bytes, tail)
+                segment.note_journaled(tail)
             log.synced_end = max(log.synced_end, end)

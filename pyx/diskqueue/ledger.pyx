@@ -1,30 +1,33 @@
 """A channel's ledger: how far it has handed out, how far it has finished, and which records between are finished.
 
-    finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: spared | end
+    finished ......... | floor: first not finished | ... one bit each ... | cursor: never handed out | 1s: skipped | end
 
 The ledger is a mapped file: a page of header and a ring of bits, bit i at `i mod capacity_bits`. Setting a bit is the
-FIN; it survives a kill for free. A bit may also be set at or past the cursor: the record was parked as deferred, or
-dropped, before its turn came, and the cursor will step over it. Fan-out, redelivery and depth all follow from these
-three numbers: `depth = end - cursor - ahead` (+ what waits for redelivery).
+FIN; the mapping keeps it over a kill. A bit may also be set at or past the cursor: the record was parked as deferred,
+or dropped, before its delivery, and the cursor will skip it. Depth follows from floor, cursor and `ahead`:
+`depth = end - cursor - ahead`, plus the messages that wait for redelivery.
 
 Invariants:
 1. `floor <= cursor`; the record at `floor` is not finished unless `floor == cursor`.
 2. Bits are set only in `[floor, floor + capacity_bits)`; `finished_count` is their number, `ahead` that of those at or
    past the cursor.
-3. What takes several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
+3. A change of several stores (clearing the bits behind a moved floor, a reset) is announced in the header first and
    completed by `adopt` after a kill. A bit left behind the floor would stand for a record a ring's length later, which
    would then never be delivered.
 4. With `clears_late` the bits of `[uncleared_from, absorb_to)` lie behind the floor and are still set. The header
    announces them, and no bit that shares their place is set before they are cleared.
 
 Header and ring are two pages at least, and a power failure may keep one and not the other. If the kernel has written
-the cleared bits and not the floor, the records come again. So with --sync-fin, which promises that a FIN once synced
-stays, the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new file.
+the cleared bits and not the floor, the records are delivered again. --sync-fin promises that a synced FIN stays. So
+with this flag the bits behind the floor are cleared only when a sync has covered the floor, and a reset goes to a new
+file.
 
-The window is as long as the oldest unfinished record is old: it grows by doubling into a new file that replaces the
-old one by rename(2), once it is on stable storage: else a power failure could leave the name with nothing but zeros
-behind it. The loop waits for that sync, of 12 KiB at first, later of up to a quarter of a byte for each message of the
-window. It is rare, as the ring doubles; going on meanwhile would need two files of which a start had to choose.
+The window reaches from the oldest unfinished record to the newest finished one. If it outgrows the ring, a ring of
+twice the size is written to a new file and synced, and replaces the old one by rename(2). Without the sync a power
+failure could leave the name with a file of zeros. The loop waits for that sync, of 12 KiB at first, later of up to a
+quarter of a byte for each message of the window. It is rare, as the ring doubles. Continuing meanwhile would need two
+files, and a start that selects one of them.
+
 Rejected: ranges in a tree (a random FIN order makes as many nodes as bits, and nodes cannot be stored by one
 instruction); one bit array per segment (a FIN would have to find the segment first).
 """
@@ -51,7 +54,7 @@ from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, 
 
 cdef uint64_t MAGIC = 0x52474c_44515950          # "PYQDLGR\0", little-endian
 cdef uint64_t RING_BITS_MIN = 8 * 4096
-# Of a ledger that was made anew, until its channel is recovered.
+# origins_unknown_below of a ledger that replaces a lost one, until its channel is recovered.
 cdef uint64_t UNKNOWN = <uint64_t> -1
 cdef uint64_t ALL_CLEARED = <uint64_t> -1
 GROWING = ".growing"
@@ -64,10 +67,18 @@ cdef uint32_t settings_checksum(const LedgerSettings* settings) noexcept:
     return crc32c(0, <const char*> settings + 4, sizeof(LedgerSettings) - 4)
 
 
-def begin_small(uint64_t capacity_bits):
-    """Let the rings of new ledgers begin with that many bits, a power of two: for tests in which rings grow soon.
+cdef int count_from(LedgerHeader* header, uint64_t ordinal) noexcept:
+    """Count the records from an ordinal on as given to the channel, if it counts those from a later one on."""
+    cdef uint64_t counted_from = min(header.start + header.spared, ordinal)
+    header.start = min(header.start, ordinal)
+    header.spared = counted_from - header.start
+    return 0
 
-    Returns: the bits they began with before.
+
+def begin_small(uint64_t capacity_bits):
+    """Set the number of bits of new ledgers, a power of two, so that rings grow soon: for tests.
+
+    Returns: the former number.
     """
     global RING_BITS_MIN
     cdef uint64_t former = RING_BITS_MIN
@@ -80,11 +91,12 @@ def begin_small(uint64_t capacity_bits):
 cdef class Ledger:
     """The ledger of one reader of one log.
 
-    files: the operating system. path: the file, made if missing; None for anonymous memory. stand_ins: given by a
-    start, which goes on in memory where the disk has no room for the file (pyqd.diskqueue.standins).
-    A damaged file is set aside and a fresh one made: `rebuilt`.
-    expected: a missing file was lost, and the fresh one is `rebuilt` too. exists: the file is there; None: look.
-    outran: it spoke of records behind the log's end, which the log has lost.
+    files: the operating system. path: the file, created if it is missing; None for anonymous memory. stand_ins: given
+    by a start, which continues in memory if the disk has no space for the file (pyqd.diskqueue.standins). expected: a
+    missing file counts as lost. exists: whether the file exists; None: find out.
+
+    A damaged or lost file is replaced by a fresh one: `rebuilt`. `outran`: the ledger had marked records after the
+    log's end, which the log has lost.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
@@ -157,7 +169,7 @@ cdef class Ledger:
         return 0
 
     def note_written(self):
-        """Note that the file is there whose bytes were in memory; no sync has covered its name."""
+        """Note that a ledger kept in memory now has a file, whose name no sync has covered yet."""
         self.stand_ins = None
         self.change_count += 1
         if self.on_replaced is not None:
@@ -208,8 +220,8 @@ cdef class Ledger:
             store_barrier()
             header.cursor = end
         # A store dirties the page even if it changes nothing: 15 us of a start with many idle channels.
-        if header.start > end:
-            header.start = end
+        if self.counted_from() > end:
+            count_from(header, end)
         # Records that a damaged end of the log has taken away give their ordinals to others, which are not parked yet.
         if header.parked_below > end:
             header.parked_below = end
@@ -362,7 +374,7 @@ cdef class Ledger:
         return 0
 
     cdef bint next_is_finished(self) noexcept:
-        """Say whether the record at the cursor is to be stepped over."""
+        """Return whether the record at the cursor is finished, so that the cursor skips it."""
         return self.ahead != 0 and self.is_finished(self.header.cursor)
 
     cdef int skip(self) except -1:
@@ -448,7 +460,7 @@ cdef class Ledger:
         self.uncleared_from = ALL_CLEARED
         header.floor = ordinal
         header.cursor = ordinal
-        header.start = min(header.start, ordinal)
+        count_from(header, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
         # A reset may go back: what is on stable storage then speaks of other deliveries. A new file has zeros only.
@@ -474,7 +486,7 @@ cdef class Ledger:
         header.absorb_to = 0
         header.floor = ordinal
         header.cursor = ordinal
-        header.start = min(header.start, ordinal)
+        count_from(header, ordinal)
         header.parked_below = ordinal
         header.parked_from = parked_from
         header.trusted_below = ordinal + self.capacity_bits
@@ -503,7 +515,7 @@ cdef class Ledger:
         return self.sync_and_replace(mapping)
 
     cdef int sync_and_replace(self, Mapping mapping) except -1:
-        """Let another file, once it is on stable storage, take the name. Raises: StorageError (nothing changed)."""
+        """Sync another file, then rename it to the ledger's name. Raises: StorageError (nothing changed)."""
         if self.path is not None:
             try:
                 self.files.sync(mapping, 0, mapping.size_bytes)
@@ -528,7 +540,7 @@ cdef class Ledger:
 
     @property
     def started(self) -> bool:
-        """Whether the ledger has been given its place in the log; a kill may leave it made and not placed."""
+        """True if the ledger has a place in the log; a kill may leave a new ledger without one."""
         return self.header.cursor_segment != 0
 
     @property
@@ -557,7 +569,7 @@ cdef class Ledger:
 
     @property
     def knows_nothing(self) -> bool:
-        """True if the ledger was made anew for one that is lost, and its channel is not recovered since."""
+        """True if the ledger replaces a lost one and its channel has not been recovered since."""
         return self.header.origins_unknown_below == UNKNOWN
 
     @property
@@ -565,13 +577,13 @@ cdef class Ledger:
         return self.header.origins_unknown_below
 
     def note_recovered(self, uint64_t parked_end):
-        """Note after a start that the channel is recovered. parked_end: of its parked log; 0: there is none."""
+        """Note after a start that the channel is recovered. parked_end: end of its parked log; 0 if there is none."""
         if self.header.origins_unknown_below > parked_end:
             self.change_count += 1
             self.header.origins_unknown_below = parked_end
 
     cdef LedgerSettings* newest_settings(self) noexcept:
-        """Return the settings that count; NULL when there are none."""
+        """Return the valid settings with the higher number; NULL if there are none."""
         cdef LedgerSettings* found = NULL
         cdef LedgerSettings* each
         for index in range(2):
@@ -583,7 +595,7 @@ cdef class Ledger:
 
     @property
     def settings(self) -> bytes:
-        """What the channel keeps here, up to SETTINGS_BYTES_MAX bytes. A kill leaves the old or the new."""
+        """Settings of the channel, up to SETTINGS_BYTES_MAX bytes. A kill leaves the former or the new ones."""
         cdef LedgerSettings* found = self.newest_settings()
         return b"" if found == NULL else found.content[:found.size_bytes]
 
@@ -603,7 +615,7 @@ cdef class Ledger:
         other.checksum = settings_checksum(other)
 
     def sync_target(self):
-        """Return the mapping that a sync has to write out, and the bytes of it that matter."""
+        """Return the mapping that a sync has to write, and the number of its bytes in use."""
         return self.mapping, LEDGER_HEADER_BYTES + self.capacity_bits // 8
 
     def unfinished(self, uint64_t end):
@@ -618,7 +630,7 @@ cdef class Ledger:
             at += 1
 
     def marked(self, uint64_t start, uint64_t end):
-        """Return the ordinals of `[start, end)` whose bits are set, in the ring. Cost: O(these, and words between)."""
+        """Return the ordinals of `[start, end)` whose bits are set. Cost: O(these ordinals, and the words between)."""
         cdef uint64_t at = max(start, self.header.floor)
         cdef uint64_t limit = min(end, self.bits_end())
         found = []
@@ -630,7 +642,7 @@ cdef class Ledger:
         return found
 
     def mark(self, uint64_t ordinal, uint64_t oldest, uint64_t end):
-        """Set the bit of a record, in a ledger that is a list of some of the records `[oldest, end)` of a log.
+        """Set the bit of a record, in a ledger that lists some of the records `[oldest, end)` of a log.
 
         Its cursor stays at its floor, so that no bit is absorbed. Raises: StorageError (nothing is marked).
         """
@@ -648,7 +660,7 @@ cdef class Ledger:
         self.finish_range(start, end)
 
     def note_handed_out(self):
-        """Move the cursor over one record, from Python: stepping over it when it is finished. Returns: handed out?"""
+        """Advance the cursor by one record, from Python. Returns: False if the record was finished and is skipped."""
         if self.next_is_finished():
             self.skip()
             return False
@@ -656,9 +668,9 @@ cdef class Ledger:
         return True
 
     def has_finished(self, uint64_t ordinal):
-        """Say whether a record is finished."""
+        """Return whether a record is finished."""
         return self.is_finished(ordinal)
 
     def start_at(self, uint64_t ordinal):
-        """Start over at an ordinal, from Python."""
+        """Reset the ledger to an ordinal, from Python."""
         self.reset(ordinal, self.header.parked_from)

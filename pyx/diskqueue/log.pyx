@@ -282,7 +282,7 @@ cdef class Log:
             segment = segment.next
 
     def abandon(self):
-        """Let go of all segments, as the log's files are gone; later records are kept in memory only.
+        """Drop all segments, because the log's files are gone; later records are kept in memory only.
 
         The space of removed files returns with their last mapping. Needs no mapping, so it works at their limit.
         """
@@ -401,6 +401,34 @@ cdef class Log:
         self.flushed_end = max(self.flushed_end, end)
         self.synced_end = max(self.synced_end, end)
 
+    def find_durable_end(self, dict journaled not None):
+        """Find at a start the records that an earlier run has put on stable storage, here or in its journal.
+
+        journaled: offset behind the journaled bytes, by number and first sequence number of a segment. Cost: a walk
+        over the headers of one segment.
+        """
+        cdef Segment segment = self.first
+        cdef uint64_t stable_bytes, offset, ordinal
+        assert self.synced_end == self.first.first_ordinal, "nothing is appended or synced before"
+        while segment is not None:
+            segment.note_journaled(journaled.get((segment.number, segment.header().first_seq), 0))
+            segment = segment.next
+        segment = self.first
+        while segment is not self.active and segment.durable_bytes() >= segment.tail:
+            segment = segment.next
+        stable_bytes = segment.durable_bytes()
+        if stable_bytes >= segment.tail:
+            self.synced_end = self.end
+            return
+        offset, ordinal = SEGMENT_HEADER_BYTES, segment.first_ordinal
+        self.ready(segment)
+        while ordinal < segment.end_ordinal():
+            offset += record_span((<const Record*> (segment.base + offset)).size_bytes)
+            if offset > stable_bytes:
+                break
+            ordinal += 1
+        self.synced_end = max(self.synced_end, ordinal)
+
     def unsynced_deferred_end(self):
         """Return 1 + the ordinal of the last record with a due time in segments with unsynced bytes; or 0.
 
@@ -460,7 +488,7 @@ cdef class Log:
         self.commit_batch()
 
     def trim_below(self, uint64_t floor):
-        """Give up the segments that lie wholly below an ordinal."""
+        """Remove the segments whose records all lie below an ordinal."""
         self.trim(floor)
 
     def records(self, start=None):

@@ -1,40 +1,41 @@
-"""Reading a log by position: any number of readers, none of which a channel notices.
+"""Reads of a log by position, for any number of readers, of which the channels notice nothing.
 
-    positions   seq = epoch << 48 | ordinal; readers hold them, nothing here does
-    marks       every 64 KiB of a segment one (ordinal, offset, timestamp, id), made when the segment is first walked
+    positions   seq = epoch << 48 | ordinal; readers hold them, no state is kept here for a reader
+    marks       one (ordinal, offset, timestamp, id) for every 64 KiB of a segment, made when it is first walked
 
-A reader asks for "from this position on, so many bytes", and gets whole records as they lie in the segment: one copy,
-no decoding. Where a record lies has to be found, and segments have no index on disk: they are walked, once, and a mark
-is kept for every 64 KiB, 50 KiB for a segment of 100 MiB. So a reader that comes back for its next page costs a walk of
-64 KiB at most, whoever else reads. Walking a whole segment would hold the loop for milliseconds, or for a read of all
-of it from disk; so it is done in parts (`prepare`), and the caller lets the loop go on in between.
+A reader asks for records from a position on, up to a number of bytes. It gets whole records as they lie in the segment:
+one copy, no decoding. Segments have no index on disk, so a segment is walked once, and a mark is kept for every 64 KiB:
+50 KiB of marks for a segment of 100 MiB. The next page then costs a walk of 64 KiB at most. A walk of a whole segment
+would hold the loop for milliseconds, or for a read of all of it from disk. So it is done in slices (`prepare`), and the
+caller yields to the loop in between.
 
-Between two calls anything may be trimmed or recycled: nothing but numbers is carried over from one call to the next,
-and every call starts from the log's first segment. An index knows its segment by number, and a number is never given to
-two segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's
-blocks in use.
+Between two calls anything may be trimmed or recycled. So only numbers are kept from one call to the next, and every
+call starts from the log's first segment. An index knows its segment by number, and a number is never given to two
+segments of a log. The log keeps the indexes and drops each with its segment, so no reader keeps a removed file's blocks
+in use.
 
-Positions are ordered as plain numbers, over epochs too: what a reader saw of an epoch and a power failure took away
-lies below all that came after. "From a position on" is from the first record at or above it.
+Positions are ordered as numbers, over epochs too: records that a power failure took away have lower positions than all
+later ones. A read from a position begins with the first record at or above it.
 
 Times: a segment's first timestamp stands for all before it. The answer is the first record at or after the time in the
-segment before the first that begins at or after the time. With a clock that never went back that is the first such
-record of all. Where it did go back, it is still a record at or after the time (or the end) with one before the time in
-front of it, the earliest such that segment beginnings and, inside one, marks show.
+segment before the first one that begins at or after the time. If the clock never went back, that is the first such
+record of all. If it did, the answer is still a record at or after the time (or the end) whose predecessor is before the
+time: the earliest such record that segment beginnings and, inside a segment, marks show.
 
-Ids: they grow with the ordinals, as a topic gives them out, so a message is found by its id as by its position. Among
-messages that were imported with ids of their own, which may lie in any order, one may not be found.
+Ids grow with the ordinals, as a topic gives them out, so a message is found by its id as by its position. Messages that
+were imported with ids of their own may lie in any order, and some of them may not be found.
 
 Invariants: 1. marks are in order; the first is the segment's first record. 2. `offset` is behind the last one walked.
 
-Rejected: an index on disk (a second truth to recover); hints of where each reader left off (as many as readers, and of
-no use to one that begins in the middle).
+Rejected: an index on disk (a second truth to recover); a hint for each reader where it stopped (memory for each reader,
+and of no use to one that begins in the middle).
 """
 
 cimport cython
 from libc.stdlib cimport free, realloc
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
+from pyqd.hot.primitives.debug cimport debug_require
 from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, record_ordinal, record_span
 
 cdef uint64_t MARK_BYTES = 64 << 10
@@ -55,7 +56,7 @@ cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal)
 
 
 cdef int64_t first_timestamp(Segment segment) noexcept:
-    """Return when the first record of a segment that has some was published; if it is lost, when the segment began."""
+    """Return the publishing time of a segment's first record, or the segment's creation time if that record is lost."""
     cdef const Record* record = <const Record*> (segment.base + SEGMENT_HEADER_BYTES)
     return segment.header().created_ns if record.flags != 0 else record.timestamp_ns
 
@@ -105,6 +106,7 @@ cdef class SegmentIndex:
     cdef int add_mark(self, const Record* record) except -1:
         cdef uint32_t capacity
         cdef void* grown
+        assert self.count == 0 or self.marks[self.count - 1].ordinal < record_ordinal(record), "marks are in order"
         if self.count == self.capacity:
             capacity = max(<uint32_t> 4, 2 * self.capacity)
             grown = realloc(self.marks, capacity * sizeof(Mark))
@@ -126,6 +128,7 @@ cdef class SegmentIndex:
         cdef uint32_t low = 0
         cdef uint32_t high = self.count
         cdef uint32_t middle
+        debug_require(self.count > 0)
         while high - low > 1:
             middle = (low + high) // 2
             if self.marks[middle].ordinal <= ordinal:
@@ -139,6 +142,7 @@ cdef class SegmentIndex:
         cdef uint32_t low = 0
         cdef uint32_t high = self.count
         cdef uint32_t middle
+        debug_require(self.count > 0)
         while high - low > 1:
             middle = (low + high) // 2
             if self.marks[middle].guid <= guid:
@@ -150,6 +154,7 @@ cdef class SegmentIndex:
     cdef const Mark* mark_before_time(self, int64_t time_ns) noexcept:
         """Return the mark in front of the first one at or after a time; there is a mark."""
         cdef uint32_t at = 1
+        debug_require(self.count > 0)
         # A record that stands for a lost one has the time 0.
         while at < self.count and self.marks[at].timestamp_ns < time_ns:
             at += 1
@@ -230,6 +235,7 @@ cdef class LogReader:
                     break
                 offset += record_span(record.size_bytes)
                 at = record_ordinal(record) + 1
+        assert SEGMENT_HEADER_BYTES <= offset <= segment.tail, "a walk ends in its segment"
         found[0] = at
         return offset
 
@@ -246,6 +252,7 @@ cdef class LogReader:
         cdef uint64_t total = 0
         cdef uint64_t count = 0
         cdef bint full = False
+        assert end <= self.log.end, "only appended records are read"
         parts = []
         while ordinal < end:
             offset = run = self.offset_of(segment, max(ordinal, segment.first_ordinal), &ordinal)

@@ -110,7 +110,8 @@ cdef class FoundSegments:
         return 0
 
     cdef bint is_spare_for_good(self, Segment segment) except -1:
-        """Have a spare found at the start be one on stable storage too, as in `trim`. Returns: whether it is now."""
+        """Sync the header of a spare, so that it is one after a power failure too. Returns: whether that succeeded."""
+        assert segment.number == 0 and segment.next is None
         try:
             if segment.mapping.failed_syncs:
                 self.files.dirty_again(segment.mapping, 0, PAGE_BYTES)
@@ -122,6 +123,7 @@ cdef class FoundSegments:
     cdef int chain(self, list segments) except -1:
         cdef Segment segment
         cdef Segment previous = None
+        assert self.first is None and self.last is None, "a log starts once"
         for segment in segments:
             self.open_segment(segment, segment is segments[len(segments) - 1])
             if previous is None:
@@ -133,6 +135,7 @@ cdef class FoundSegments:
             else:
                 if segment.first_ordinal > previous.end_ordinal():
                     self.holes.append((previous.end_ordinal(), segment.first_ordinal))
+                assert segment.number > previous.number, "segments are in order"
                 previous.seal()
                 previous.next = segment
             previous = segment

@@ -1,12 +1,12 @@
-"""Own one mapped range: the last reference to go unmaps it.
+"""Owner of one mapped range, which is unmapped with the last reference to it.
 
-A segment that is trimmed while a sync of it runs in a thread must stay mapped until that sync returns; so the range
-belongs to an object that both hold, and not to the log. The calls that make a mapping are in `pyqd.diskqueue.files`,
-the seam to the operating system that tests replace.
+A segment that is trimmed while a thread syncs it must stay mapped until the sync returns. So the range belongs to an
+object that both hold, and not to the log. The calls that make a mapping are in `pyqd.diskqueue.files`, the seam to the
+operating system that tests replace.
 
 A file is mapped in the arena (pyx/diskqueue/arena.pyx), which unmaps it while it is not in use. Its path is therefore
-kept true: whoever renames the file says so (`moved`), and so does whoever removes it (`file_removed`). Memory that the
-caller has mapped stays mapped.
+kept up to date: code that renames the file calls `moved`, and code that removes it calls `file_removed`. Memory that
+the caller has mapped stays mapped.
 """
 
 from libc.errno cimport EEXIST, ENOENT, errno
@@ -27,6 +27,8 @@ from pyqd.hot.diskqueue.arena cimport (
     extent_remove,
     extent_unpin,
 )
+
+from pyqd.hot.primitives.debug cimport debug_require
 
 from pyqd.primitives.errors import CorruptionError, storage_error
 
@@ -204,6 +206,7 @@ cdef class Mapping:
     def unpin(self):
         """Let the range be unmapped again when it is not in use."""
         if self.extent != NULL:
+            assert self.extent.pin_count > 0, "unpin without pin"
             extent_unpin(self.extent)
 
     def hold(self):
@@ -241,8 +244,8 @@ cdef class Mapping:
     cdef void stop_read_ahead(self) noexcept:
         """Have a page that is not in the cache brought in alone, while the file is written from end to end.
 
-        Else the kernel fills the cache around the page with zeros, as much as the device reads ahead: 8 MiB of some,
-        which took 28 ms. Source: madvise(2), MADV_RANDOM.
+        Otherwise the kernel fills the cache around the page with zeros, as much as the device reads ahead: 8 MiB on
+        some devices, which took 28 ms. Source: madvise(2), MADV_RANDOM.
         """
         if self.path is not None and self.size_bytes > READ_AHEAD_BYTES_MAX and not self.alone:
             self.advise(True)
@@ -269,6 +272,9 @@ cdef class Mapping:
         Reading 64 KiB page by page took 1.0 to 1.5 ms of a cloud disk, in one piece 0.2 ms. Source: madvise(2),
         MADV_WILLNEED.
         """
+        debug_require(start % PAGE_BYTES == 0)
+        debug_require(start <= self.size_bytes)
+        debug_require(length <= self.size_bytes - start)
         if self.alone:
             madvise(self.base + start, length, MADV_WILLNEED)
 
@@ -298,6 +304,7 @@ cdef class Mapping:
     cdef void close(self) noexcept:
         """Close the descriptor of the file, if there is one; the range stays mapped."""
         if self.fd >= 0:
+            debug_require(holders[self.place] == <Holder> self)
             close(self.fd)
             self.fd = -1
             holders[self.place] = NULL

@@ -177,6 +177,12 @@ cdef class Segment:
             offset += record_span(record.size_bytes)
         return found
 
+    cdef int note_journaled(self, uint64_t end_bytes) except -1:
+        """Note that the journal holds the bytes up to there. More than there are count as all."""
+        assert self.number > 0, "a spare has no bytes that a start needs"
+        self.journaled_bytes = max(self.journaled_bytes, min(end_bytes, self.tail))
+        return 0
+
     cdef int seal(self) except -1:
         """Write the end of the records into the header; nothing is appended from now on."""
         cdef SegmentHeader* header = self.header()

@@ -154,7 +154,7 @@ cdef class SegmentPool:
         return 0
 
     cdef bint wants_pages(self) except -1:
-        """Return whether pages of the active segment are to be asked for, now or later."""
+        """Return whether pages of the active segment still have to be prepared by a thread, now or later."""
         cdef uint64_t size = self.active.capacity_bytes
         return (
             not self.pages_underway and self.populates and size > PAGES_AHEAD_BYTES_MIN and self.active.prepared < size

@@ -95,7 +95,7 @@ cdef class Staging:
         return self.flush()
 
     cdef int skip(self, uint64_t span_bytes) except -1:
-        """Leave out bytes of the file that come next, which are stored otherwise; the buffer is flushed."""
+        """Skip the next bytes of the file, because they are written elsewhere. The caller has flushed the buffer."""
         assert self.fd >= 0
         self.offset += self.end - self.start + span_bytes
         self.start = self.end = self.offset % BLOCK_BYTES

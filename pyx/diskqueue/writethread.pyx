@@ -47,7 +47,7 @@ cdef extern from "unistd.h" nogil:
 
 
 cdef int write_all(int fd, char* at, uint64_t length, uint64_t offset) noexcept nogil:
-    """Write all to stable storage. Returns: 0, or an errno; then any part of it may be there."""
+    """Write a whole buffer to stable storage. Returns: 0, or an errno; after an error any part may be written."""
     cdef iovec piece
     cdef ssize_t written
     while length:

@@ -19,7 +19,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.errno cimport EAGAIN, EINTR, errno
 
 from pyqd.hot.net.sockets cimport READ_EVENT
-from pyqd.hot.primitives.clock cimport mono_ns
+from pyqd.hot.primitives.clock cimport NS_PER_S, mono_ns
 
 import os
 
@@ -135,7 +135,7 @@ cdef class HttpFront:
         cdef uint64_t used = self.short_path.answer(at, size_bytes, &answers)
         assert used <= size_bytes and answers.used_bytes <= ANSWERS_BYTES
         if answers.used_bytes != 0:
-            self.deadline_s = mono_ns() / 1e9 + self.idle_s
+            self.deadline_s = mono_ns() / <double> NS_PER_S + self.idle_s
             self.send_answers(answers_buffer, answers.used_bytes)
         return used
 

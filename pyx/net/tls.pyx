@@ -34,11 +34,10 @@ def reason_of(error):
     return "; ".join([str(entry[2]) for entry in reasons]) or "the connection ended"
 
 
-cdef class Tls(Transport):
-    """TLS layer. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
+cdef class Tls(Codec):
+    """TLS. connection: an OpenSSL.SSL.Connection without a socket, its handshake done."""
 
-    def __init__(self, int fd, connection, *, bytes early=b""):
-        super().__init__(fd, None, early)
+    def __init__(self, connection):
         self.connection = connection
         # The bytes that arrived with the end of the handshake are already in the connection.
         self.more = True
@@ -46,10 +45,10 @@ cdef class Tls(Transport):
 
     cdef int count_state(self) except -1:
         """Count the memory that OpenSSL takes. Its memory buffers grow to four thirds of their content."""
-        self.codec_bytes = STATE_BYTES + (self.in_bytes + self.out_bytes) * 4 // 3
+        self.state_bytes = STATE_BYTES + (self.in_bytes + self.out_bytes) * 4 // 3
         return 0
 
-    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
+    cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
         cdef uint64_t encoded = 0
         try:
             while encoded < size_bytes:
@@ -57,23 +56,24 @@ cdef class Tls(Transport):
                     PyMemoryView_FromMemory(<char*> data + encoded, <Py_ssize_t> (size_bytes - encoded), PyBUF_READ))
         except Failed as error:
             raise TransportError(f"tls: {reason_of(error)}") from error
-        self.put_records(size_bytes + (size_bytes // RECORD_BYTES + 1) * RECORD_OVERHEAD_BYTES + UNASKED_BYTES)
-        return size_bytes
+        used[0] = size_bytes
+        return self.records(size_bytes + (size_bytes // RECORD_BYTES + 1) * RECORD_OVERHEAD_BYTES + UNASKED_BYTES)
 
-    cdef int put_records(self, uint64_t expected_bytes) except -1:
-        """Queue the records that OpenSSL has made; expected_bytes is an estimate of their size."""
+    cdef bytes records(self, uint64_t expected_bytes):
+        """Return the records that OpenSSL has made; expected_bytes is an estimate of their size."""
+        cdef bytes found = b""
         cdef bytes records
         try:
             while True:
                 records = self.connection.bio_read(expected_bytes)
-                self.put_encoded(records)
+                found = found + records if found else records
                 if <uint64_t> len(records) > self.out_bytes:
                     self.out_bytes = <uint64_t> len(records)
                     self.count_state()
                 if <uint64_t> len(records) < expected_bytes:
-                    return 0
+                    return found
         except WantRead:
-            return 0
+            return found
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
         self.connection.bio_write(PyMemoryView_FromMemory(<char*> data, <Py_ssize_t> size_bytes, PyBUF_READ))
@@ -99,11 +99,10 @@ cdef class Tls(Transport):
             raise TransportError(f"tls: {reason_of(error)}") from error
         return <ssize_t> decoded
 
-    def finish(self):
-        """Send as much of the closing alert as the socket takes now. Switches: no."""
+    cdef bytes end(self):
+        """Return the closing alert."""
         try:
             self.connection.shutdown()
         except Failed:
-            return
-        self.put_records(UNASKED_BYTES)
-        self.flush()
+            return b""
+        return self.records(UNASKED_BYTES)

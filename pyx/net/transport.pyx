@@ -2,11 +2,10 @@
 
 A plain connection has none and uses its socket directly. An upgraded one has one Transport, or two stacked:
 
-    ClientOutput, IoLoop  ->  Snappy or Deflate  ->  Tls  ->  socket
+    ClientOutput, IoLoop  ->  Transport of Snappy or Deflate  ->  Transport of Tls  ->  socket
 
-Each is a pure transformation of two byte streams. This class holds the buffers and handles full sockets; a subclass
-only encodes (`encode`, `finish_encoding`) and decodes (`take`, `decode`). So no subclass knows of full sockets, of
-bytes to be sent again, or of greenlets.
+A Transport holds the buffers and handles full sockets. Its codec (pyx/net/codec.pyx) is a pure transformation of two
+byte streams.
 
 Sending: `send` accepts bytes while less than WAITING_BYTES of encoded bytes wait. `flush` completes the encoding so
 far, so that the peer can decode all of it, and passes it down. Both return 0 if the socket is full; the caller repeats
@@ -46,10 +45,14 @@ class TransportError(Exception):
 
 
 cdef class Transport:
-    """One layer. fd: of the socket, whose owner closes it. early: bytes received before this layer was installed."""
+    """One layer. fd: of the socket, whose owner closes it. codec: of this layer alone.
 
-    def __init__(self, int fd, Transport below=None, bytes early=b""):
+    early: bytes received before this layer was installed.
+    """
+
+    def __init__(self, int fd, Codec codec not None, *, Transport below=None, bytes early=b""):
         self.fd = fd
+        self.codec = codec
         self.below = below
         self.early = early
         self.encoded = b""
@@ -61,7 +64,7 @@ cdef class Transport:
     cdef int count_bytes(self) except -1:
         """Update the count of held memory in `buffers`. Called at the end of a call from above: once per pass."""
         cdef uint64_t before = self.counted_bytes
-        self.counted_bytes = self.codec_bytes + <uint64_t> len(self.encoded) + <uint64_t> len(self.early)
+        self.counted_bytes = self.codec.state_bytes + <uint64_t> len(self.encoded) + <uint64_t> len(self.early)
         if self.counted_bytes > before:
             buffer_grown(self.counted_bytes - before)
         else:
@@ -76,20 +79,20 @@ cdef class Transport:
         """Receive some bytes. Returns: how many; 0 at the end; RECEIVE_NONE; RECEIVE_BROKEN. Raises: TransportError."""
         cdef ssize_t decoded = 0
         cdef ssize_t received
-        if self.more:
-            self.more = False
-            decoded = self.decode(into, capacity)
-        if decoded == 0 and not self.ended:
+        if self.codec.more:
+            self.codec.more = False
+            decoded = self.codec.decode(into, capacity)
+        if decoded == 0 and not self.codec.ended:
             received = self.receive_below(self.scratch, SCRATCH_BYTES)
             if received < 0:
                 return received
             if received == 0:
-                self.ended = True
+                self.codec.ended = True
             else:
-                self.take(self.scratch, <uint64_t> received)
-                decoded = self.decode(into, capacity)
+                self.codec.take(self.scratch, <uint64_t> received)
+                decoded = self.codec.decode(into, capacity)
         self.count_bytes()
-        if decoded == 0 and not self.ended:
+        if decoded == 0 and not self.codec.ended:
             return RECEIVE_NONE
         return decoded
 
@@ -106,26 +109,27 @@ cdef class Transport:
 
     cdef bint has_more(self) noexcept:
         """Return whether bytes, or the end, may be ready without the socket becoming readable."""
-        if self.more or self.ended or self.early:
+        if self.codec.more or self.codec.ended or self.early:
             return True
         return self.below is not None and self.below.has_more()
 
     cdef ssize_t send(self, const char* data, uint64_t size_bytes) except -2:
         """Accept some bytes for sending. Returns: how many; 0 if the socket is full; -1 if the peer is gone."""
         cdef int pushed
-        cdef ssize_t encoded
+        cdef uint64_t used = 0
         if <uint64_t> len(self.encoded) - self.encoded_at >= WAITING_BYTES:
             pushed = self.push()
             if pushed != 1:
                 return pushed
-        encoded = <ssize_t> self.encode(data, min(size_bytes, <uint64_t> CHUNK_BYTES))
+        self.put_encoded(self.codec.encode(data, min(size_bytes, <uint64_t> CHUNK_BYTES), &used))
         self.count_bytes()
-        return encoded
+        assert 0 < used <= size_bytes
+        return <ssize_t> used
 
     cdef int flush(self) except -2:
         """Send all accepted bytes. Returns: 1; 0 if the socket is full; -1 if the peer is gone."""
         cdef int pushed
-        self.finish_encoding()
+        self.put_encoded(self.codec.finish_encoding())
         pushed = self.push()
         self.count_bytes()
         if pushed == 1 and self.below is not None:
@@ -160,24 +164,9 @@ cdef class Transport:
         self.encoded_at = 0
         return 0
 
-    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
-        """Encode some or all of the bytes and queue the result. Returns: how many were encoded, at least 1."""
-        raise NotImplementedError("a transport encodes")
-
-    cdef int finish_encoding(self) except -1:
-        """Queue the bytes that the peer needs to decode everything encoded so far."""
-        return 0
-
-    cdef int take(self, const char* data, uint64_t size_bytes) except -1:
-        """Take bytes to decode; the caller reuses their memory after the call. Raises: TransportError."""
-        raise NotImplementedError("a transport decodes")
-
-    cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
-        """Decode as much as fits. Returns: how many bytes. Sets `more` and `ended`. Raises: TransportError."""
-        raise NotImplementedError("a transport decodes")
-
     def finish(self):
         """End this side of the stream, as far as the socket takes it now. Switches: no."""
+        self.put_encoded(self.codec.end())
         self.flush()
 
     def release(self):

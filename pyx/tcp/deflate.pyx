@@ -23,30 +23,28 @@ COMPRESSOR_BYTES = {1: 370_000, 2: 417_000, 3: 432_000}
 DECOMPRESSOR_BYTES = 88_000
 
 
-cdef class Deflate(Transport):
+cdef class Deflate(Codec):
     """Deflate. level: 1 to 9, as nsqd counts."""
 
-    def __init__(self, int fd, int level, *, Transport below=None, bytes early=b""):
-        super().__init__(fd, below, early)
+    def __init__(self, int level):
         isal_level = (level + LEVELS_PER_LEVEL - 1) // LEVELS_PER_LEVEL
         self.compressor = isal_zlib.compressobj(isal_level, isal_zlib.DEFLATED, RAW)
         self.decompressor = isal_zlib.decompressobj(RAW)
         self.undecoded = b""
-        self.state_bytes = COMPRESSOR_BYTES[isal_level] + DECOMPRESSOR_BYTES
-        self.codec_bytes = self.state_bytes
+        self.objects_bytes = COMPRESSOR_BYTES[isal_level] + DECOMPRESSOR_BYTES
+        self.state_bytes = self.objects_bytes
 
-    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
-        size_bytes = min(size_bytes, <uint64_t> ENCODED_BYTES)
-        self.put_encoded(self.compressor.compress(
-            PyMemoryView_FromMemory(<char*> data, <Py_ssize_t> size_bytes, PyBUF_READ)))
+    cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
+        used[0] = min(size_bytes, <uint64_t> ENCODED_BYTES)
         self.unfinished = True
-        return size_bytes
+        return self.compressor.compress(
+            PyMemoryView_FromMemory(<char*> data, <Py_ssize_t> used[0], PyBUF_READ))
 
-    cdef int finish_encoding(self) except -1:
-        if self.unfinished:
-            self.unfinished = False
-            self.put_encoded(self.compressor.flush(isal_zlib.Z_SYNC_FLUSH))
-        return 0
+    cdef bytes finish_encoding(self):
+        if not self.unfinished:
+            return b""
+        self.unfinished = False
+        return self.compressor.flush(isal_zlib.Z_SYNC_FLUSH)
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
         self.undecoded = self.undecoded + data[:size_bytes]
@@ -62,5 +60,5 @@ cdef class Deflate(Transport):
         self.ended = self.decompressor.eof
         self.more = not self.ended and (len(self.undecoded) != 0 or <uint64_t> len(decoded) == capacity)
         memcpy(into, <const char*> decoded, <size_t> len(decoded))
-        self.codec_bytes = self.state_bytes + <uint64_t> len(self.undecoded)
+        self.state_bytes = self.objects_bytes + <uint64_t> len(self.undecoded)
         return len(decoded)

@@ -32,7 +32,7 @@ from pyqd.hot.broker.channel cimport BEYOND_LEDGER, DONE, NOT_IN_FLIGHT
 from pyqd.hot.broker.intake cimport QueuedBatch
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.net.sockets cimport READ_EVENT, RECEIVE_BROKEN, receive_some
-from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.primitives.guid cimport hex_to_id
 from pyqd.hot.tcp.limits cimport size_error, truncation_error
 from pyqd.hot.tcp.publisher cimport NEEDS_BYTES, NEEDS_PERMISSION
@@ -77,7 +77,6 @@ cdef enum:
     FIN_LINE_BYTES = 21                  # FIN, space, 16 digits, LF
     ID_BYTES = 16
     MAGIC_BYTES = 4
-    NS_PER_MS = 1000000
     FIRST_COMMAND_COUNT = 2              # the magic counts as one
     PARTIAL_SMALL_BYTES = 64 << 10       # up to this size an incomplete command is copied back to the scratch
 
@@ -139,9 +138,9 @@ cdef class IoLoop:
             self.client = None
 
     def on_readable(self):
-        """Run a pass on the event loop itself, and wake the greenlet if something is left that may wait."""
+        """Run a pass in the event loop's callback; wake the greenlet if work remains that may wait."""
         if self.awaits_sync:
-            # Commands that come before the answers have left are read after them.
+            # Commands that arrive before the answers are sent are read after them.
             self.read_watcher.stop()
             return
         if self.magic_seen and self.transport is None and not self.output.gone:
@@ -152,22 +151,22 @@ cdef class IoLoop:
                 if self.publisher.unsynced and not (
                     self.output.gone or self.eof or self.refused or self.pending != PENDING_NOTHING
                 ):
-                    self.tell_durable()
+                    self.notify_when_durable()
                     return
                 self.pass_done = True
             except BaseException as error:
                 self.pass_error = error
         self.greenlet.switch()
 
-    cdef int tell_durable(self) except -1:
-        """Have `on_durable` called when the published messages are on stable storage, and read nothing before."""
+    cdef int notify_when_durable(self) except -1:
+        """Arrange that `on_durable` runs when the published messages are on stable storage; read nothing before."""
         # The watcher stays active: a client that waits for its OK sends nothing, and a stop costs two calls.
         self.awaits_sync = True
-        self.client.tell_durable(self.publisher.take_unsynced(), self.on_durable)
+        self.client.notify_when_durable(self.publisher.take_unsynced(), self.on_durable)
         return 0
 
     def on_durable(self, error):
-        """Let the answers leave, or refuse the publishes, and read again; wake the greenlet if more is left to do."""
+        """Send the answers, or refuse the publishes, and read again; wake the greenlet if work remains for it."""
         self.awaits_sync = False
         try:
             self.end_withholding(error)
@@ -198,7 +197,8 @@ cdef class IoLoop:
         elif self.output.gone or not self.receive_and_run():
             return 0
         self.wait_until_synced()
-        while self.pending != PENDING_NOTHING and not self.output.gone:
+        # A failed sync refuses the publishes before the command, so the command is not executed.
+        while self.pending != PENDING_NOTHING and not self.output.gone and not self.refused:
             self.run_pending()
             self.wait_until_synced()
             if not self.output.gone and not self.refused and (self.partial_bytes != 0 or self.eof):
@@ -221,7 +221,7 @@ cdef class IoLoop:
         return 0
 
     cdef int wait_until_drained(self) except -1:
-        """Execute no more commands until the answers have left. Switches: if the socket is full."""
+        """Execute no more commands until the answers are sent. Switches: if the socket is full."""
         if self.output.blocked and not self.output.gone:
             self.read_watcher.stop()
             self.output.wait_until_drained(self.greenlet)
@@ -230,8 +230,8 @@ cdef class IoLoop:
     cdef int wait_until_synced(self) except -1:
         """Withhold the answers of the pass until its messages are on stable storage. Switches: yes.
 
-        All connections that wait share one sync. If the sync fails, the withheld answers are dropped, and the client is
-        told so and closed. Bytes queued before them are sent first: they may be the rest of a message.
+        All connections that wait share one sync. If the sync fails, the withheld answers are dropped, and the client
+        gets the error and is closed. Bytes queued before them are sent first: they may be the rest of a message.
         """
         if not self.publisher.unsynced:
             return 0
@@ -256,7 +256,7 @@ cdef class IoLoop:
         return self.output.end_withholding()
 
     cdef int run_pending(self) except -1:
-        """Do what stopped the pass. Switches: possibly."""
+        """Execute the command, or the wait, that stopped the pass. Switches: possibly."""
         cdef Pending pending = self.pending
         (name, params, body), self.pending_command = self.pending_command, None
         self.pending = PENDING_NOTHING
@@ -354,7 +354,7 @@ cdef class IoLoop:
         return received
 
     cdef ssize_t receive_through(self, char* into, uint64_t capacity) except -3:
-        """Receive through the transport. Returns: as receive_some. Bytes that it cannot decode end the connection."""
+        """Receive through the transport. Returns: as receive_some. Bytes that cannot be decoded end the connection."""
         try:
             return self.transport.receive(into, capacity)
         except TransportError as error:
@@ -652,7 +652,7 @@ cdef class IoLoop:
         self.client.log_refusal(error)
         if error.fatal:
             self.refused = True
-            # Nothing is delivered until the error has left: a delivery would only count as an attempt.
+            # Nothing is delivered before the error is sent: a delivery would only count as an attempt.
             self.output.rdy = 0
         return 0
 

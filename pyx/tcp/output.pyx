@@ -9,9 +9,9 @@ are copied to a buffer of the connection's own, which is freed once it is empty.
 and a busy loop writes to memory that is in the cache.
 
 Delivery. The channel asks for a delivery, the frames leave in one send, and nothing waits: it runs without a greenlet
-switch. A run takes TURN_BYTES at most and then schedules another, so that the loop polls its sockets in between. Only
-the messagePump greenlet waits: it sends the rest if the socket was full, and the heartbeats. Until the rest has left,
-the client is `blocked` and takes no messages, so one slow reader costs the memory of one run.
+switch. A run takes RUN_BYTES_MAX at most and then schedules another, so that the loop polls its sockets in between.
+Only the messagePump greenlet waits: it sends the rest if the socket was full, and the heartbeats. Until the rest is
+sent, the client is `blocked` and takes no messages, so one slow reader costs the memory of one run.
 
 A lone message leaves at once; a batch leaves when the run ends or the scratch is full. output_buffer_timeout is an
 upper bound on the delay, and no delay here reaches the smallest value a client can ask for.
@@ -40,9 +40,10 @@ from pyqd.hot.wire.frames cimport (
 from pyqd.hot.wire.record cimport Record, record_body
 
 from pyqd.hot.net.transport import TransportError
+from pyqd.primitives.errors import StorageError
 
 cdef enum:
-    TURN_BYTES = 128 << 10
+    RUN_BYTES_MAX = 128 << 10
     IN_PLACE_BYTES = 16 << 10            # from this size on a copy costs more than a send of its own
     OWN_BYTES_MIN = 4096
     OK_FRAME_BYTES = 10
@@ -183,7 +184,7 @@ cdef class ClientOutput(Consumer):
     # Send.
 
     cdef int flush(self) except -1:
-        """Send the queued bytes. Returns: 1 if all have left, 0 if the socket is full."""
+        """Send the queued bytes. Returns: 1 if all are sent, 0 if the socket is full."""
         cdef ssize_t sent
         assert not self.withholding
         while self.start < self.end:
@@ -283,21 +284,21 @@ cdef class ClientOutput(Consumer):
     # Withhold answers until a sync.
 
     cdef int begin_withholding(self) except -1:
-        """Let nothing leave from now on."""
+        """Withhold all bytes queued from now on, until `end_withholding` or `drop_withheld`."""
         if not self.withholding:
             self.withholding = True
             self.durable_bytes = self.end - self.start
         return 0
 
     cdef int drop_withheld(self) except -1:
-        """End withholding, and drop the bytes queued meanwhile. The rest of a half-sent frame stays."""
+        """End withholding, and drop the bytes queued since it began. The rest of a half-sent frame stays."""
         assert self.withholding and self.durable_bytes <= self.end - self.start
         self.withholding = False
         self.end = self.start + self.durable_bytes
         return 0
 
     cdef int end_withholding(self) except -1:
-        """Send the queued bytes, and take messages again."""
+        """End withholding: send the withheld bytes, and let the channel deliver again."""
         self.withholding = False
         self.blocked = False
         self.flush_or_block()
@@ -306,7 +307,7 @@ cdef class ClientOutput(Consumer):
         return self.request_delivery()
 
     def withhold(self, bint withholding):
-        """Let nothing be sent (True), or (False) send again."""
+        """Begin (True) or end (False) withholding. At the end, nothing is sent before the next flush."""
         if withholding:
             self.begin_withholding()
             return
@@ -322,11 +323,28 @@ cdef class ClientOutput(Consumer):
         self.channel = channel
 
     cdef int deliver(self, uint64_t quota) except -1:
-        """Take up to `quota` messages of the channel and send them. Switches: no."""
+        """Take up to `quota` messages of the channel and send them. Raises: StorageError. Switches: no."""
+        failure = None
+        try:
+            try:
+                self.take_messages(quota)
+            except StorageError as error:
+                # Of the channel; the queued frames are complete.
+                failure = error
+            self.flush_or_block()
+        except BaseException as error:
+            self.end_failed_run(error)
+            raise
+        if failure is not None:
+            raise failure
+        return 0
+
+    cdef int take_messages(self, uint64_t quota) except -1:
+        """Take up to `quota` messages of the channel and queue them."""
         cdef Delivery delivery
         cdef ChannelCore channel = self.channel
         cdef int64_t now_ns = mono_ns()
-        cdef uint64_t turn_start = self.sent_bytes + (self.end - self.start)
+        cdef uint64_t run_start = self.sent_bytes + (self.end - self.start)
         while quota != 0 and self.in_flight + self.unsynced_count < self.rdy:
             if not channel.take(self, now_ns, &delivery):
                 break
@@ -335,11 +353,16 @@ cdef class ClientOutput(Consumer):
             if self.owned:
                 # The socket is full: another message would be copied here, and leave its channel too early.
                 break
-            if self.sent_bytes + (self.end - self.start) >= turn_start + TURN_BYTES:
+            if self.sent_bytes + (self.end - self.start) >= run_start + RUN_BYTES_MAX:
                 self.scheduler.request_wake(channel)
                 break
-        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - turn_start))
-        self.flush_or_block()
+        self.scheduler.spend(<int64_t> (self.sent_bytes + (self.end - self.start) - run_start))
+        return 0
+
+    cdef int end_failed_run(self, error) except -1:
+        """Close the connection: a frame may be half sent, and what is queued lies in the shared scratch."""
+        self.discard()
+        self.client.failed(error)
         return 0
 
     cdef int request_delivery(self) except -1:
@@ -419,7 +442,10 @@ cdef class ClientOutput(Consumer):
     cdef int on_time(self, int64_t now_ns) except -1:
         if self.gone or self.heartbeat_ns <= 0:
             return 0
-        if now_ns >= self.command_ns + 2 * self.heartbeat_ns:
+        if self.withholding:
+            # The daemon does not read while it waits for a sync, so the client is not silent.
+            self.command_ns = now_ns
+        elif now_ns >= self.command_ns + 2 * self.heartbeat_ns:
             self.client.close_because("no command within two heartbeat intervals")
             return 0
         if self.drain_waiter is not None and now_ns >= self.draining_since_ns + self.heartbeat_ns:

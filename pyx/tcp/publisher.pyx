@@ -30,7 +30,7 @@ from libc.string cimport memcmp, memcpy, memset
 from pyqd.hot.broker.intake cimport enqueue, is_large
 from pyqd.hot.broker.topic cimport MessageBatch
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
-from pyqd.hot.primitives.clock cimport mono_ns
+from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_stepped, id_to_hex
 from pyqd.hot.tcp.limits cimport size_error, truncation_error
 from pyqd.hot.wire.frames cimport FRAME_RESPONSE
@@ -51,7 +51,6 @@ from pyqd.primitives.errors import ClientError, StorageError
 from pyqd.primitives.goquote import go_quote
 
 cdef enum:
-    NS_PER_MS = 1000000
     INNER_BODIES_MAX = 2                 # nsqd has no bound on the inner sizes
     MESSAGE_BYTES_MIN = 5                # of a batch's body: a size and one byte
     KNOWN_TOPICS_MAX = 128               # a connection keeps these in memory, deleted topics too
@@ -116,8 +115,9 @@ cdef class Publisher:
         topics, self.unsynced = self.unsynced, {}
         return topics
 
-    cdef TopicCore topic_for(self, const Text* name):
-        """Return the topic, created if it is missing. The name is valid. Raises: StorageError, ClientError."""
+    cdef TopicCore topic_for(self, CommandLine* line):
+        """Return the topic of a publish, created if it is missing. Raises: StorageError, ClientError."""
+        cdef const Text* name = &line.params[0]
         cdef TopicCore topic
         if (
             self.topic is not None and name.size_bytes == self.topic_name_bytes
@@ -128,7 +128,7 @@ cdef class Publisher:
         key = text_of(name)
         topic = None if self.known_topics is None else self.known_topics.get(key)
         if topic is None or topic.exiting:
-            topic = self.client.find_topic(key)
+            topic = self.client.find_topic(key, text_of(&line.name))
             if self.known_topics is None or len(self.known_topics) >= KNOWN_TOPICS_MAX:
                 self.known_topics = {}
             self.known_topics[key] = topic
@@ -187,7 +187,7 @@ cdef class Publisher:
         if self.auth_needed and not self.is_permitted(line):
             return NEEDS_PERMISSION
         try:
-            topic = self.topic_for(&line.params[0])
+            topic = self.topic_for(line)
             if topic.busy:
                 return self.queue_batch(
                     topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
@@ -206,7 +206,7 @@ cdef class Publisher:
         if self.auth_needed and not self.is_permitted(line):
             return NEEDS_PERMISSION
         try:
-            topic = self.topic_for(&line.params[0])
+            topic = self.topic_for(line)
         except StorageError as error:
             self.refuse_write(b"MPUB", error)
         used = self.check_batch(line, at, size_bytes, 0)
@@ -279,7 +279,7 @@ cdef class Publisher:
                 if dues == NULL:
                     raise MemoryError
                 self.read_dues(at + 8, when == EACH_TIMESTAMP, dues)
-            topic = self.topic_for(&line.params[0])
+            topic = self.topic_for(line)
             if topic.busy or is_large(self.batch.count, self.batch.body_words):
                 self.queue_batch(topic, at + 8, used, self.batch.count, self.batch.body_words, due_ns, dues)
                 dues = NULL

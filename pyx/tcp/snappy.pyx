@@ -3,7 +3,7 @@
     stream: identifier, chunk, chunk, ...        chunk: type: uint8, size: uint24 little-endian, then so many bytes
     data chunk: masked CRC-32C of the uncompressed bytes, then these, compressed (type 0x00) or as they are (0x01)
 
-A chunk stands for 64 KiB at most, and is stored as it is where compressing would save less than an eighth. Blocks are
+A chunk stands for 64 KiB at most, and is stored as it is if compressing would save less than an eighth. Blocks are
 compressed by cramjam, checksums computed here. Source: the framing format's description, with the snappy library;
 docs/nsq/tcp-protocol.md, "Upgrade sequence".
 """
@@ -37,7 +37,7 @@ cdef enum:
 cdef const char* IDENTIFIER = b"sNaPpY"
 cdef bytes IDENTIFIER_CHUNK = b"\xff\x06\x00\x00sNaPpY"
 
-# Nothing is left in it between two calls.
+# It is empty between two calls.
 cdef char* scratch = <char*> malloc(CHUNK_HEADER_BYTES + CHECKSUM_BYTES + COMPRESSED_MAX)
 if scratch == NULL:
     raise MemoryError
@@ -79,14 +79,13 @@ cdef int block_size(const char* at, uint64_t size_bytes) noexcept nogil:
     return -1
 
 
-cdef class Snappy(Transport):
+cdef class Snappy(Codec):
     """Snappy."""
 
-    def __init__(self, int fd, *, Transport below=None, bytes early=b""):
-        super().__init__(fd, below, early)
+    def __init__(self):
         self.undecoded = b""
 
-    cdef uint64_t encode(self, const char* data, uint64_t size_bytes) except 0:
+    cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
         cdef char* body = scratch + CHUNK_HEADER_BYTES + CHECKSUM_BYTES
         cdef uint64_t body_bytes
         cdef uint8_t chunk_type = CHUNK_COMPRESSED
@@ -101,12 +100,13 @@ cdef class Snappy(Transport):
         scratch[0] = <char> chunk_type
         put_le(scratch + 1, <uint32_t> (CHECKSUM_BYTES + body_bytes), 3)
         put_le(scratch + CHUNK_HEADER_BYTES, masked_crc32c(data, size_bytes), 4)
-        if not self.begun:
-            self.begun = True
-            self.put_encoded(IDENTIFIER_CHUNK)
-        self.put_encoded(PyBytes_FromStringAndSize(
-            scratch, <Py_ssize_t> (CHUNK_HEADER_BYTES + CHECKSUM_BYTES + body_bytes)))
-        return size_bytes
+        used[0] = size_bytes
+        chunk = PyBytes_FromStringAndSize(
+            scratch, <Py_ssize_t> (CHUNK_HEADER_BYTES + CHECKSUM_BYTES + body_bytes))
+        if self.begun:
+            return chunk
+        self.begun = True
+        return IDENTIFIER_CHUNK + chunk
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
         self.undecoded = self.undecoded + data[:size_bytes]
@@ -134,7 +134,7 @@ cdef class Snappy(Transport):
             at += CHUNK_HEADER_BYTES + size_bytes
             left -= CHUNK_HEADER_BYTES + size_bytes
         self.undecoded = at[:left]
-        self.codec_bytes = left
+        self.state_bytes = left
         return <ssize_t> decoded
 
     cdef ssize_t decode_chunk(

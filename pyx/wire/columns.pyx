@@ -15,6 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from pyqd.hot.primitives.clock cimport NS_PER_US
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_to_hex
 from pyqd.hot.wire.record cimport (
     ORDINAL_BITS,
@@ -29,7 +30,6 @@ from pyqd.hot.wire.record cimport (
 )
 
 cdef enum:
-    NS_PER_US = 1000
     # Offsets are of 32 bits.
     DATA_BYTES_MAX = 0x7FFFFFFF
 
@@ -83,7 +83,7 @@ def decode(bytes data not None, uint64_t expected, bint with_bodies=True, bint s
     cdef uint64_t size_bytes = <uint64_t> len(data)
     cdef Fault fault
     if size_bytes > DATA_BYTES_MAX:
-        raise ValueError(f"{size_bytes} bytes are more than columns can hold")
+        raise ValueError(f"cannot decode {size_bytes} bytes at once: the limit is {DATA_BYTES_MAX}")
     with nogil:
         fault = measure(start, size_bytes, skip_damaged, &walk)
     if fault != SOUND and not skip_damaged:

@@ -47,7 +47,7 @@ class TlsError(BrokerError):
 
 
 class TopicNotFoundError(BrokerError):
-    """The broker does not have the topic."""
+    """A broker does not have the requested topic."""
 
 
 class PositionGoneError(BrokerError):
@@ -344,7 +344,9 @@ class BrokerClient(HttpClient):
 def check_format(address: str, found: object) -> None:
     """Check the format of records. Raises: BrokerError for an unknown format."""
     if str(found) != str(FORMAT):
-        raise BrokerError(f"{address}: records of format {found}; this connector reads {FORMAT}: is it older?")
+        raise BrokerError(
+            f"{address}: records have format {found}, this connector reads {FORMAT}: install the broker's version"
+        )
 
 
 def refuse_own(connection: socket.socket) -> None:
@@ -357,7 +359,7 @@ def refuse_own(connection: socket.socket) -> None:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-    raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens: the connection has reached its own socket")
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens: the connection has reached its own socket")
 
 
 class Lookup(NamedTuple):
@@ -416,7 +418,7 @@ def topics_known(connection: Connection) -> tuple[set[str], list[BrokerError]]:
         except (BrokerError, KeyError, TypeError) as error:
             failures.append(error if isinstance(error, BrokerError) else BrokerError(f"{address}: {error!r}"))
     if len(failures) == len(connection.nsqd or connection.lookupd):
-        raise UnreachableError("nobody tells which topics there are: " + "; ".join(map(str, failures)))
+        raise UnreachableError("cannot list the topics, no server answers: " + "; ".join(map(str, failures)))
     return names, failures
 
 

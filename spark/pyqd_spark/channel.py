@@ -1,9 +1,9 @@
 """Drain of channels into Parquet files: `format("pyqd-channel")`. Reading it consumes the messages.
 
 Each task is a client of the channel. A task receives a batch of messages and lands it as one file, which is on stable
-storage under its name before the first FIN is sent. The next batch is received meanwhile. The rows of the table are the
-manifest: one for each file. So a kill loses no message; messages that were landed and not finished come again, with
-their ids.
+storage under its name before the first FIN is sent. The next batch is received during the landing. The rows of the
+table are the manifest: one for each file. So a kill loses no message; messages that were landed and not finished are
+delivered again, with their ids.
 
     taken ---> filling ---> landing (a thread) ---> FIN ---> a row of the manifest
     RDY: both together, at most
@@ -172,7 +172,7 @@ class Row:
 
 @dataclass
 class Batch:
-    """Messages taken and not finished. frames: their data. touched_s: start of the first message's lease."""
+    """Received messages that are not finished. frames: their data. touched_s: start of the first message's lease."""
 
     started_s: float
     touched_s: float
@@ -280,7 +280,7 @@ class Drain:
             return
         left_s = self._give_up_s - now_s
         if left_s <= 0:
-            raise UnreachableError(f"{error}; the connection breaks again and again, tried for {patience_s:g} s")
+            raise UnreachableError(f"{error}; the connection breaks repeatedly, tried for {patience_s:g} s")
         time.sleep(min(RETRY_WAIT_S, left_s))
 
     def _connected(self) -> NsqClient:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.command_line import CommandParser
-from pyqd.primitives.durations import parse_duration
+from pyqd.primitives.durations import MILLISECOND_NS, parse_duration
 from pyqd.primitives.errors import DiskFull, StorageError
 from pyqd_spark.brokers import BrokerError
 from pyqd_spark.java import JavaMissingError
@@ -33,7 +33,6 @@ INCOMPLETE: Final = 3
 INTERRUPTED: Final = 130
 
 PROGRAM: Final = "pyq_spark"
-NS_PER_MS: Final = 1_000_000
 
 
 class Parser(CommandParser):
@@ -250,7 +249,7 @@ def token_of(path: str | None) -> str | None:
 def milliseconds(name: str, text: str) -> str:
     """Return a duration such as 30s or 1m30s in milliseconds. Raises: UsageError."""
     try:
-        return str(max(0, parse_duration(text)) // NS_PER_MS)
+        return str(max(0, parse_duration(text)) // MILLISECOND_NS)
     except ValueError:
         raise UsageError(f"{name} {text!r}: expected a time such as 500ms, 30s or 1m30s") from None
 

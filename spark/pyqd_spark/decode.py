@@ -11,8 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyqd.wire import record_columns
-from pyqd.wire.record_columns import Decoded
+from pyqd.fallback import columns as columns_in_python
+from pyqd.fallback.columns import Decoded
 from pyqd_spark.brokers import (
     PAGE_BYTES,
     BrokerClient,
@@ -32,7 +32,7 @@ Decoder = Callable[[bytes, int, bool, bool], Decoded]
 try:
     from pyqd.hot.wire.columns import decode as compiled_decode
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Decoder = record_columns.decode
+    decode: Decoder = columns_in_python.decode
 else:
     decode = compiled_decode
 
@@ -121,7 +121,7 @@ def pages_of(settings: Settings, one: LogRange) -> Iterator[Page]:
 def check_created(one: LogRange, page: Page) -> None:
     """Check that a topic was not deleted and created again. Raises: OtherNodeError."""
     if one.created and page.created and page.created != one.created:
-        raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and made again")
+        raise OtherNodeError(f"{one.address}: topic {one.topic} was deleted and re-created")
 
 
 def ahead(pages: Iterator[Page]) -> Iterator[Page]:

@@ -72,7 +72,7 @@ class Landing:
         if not name or os.sep in name or name.startswith(HIDDEN):
             raise ValueError(f"{name!r} cannot be the name of a file that readers see")
         if compression not in COMPRESSIONS:
-            raise ValueError(f"compression {compression!r} is none of {', '.join(COMPRESSIONS)}")
+            raise ValueError(f"compression {compression!r} is unknown: expected one of {', '.join(COMPRESSIONS)}")
         self.directory = str(directory)
         self.path = os.path.join(self.directory, name)
         self.rows = 0

@@ -151,7 +151,7 @@ def sized(data: bytes) -> bytes:
 
 
 class NsqClient:
-    """One connection. timeout_s: of each wait without progress. Belongs to one thread."""
+    """Connection to the TCP port of a broker, for one thread. timeout_s: of each wait without progress."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address

@@ -171,7 +171,7 @@ class Connection:
 
     @classmethod
     def of(cls, source: str, values: Mapping[str, Any]) -> "Connection":
-        """Return the settings in the options of the table CONNECTION. Raises: OptionError."""
+        """Return the settings of a connection from the values of its options, by name. Raises: OptionError."""
         exactly_one(source, values, ("nsqd", "lookupd"))
         if values["tlsKey"] is not None and values["tlsCert"] is None:
             raise OptionError(f"{source}: option tlsKey needs tlsCert")

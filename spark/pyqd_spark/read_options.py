@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyqd.primitives.durations import INT64_MAX
+from pyqd.primitives.durations import INT64_MAX, MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd_spark.options import (
     CONNECTION,
@@ -29,7 +29,6 @@ LATEST: Final = "latest"
 # Numbers within JSON, as in the Kafka source.
 EARLIEST_NUMBER: Final = -2
 LATEST_NUMBER: Final = -1
-NS_PER_MS: Final = 1_000_000
 
 # {"orders": {"1f0c...": 1234}}
 Offsets = dict[str, dict[str, int]]
@@ -116,7 +115,7 @@ def parse_bound(text: str) -> Bound:
 def parse_time(text: str) -> int:
     """Return nanoseconds since 1970, from milliseconds or RFC 3339. Raises: ValueError."""
     if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text) * NS_PER_MS
+        return int(text) * MILLISECOND_NS
     try:
         return parse_timestamp(text, 0)
     except ValueError:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# Layers of pyqd that its Spark package may import; tests/meta/layers.py enforces it.
-LAYERS = ("primitives", "wire")
+# Layers of pyqd that its Spark package may import, of those with Python modules; tests/meta/layers.py enforces it.
+LAYERS = ("primitives", "fallback")
 PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 # A zip cannot hold compiled modules. The modules of a pyqd installed beside it are used if its version is the same.

@@ -202,7 +202,7 @@ def limited(begins: Places, found: Found, most: int | None) -> Places:
 def why_lost(one: Positions, known: int, created: int) -> str | None:
     """Return why reading cannot resume at an offset; None if it can."""
     if 0 not in (created, one.created) and created != one.created:
-        return f"the topic was deleted and made again, offset {known} was of the one before"
+        return f"the topic was deleted and re-created, and offset {known} was of the former topic"
     if known < one.earliest:
         return f"offset {known} is not kept any more, the oldest message has {one.earliest}"
     if known > one.next:

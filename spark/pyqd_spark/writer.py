@@ -76,7 +76,10 @@ class WriteSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, known: Iterable[Option] = OPTIONS) -> "WriteSettings":
-        """Return the settings. Raises: OptionError for options, ValueError for columns."""
+        """Return the settings of a write from its options and its columns.
+
+        Raises: OptionError for options, ValueError for columns.
+        """
         values = parse_options(SOURCE, options, known)
         return cls(
             tcp=TcpConnection.of(SOURCE, values),
@@ -104,7 +107,7 @@ def check_columns(schema: StructType, topic: str | None) -> str | None:
             continue
         if field.name not in allowed:
             known = ", ".join(allowed)
-            raise ValueError(f'{SOURCE}: no use for column "{field.name}": written are {known}; select those')
+            raise ValueError(f'{SOURCE}: cannot write column "{field.name}": written are {known}; select those')
         if not isinstance(field.dataType, allowed[field.name]):
             wanted = " or ".join(kind().simpleString() for kind in allowed[field.name])
             raise ValueError(f"{SOURCE}: column {field.name} is {field.dataType.simpleString()} and has to be {wanted}")
@@ -266,7 +269,7 @@ class Publisher:
         self.brokers[client.address] = None
 
     def _give_up(self, error: BrokerError) -> list[tuple[Run, int, int]]:
-        """Leave a broker for the next one. Returns: the unanswered rows."""
+        """Close the connection to a broker that failed; the next broker is used. Returns: the unanswered rows."""
         logger.warning("%s; going on with the next broker", error)
         assert self._client is not None
         left = self._client.answered()
@@ -283,7 +286,7 @@ class Publisher:
         return again
 
     def _connected(self) -> NsqClient:
-        """Return the connection, or a new one to the first reachable broker in turn.
+        """Return the connection, or a new one to the first reachable broker, round robin.
 
         Raises: UnreachableError naming all brokers if none was reachable for retryTimeoutMs; RefusedError.
         """
@@ -305,8 +308,9 @@ class Publisher:
             wait_s = min(2 * wait_s, RETRY_LONGEST_S)
 
     def _try_each(self) -> tuple[NsqClient | None, list[str]]:
-        """Connect to one of the brokers, in turn. Returns: the connection, and the errors of the brokers tried
-        before.
+        """Connect to the next reachable broker, round robin.
+
+        Returns: the connection or None, and the errors of the brokers tried before.
         """
         failures: list[str] = []
         try:

@@ -34,7 +34,7 @@ def check(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, li
     return code, out, err.splitlines()
 
 
-def test_what_is_in_force_is_printed_with_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_effective_values_are_printed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
     config = written('# mine\nmsg_timeout = "30s"\nmax_rdy_count = 7\n')
     code, out, err = check(config, "--max-rdy-count=9", "--verbose", capsys=capsys)
     assert code == 0
@@ -49,7 +49,7 @@ def test_what_is_in_force_is_printed_with_where_it_comes_from(capsys: pytest.Cap
     assert "# Messages and commands" in out.splitlines()
 
 
-def test_what_is_printed_is_a_file_with_the_same_effect(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_configuration_is_a_file_with_the_same_effect(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--tls-min-version=tls1.2", '--log-prefix=a"b\\ ', "--node-id=7", "--retention-time=1h30m"]
     flags += ["--e2e-processing-latency-percentile=0.5,0.99", "--enable-experiment=x", "--snappy=false"]
     _, out, _ = check(*flags, capsys=capsys)
@@ -58,7 +58,7 @@ def test_what_is_printed_is_a_file_with_the_same_effect(capsys: pytest.CaptureFi
     assert again == parse_args([*flags, "--config=pyqd.toml"])
 
 
-def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     config = written('id = 2000\nsync_every = "often"\ncolour = "red"\n')
     code, out, err = check(config, "--mem-queue-size=-1", capsys=capsys)
     assert (code, out) == (1, "")
@@ -93,7 +93,7 @@ def test_a_file_with_errors_does_not_keep_the_rest_from_being_checked(capsys: py
         ('id = 2000\ndata_path = "no"\n', ["--data-path=."], ["pyqd.toml, line 1, id"]),
     ],
 )
-def test_what_depends_on_a_value_in_doubt_is_not_checked(
+def test_checks_that_depend_on_a_wrong_value_are_skipped(
     text: str, flags: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = check(written(text), *flags, capsys=capsys)
@@ -114,7 +114,7 @@ def test_what_depends_on_a_value_in_doubt_is_not_checked(
         (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
     ],
 )
-def test_what_the_start_would_fail_at_is_told(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_obstacles_to_a_start_are_reported(flags: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     code, _, err = check(*flags, capsys=capsys)
     assert code == 1
@@ -138,7 +138,7 @@ def test_a_wrong_command_line_is_a_usage_error_for_the_check_too(capsys: pytest.
     assert left.value.code == 2
 
 
-def test_a_daemon_runs_with_a_file_and_says_what_it_does_not_know(tmp_path: Path) -> None:
+def test_a_daemon_runs_with_a_file_and_names_unknown_keys(tmp_path: Path) -> None:
     config = tmp_path / "nsqd.cfg"
     config.write_text('max_msg_size = 2000\nmsg_timeout = 30000\ncolour = "red"\n')
     running = Daemon(pyqd(), tmp_path, [f"--config={config}"])

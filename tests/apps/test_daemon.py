@@ -63,7 +63,7 @@ def test_an_unknown_flag_is_named_and_the_exit_code_is_2(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_prevents_a_start_is_one_fatal_line_and_exit_code_1(tmp_path: Path, flags: list[str], text: str) -> None:
+def test_a_failed_start_logs_one_fatal_line_and_exits_with_1(tmp_path: Path, flags: list[str], text: str) -> None:
     (tmp_path / "file").touch()
     result = run(*flags, "-http-address=", directory=tmp_path)
     assert result.returncode == 1
@@ -136,7 +136,7 @@ def said_at_the_start(tmp_path: Path, *flags: str) -> str:
     return log_path.read_text()
 
 
-def test_the_start_says_where_the_data_goes_and_what_is_spoken(tmp_path: Path) -> None:
+def test_the_start_logs_the_data_path_and_the_protocols(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     said = said_at_the_start(tmp_path, "-data-path=../data")
     assert f" INFO: data path: {tmp_path}/data\n" in said
@@ -226,7 +226,7 @@ def cpu_s(daemon: Daemon) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_daemon_whose_clients_have_gone_sleeps(tmp_path: Path) -> None:
+def test_a_daemon_sleeps_after_its_clients_have_gone(tmp_path: Path) -> None:
     """A loop that never waits takes all it can get, however busy the machine is; one that does takes nearly nothing."""
     daemon = Daemon(pyqd(), tmp_path, ["-first-command-timeout=200ms", "-command-timeout=200ms"])
     daemon.start()

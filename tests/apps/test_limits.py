@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.nsq import ERROR, MAGIC, RESPONSE, Client, Closed, identify, pub, sub
-from tests.support.server import Daemon, free_port, pyqd, wait_until
+from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 from tests.support.streams import IDENTIFIER, stored_chunk
 
 WAIT_S = 10.0
@@ -19,20 +19,8 @@ BODY_BYTES = 4 << 20
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    running: list[Daemon] = []
-
-    def started(*flags: str) -> Daemon:
-        daemon = Daemon(pyqd(), tmp_path, flags)
-        daemon.start()
-        running.append(daemon)
-        return daemon
-
-    yield started
-    for daemon in running:
-        try:
-            daemon.stop()
-        finally:
-            daemon.kill()
+    with daemons_running() as start_daemon:
+        yield lambda *flags: start_daemon(Daemon(pyqd(), tmp_path, flags))
 
 
 def raw(daemon: Daemon) -> socket.socket:
@@ -64,7 +52,7 @@ def is_served(daemon: Daemon) -> bool:
         return client.read_frame().type == RESPONSE
 
 
-def test_one_client_too_many_is_told_so_and_takes_the_place_of_one_that_left(start: Callable[..., Daemon]) -> None:
+def test_a_client_beyond_the_limit_is_refused_until_another_one_leaves(start: Callable[..., Daemon]) -> None:
     daemon = start("--max-connections=2")
     with Client(daemon.tcp_address) as first, Client(daemon.tcp_address) as second:
         first.expect_alive()
@@ -267,7 +255,7 @@ def test_memory_of_tls_and_compression_counts_until_the_connection_ends(
     wait_until(lambda: buffer_bytes(daemon) == 0, "nothing is left")
 
 
-def test_an_https_connection_counts_what_tls_holds(start: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_an_https_connection_counts_the_memory_of_tls(start: Callable[..., Daemon], tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     https_port = free_port()
     daemon = start(*certificates.server_flags(), f"--https-address=127.0.0.1:{https_port}")
@@ -279,7 +267,7 @@ def test_an_https_connection_counts_what_tls_holds(start: Callable[..., Daemon],
     wait_until(lambda: buffer_bytes(daemon) == 0, "nothing is left")
 
 
-def test_connections_are_closed_for_what_compression_holds(start: Callable[..., Daemon]) -> None:
+def test_connections_are_closed_for_the_memory_of_their_compression(start: Callable[..., Daemon]) -> None:
     daemon = start("--max-buffer-bytes=2000000")
     clients = [Client(daemon.tcp_address) for _ in range(8)]
     closed = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import ERROR, Client, Closed, identify, sub
-from tests.support.server import Daemon, Implementation, wait_until
+from tests.support.server import Daemon, Implementation, daemons_running, wait_until
 
 WAIT_S = 20.0
 ADDRESS_SPACE_KB = 8 << 20
@@ -32,20 +32,8 @@ def limited(*limits: str) -> Implementation:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    running: list[Daemon] = []
-
-    def started(implementation: Implementation, *flags: str) -> Daemon:
-        daemon = Daemon(implementation, tmp_path, flags)
-        daemon.start()
-        running.append(daemon)
-        return daemon
-
-    yield started
-    for daemon in running:
-        try:
-            daemon.stop()
-        finally:
-            daemon.kill()
+    with daemons_running() as start_daemon:
+        yield lambda implementation, *flags: start_daemon(Daemon(implementation, tmp_path, flags))
 
 
 def topics_until_refused(daemon: Daemon) -> tuple[int, bytes]:

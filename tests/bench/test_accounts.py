@@ -56,14 +56,14 @@ def counts(account: Account) -> tuple[int, int, bool]:
     return account.losses, account.duplicates, bool(account.problem)
 
 
-def test_what_lies_in_a_topic_is_held_against_what_was_published(server: Server) -> None:
+def test_the_messages_of_a_topic_are_compared_with_those_published(server: Server) -> None:
     publish(server, 10)
     assert accounts.of_publication(server, TOPIC, 10) == Account()
     assert counts(accounts.of_publication(server, TOPIC, 11)) == (1, 0, True)
     assert counts(accounts.of_publication(server, TOPIC, 9)) == (0, 1, True)
 
 
-def test_what_was_counted_and_then_dropped_is_lost(server: Server) -> None:
+def test_counted_messages_that_were_dropped_are_lost(server: Server) -> None:
     publish(server, 10)
     post(server, f"/topic/empty?topic={TOPIC}")
     account = accounts.of_publication(server, TOPIC, 10)
@@ -84,7 +84,7 @@ def test_messages_that_were_to_be_deferred_and_are_not_count_as_lost(server: Ser
     assert counts(accounts.of_publication(server, TOPIC, 3, deferred=True)) == (1, 0, True)
 
 
-def test_what_is_left_when_all_was_consumed_came_twice(server: Server) -> None:
+def test_messages_that_remain_after_all_were_consumed_are_duplicates(server: Server) -> None:
     create_channel(server.tcp_address, TOPIC, "c", timeout_s=10.0)
     publish(server, 2)
     account = accounts.of_consumption(server, TOPIC, 2)
@@ -133,13 +133,13 @@ def test_a_message_that_lies_in_the_queue_behind_the_last_one_fails_the_run(
     assert f"of {workload.messages} published the server counts {workload.messages + 1}" in result.problem
 
 
-def test_a_server_that_does_not_tell_what_it_keeps_fails_the_run() -> None:
+def test_a_server_without_statistics_of_kept_messages_fails_the_run() -> None:
     silent = replace(Target.parse("sink"), program="pyqd")
     result = runner.run_once(small("mpub"), silent, SETTING)
     assert result.problem.startswith("ServerError: /stats is not answered: ")
 
 
-def test_losses_and_duplicates_are_figures_and_a_sink_cannot_tell_duplicates_of_a_publication(target: Target) -> None:
+def test_losses_and_duplicates_are_figures_and_a_sink_has_no_duplicates_of_a_publication(target: Target) -> None:
     for name in ("mpub", "e2e"):
         figures = runner.run_once(small(name), target, SETTING).figures
         assert (figures["lost_count"], figures["twice_count"]) == (0, 0)
@@ -157,7 +157,7 @@ def test_figures_that_are_still_changing_are_waited_for(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("answer", [b"OK", b"[]", b"{}", b'{"topics": [{"topic_name": "bench"}]}'])
-def test_what_the_server_answers_that_is_no_statistics_is_an_error(answer: bytes) -> None:
+def test_an_answer_without_statistics_is_an_error(answer: bytes) -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)

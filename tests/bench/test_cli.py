@@ -66,7 +66,7 @@ def speaking(path: Path, version: str) -> Path:
         (["load", "--nsqd-tcp-address=:4150"], "HOST:PORT is needed"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_the_first_run(
+def test_impossible_arguments_are_refused_before_the_first_run(
     arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("NSQD", raising=False)
@@ -101,7 +101,7 @@ def test_an_executable_is_found_by_its_name_in_the_path(monkeypatch: pytest.Monk
     assert target.version() == "nsqd v1.2.1 (built w/go1.16)"
 
 
-def test_another_pyqd_is_told_from_that_of_this_tree_and_from_an_nsqd(tmp_path: Path) -> None:
+def test_another_pyqd_is_distinguished_from_that_of_this_tree_and_from_an_nsqd(tmp_path: Path) -> None:
     path = speaking(tmp_path / "pyqd", "pyqd v0.0.1")
     target = Target.parse(str(path))
     assert (target.name, target.program) == (str(path), "pyqd")
@@ -125,7 +125,7 @@ def test_a_data_root_that_went_away_is_the_problem_of_its_run(tmp_path: Path) ->
     assert result.problem.startswith("FileNotFoundError: ")
 
 
-def test_one_core_for_both_is_said(
+def test_one_core_for_both_programs_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up_run(monkeypatch)
@@ -148,7 +148,7 @@ def test_a_load_on_a_server_that_is_not_there_is_one_sentence(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("file_system", "warned"), [("tmpfs", True), ("ramfs", True), ("ext4", False), ("", False)])
-def test_a_session_knows_its_file_system_and_warns_where_the_disk_is_none(
+def test_a_session_names_its_file_system_and_warns_of_one_in_memory(
     file_system: str,
     warned: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,7 +174,7 @@ def test_the_file_system_of_a_path_is_that_of_the_mount_it_is_under() -> None:
 
 
 @pytest.mark.slow
-def test_sinks_are_measured_in_turn_and_left_out_where_they_cannot_be_measured(
+def test_sinks_are_measured_in_turn_unless_a_workload_excludes_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up_run(monkeypatch)

@@ -26,7 +26,7 @@ from bench.workloads import Workload, find
 SETTING = Setting(cores=Cores())
 
 
-def test_the_start_of_the_daemon_is_no_part_of_what_a_message_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_message_excludes_the_start_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(workload: Workload, counter: Counter, setting: Setting) -> int:
         return 1_000_000 + 300 * workload.messages
 
@@ -35,7 +35,7 @@ def test_the_start_of_the_daemon_is_no_part_of_what_a_message_costs(monkeypatch:
     assert instructions_per_message(find("mpub"), Counter("perf"), SETTING, scale=0.0001) == 300.0
 
 
-def test_cpu_time_is_what_the_larger_load_takes_more_and_the_median_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_is_the_difference_of_two_loads_and_the_median_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     disturbances_ns = iter([0, 0, 0, 400_000, 0, 40_000])
 
     def spent(workload: Workload, setting: Setting) -> CpuTime:
@@ -48,7 +48,7 @@ def test_cpu_time_is_what_the_larger_load_takes_more_and_the_median_of_several(m
     assert (round(total), round(user), round(system)) == (1810, 710, 1100)
 
 
-def test_what_filling_a_channel_costs_is_no_part_of_what_consuming_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_consuming_a_channel_excludes_filling_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(workload: Workload, counter: Counter, setting: Setting) -> int:
         # Both fill an existing channel; one of them consumes it.
         assert workload.kind == "consume" or workload.existing
@@ -72,7 +72,7 @@ def test_the_cpu_time_of_a_run_is_that_of_its_daemon_from_start_to_end() -> None
         ("callgrind", "version: 1\nevents: Ir\n\nfn=(1) f\n1 7\n\ntotals: 12345\n"),
     ],
 )
-def test_a_count_is_read_from_what_the_counter_wrote(name: str, text: str, tmp_path: Path) -> None:
+def test_a_count_is_read_from_the_output_of_the_counter(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "counted"
     path.write_text(text)
     assert Counter(name).read(path) == 12345
@@ -90,7 +90,7 @@ def nothing_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_counts")
-def test_instructions_alone_fail_where_nothing_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_instructions_alone_fail_without_a_counter(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CostError, match=r"perf is not installed .* valgrind is not installed"):
         find_counter()
     assert cost.main(["--count", "only", "-w", "pub", "--unpinned"]) == 1
@@ -100,7 +100,7 @@ def test_instructions_alone_fail_where_nothing_counts_them(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("nothing_counts")
-def test_cpu_time_is_enough_where_nothing_counts_and_the_last_line_says_what_to_install(
+def test_without_a_counter_of_instructions_cpu_time_is_shown_with_advice_on_installing_one(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cost, "cpu_per_message", lambda *_: (1800.0, 700.0, 1100.0))
@@ -146,7 +146,7 @@ def test_no_run_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a whole number from 1 on is needed: " in capsys.readouterr().err
 
 
-def test_a_load_that_fails_is_named_and_the_others_go_on(
+def test_a_failed_load_is_named_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cost, "DAEMON", ("false",))

@@ -124,7 +124,7 @@ def test_the_command_writes_a_page_and_every_run(
     assert "1 connection, 1 outstanding" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_is_reported_and_the_others_run(capsys: pytest.CaptureFixture[str]) -> None:
     sink = durable_servers.of_target(Target.parse("sink"))
     broken = replace(sink, name="broken", command=("false",))
     series = Durable([broken, sink], [ROWS[1]], SETTING)
@@ -147,7 +147,9 @@ def test_an_early_ok_fails_the_command(monkeypatch: pytest.MonkeyPatch, request:
     assert cli.main(["--durable", "--verify", "--row=1x64", "--unpinned"]) == 1
 
 
-def test_what_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_brokers_without_a_program_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for variable in ("REDIS", "BEANSTALKD", "NATS"):
         monkeypatch.delenv(variable, raising=False)
     assert [each.name for each in durable.choose_brokers([])] == ["pyqd"]
@@ -230,7 +232,7 @@ def test_a_connection_that_is_closed_ends_a_load() -> None:
         DurableLoad([ours.fileno()], [[b"abcd"]], outstanding=1).run(seconds=5)
 
 
-def test_a_stream_that_cannot_be_made_is_told() -> None:
+def test_a_stream_that_cannot_be_created_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def refuse() -> None:

@@ -148,7 +148,7 @@ def test_answers_of_other_protocols_are_known(answer: bytes, sent: bytes) -> Non
     assert (early.proven, len(early.violations)) == (0, 2)
 
 
-def test_what_is_no_ok_is_no_answer() -> None:
+def test_an_error_does_not_count_as_an_answer() -> None:
     error = b'MSG inbox00001 1 30\r\n{"error":{"code":503}}\r\n'
     assert judged(HELLO, PUBLISH, send(error), answer=Nats.answer) == Verdict()
 

@@ -73,7 +73,7 @@ def test_a_benchmark_that_is_given_replaces_the_default(
     assert "the load has not started" in done.stderr
 
 
-def test_what_the_benchmark_writes_is_kept_beside_the_picture(programs: Path, tmp_path: Path) -> None:
+def test_the_output_of_the_benchmark_is_kept_beside_the_picture(programs: Path, tmp_path: Path) -> None:
     run(programs)
     assert f" --results={programs}/flame " in (tmp_path / "benchmark").read_text()
 
@@ -102,7 +102,7 @@ def test_without_permission_there_is_no_load_but_a_word_on_how_to_get_it(program
     assert not (tmp_path / "benchmark").exists()
 
 
-def test_what_py_spy_said_is_shown_when_the_load_fails(programs: Path) -> None:
+def test_the_output_of_py_spy_is_shown_when_the_load_fails(programs: Path) -> None:
     put(programs / "py-spy", "#!/bin/sh\nif [ $1 = record ]; then echo process is gone; exit 1; fi\n")
     done = run(
         programs,

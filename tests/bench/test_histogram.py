@@ -49,7 +49,7 @@ def test_the_edges_of_buckets_and_octaves_are_within_one_percent(duration: int) 
     assert abs(counted.quantile(0.5) - duration) <= duration / 100
 
 
-def test_what_lies_outside_counts_as_the_nearest_duration() -> None:
+def test_durations_outside_the_range_count_as_the_nearest_one() -> None:
     counted = LatencyHistogram()
     counted.add(-5)
     counted.add(2**62)

@@ -341,7 +341,7 @@ def test_publishers_that_cannot_be_are_refused(change: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("body_bytes", [7, 1_048_577])
-def test_bodies_have_room_for_the_counter_and_a_limit(body_bytes: int) -> None:
+def test_bodies_hold_the_counter_and_have_a_limit(body_bytes: int) -> None:
     with pytest.raises(ValueError, match="body_bytes"):
         Load(messages=1, body_bytes=body_bytes)
 

@@ -55,7 +55,7 @@ def test_a_goal_is_a_ratio_to_an_nsqd_and_not_to_a_sink() -> None:
     assert (tables.show_aim(row), row.verdict()) == ("at least 7 / 5 / -", "yes")
 
 
-def test_the_file_system_of_the_data_is_among_the_conditions_where_it_is_known() -> None:
+def test_a_known_file_system_of_the_data_is_among_the_conditions() -> None:
     series = series_of("mpub", [rates(80.0, 10.0, 10.0)])
     assert not any("data directories" in line for line in tables.conditions(series))
     series.sessions[0]["data"] = {"path": "/tmp", "file_system": "tmpfs"}
@@ -63,7 +63,7 @@ def test_the_file_system_of_the_data_is_among_the_conditions_where_it_is_known()
 
 
 @pytest.mark.parametrize(("pyqd", "reached"), [(10.0, True), (11.0, False)])
-def test_where_less_is_better_a_goal_is_the_most_a_ratio_may_be(pyqd: float, reached: bool) -> None:
+def test_for_a_figure_that_should_be_small_the_goal_is_an_upper_bound_of_the_ratio(pyqd: float, reached: bool) -> None:
     pair = [("pyqd", {"latency_p50_us": pyqd}), ("nsqd", {"latency_p50_us": 100.0})]
     p50, p99 = counting_rows(series := series_of("latency-10k", [pair]), series.workloads["latency-10k"])
     assert p50.versus["nsqd"].reached is reached
@@ -77,7 +77,7 @@ def test_a_limit_is_judged_without_any_other_server(p99: float, verdict: str) ->
     assert only_row(series, "deferred-lateness").verdict() == verdict
 
 
-def test_what_counts_without_a_goal_is_what_was_measured() -> None:
+def test_without_a_goal_the_measured_figures_count() -> None:
     series = series_of("other", [[("pyqd", {"private_bytes": 5.0, "cpu_percent": 1.0, "rss_bytes": 9.0})]])
     assert [row.figure.key for row in counting_rows(series, series.workloads["other"])] == [
         "private_bytes",
@@ -92,7 +92,7 @@ def test_a_run_that_measured_several_times_gives_its_own_range() -> None:
     assert (spread.median, spread.least, spread.most, spread.count) == (3.0, 1.0, 5.0, 2)
 
 
-def test_every_goal_is_for_a_figure_of_which_it_is_known_what_is_better() -> None:
+def test_every_goal_is_for_a_figure_with_a_known_direction() -> None:
     assert [goal for goal in GOALS if not figure_of(goal.key).better] == []
     assert len({(goal.workload, goal.key) for goal in GOALS}) == len(GOALS)
     assert [goal for goal in GOALS if goal.limit is None and (goal.one_core is None or goal.two_cores is None)] == []
@@ -122,7 +122,7 @@ def test_a_server_alone_has_a_table_without_ratios() -> None:
     assert row == ["mpub", "messages,", "k/s", "1.0"]
 
 
-def test_bars_grow_with_what_is_better() -> None:
+def test_longer_bars_are_better_results() -> None:
     pair = [("pyqd", {"latency_p50_us": 10.0}), ("nsqd", {"latency_p50_us": 80.0})]
     row, _ = counting_rows(series := series_of("latency-10k", [pair]), series.workloads["latency-10k"])
     bar = plot.bars_of(row)["nsqd"]

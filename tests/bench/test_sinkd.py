@@ -16,7 +16,7 @@ class EnoughError(Exception):
     pass
 
 
-def test_what_is_stored_is_synced_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_messages_are_synced_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
 
     def sync(fd: int) -> None:
@@ -31,7 +31,7 @@ def test_what_is_stored_is_synced_again_and_again(monkeypatch: pytest.MonkeyPatc
     assert synced == [7, 7, 7]
 
 
-def test_a_sink_that_syncs_takes_in_what_is_published() -> None:
+def test_a_sink_that_syncs_accepts_published_messages() -> None:
     target = Target.parse("sink-sync")
     assert target.command[-2:] == ("--store", "--sync")
     result = runner.run_once(replace(find("mpub"), messages=40_000), target, Setting(cores=Cores()))

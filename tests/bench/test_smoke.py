@@ -98,7 +98,7 @@ def test_a_session_prints_tables_and_writes_every_run(tmp_path: Path, capsys: py
     assert path.with_suffix(".md").exists()
 
 
-def test_sessions_go_into_one_file_and_resume_makes_what_is_missing(
+def test_sessions_share_one_file_and_resume_makes_the_missing_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made_up_run(monkeypatch)
@@ -206,7 +206,7 @@ def test_targets_run_in_turn() -> None:
     assert order == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
-def test_an_nsqd_holds_in_memory_what_it_would_write_to_files_by_default() -> None:
+def test_the_memory_queue_of_an_nsqd_is_raised_so_that_it_writes_no_files() -> None:
     assert find("mpub").flags_of("pyqd") == ()
     assert find("mpub").flags_of("nsqd") == ("-mem-queue-size=8000000",)
     assert find("mpub").scaled(0.001).flags_of("nsqd") == ()
@@ -214,7 +214,7 @@ def test_an_nsqd_holds_in_memory_what_it_would_write_to_files_by_default() -> No
     assert find("latency-50k").flags_of("nsqd") == find("start-10m").flags_of("nsqd") == ()
 
 
-def test_what_takes_long_has_fewer_runs_than_pairs() -> None:
+def test_a_long_workload_has_fewer_runs_than_pairs() -> None:
     workload = Workload(name="w", kind="memory", what="", runs_max=2)
     assert (workload.runs(1), workload.runs(5), find("mpub").runs(5)) == (1, 2, 5)
 
@@ -234,7 +234,7 @@ def test_a_server_that_does_not_start_is_a_problem_and_not_an_exception() -> Non
     assert result.problem.startswith("ServerError: the server ended with status 1")
 
 
-def test_a_server_that_dies_is_told_from_a_closed_connection() -> None:
+def test_a_dead_server_is_distinguished_from_a_closed_connection() -> None:
     def kill(server: Server) -> None:
         server.process.kill()
         server.process.wait()
@@ -245,7 +245,7 @@ def test_a_server_that_dies_is_told_from_a_closed_connection() -> None:
 
 
 @pytest.mark.parametrize("name", ["pyqd", "nsqd"])
-def test_a_refused_handshake_says_what_was_answered(request: pytest.FixtureRequest, name: str) -> None:
+def test_a_refused_handshake_reports_the_answer(request: pytest.FixtureRequest, name: str) -> None:
     handshake = Handshake(topic="t", channel="not/a/channel")
     with running(broker(request, name)) as server, pytest.raises(HandshakeError, match="E_BAD_CHANNEL"):
         Connections.open(server.tcp_address, 1, handshake, timeout_s=10.0)
@@ -271,7 +271,7 @@ def test_an_upgrade_that_is_not_granted_is_the_problem_of_its_run(request: pytes
 
 
 @pytest.mark.parametrize("name", ["http-pub", "http-mpub", "http-mpub-lines"])
-def test_what_is_published_over_http_are_messages_of_the_size_that_was_asked_for(
+def test_messages_published_over_http_have_the_requested_size(
     request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, object]] = []

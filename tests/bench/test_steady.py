@@ -39,7 +39,7 @@ def test_rounds_go_through_a_server(request: pytest.FixtureRequest) -> None:
     assert carried.problem == ""
 
 
-def test_what_an_earlier_load_has_left_ends_the_load(request: pytest.FixtureRequest) -> None:
+def test_messages_left_by_an_earlier_load_end_the_load(request: pytest.FixtureRequest) -> None:
     with running(broker(request, "pyqd")) as server:
         load = Load(messages=1, body_bytes=SMALL.body_bytes)
         with Connections.open(server.tcp_address, 1, Handshake(), timeout_s=10.0) as connections:
@@ -76,7 +76,7 @@ def test_a_load_with_a_problem_is_the_exit_status(
     assert cli.main(arguments) == 0
 
 
-def test_a_server_that_breaks_off_under_load_is_told_from_one_that_is_not_there(
+def test_a_server_that_disconnects_under_load_is_distinguished_from_an_absent_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def break_off(address: tuple[str, int], seconds: float) -> Carried:

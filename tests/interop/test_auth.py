@@ -36,7 +36,7 @@ def daemon(
         yield started
 
 
-def test_pynsq_publishes_and_consumes_what_its_secrets_permit(clients: Clients, daemon: Daemon, topic: str) -> None:
+def test_pynsq_publishes_and_consumes_as_its_secrets_permit(clients: Clients, daemon: Daemon, topic: str) -> None:
     topic += "_open"
     consumer = clients.consumer("pynsq", topic, "ch", auth_secret=CONSUMER)
     channel = daemon.channel(topic, "ch")

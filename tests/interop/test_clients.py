@@ -190,7 +190,7 @@ def test_heartbeats_keep_an_idle_connection_open(library: str, clients: Clients,
     settled(daemon, topic, "ch", finished_count=1)
 
 
-def test_after_cls_nothing_more_is_delivered_and_what_is_in_flight_can_be_finished(
+def test_after_cls_nothing_more_is_delivered_and_messages_in_flight_can_be_finished(
     library: str, clients: Clients, daemon: Daemon, topic: str
 ) -> None:
     leaving = clients.consumer(library, topic, "ch", max_in_flight=5)

@@ -145,7 +145,7 @@ def started_on(source: Path, daemon: Daemon, daemons: list[Daemon]) -> Daemon:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("flags", MEMORY_FLAGS, ids=" ".join)
-def test_pyqd_goes_on_where_nsqd_has_stopped(
+def test_pyqd_resumes_from_the_files_of_nsqd(
     nsqd_path: str, tmp_path: Path, flags: tuple[str, ...], daemons: list[Daemon]
 ) -> None:
     data = filled(nsqd_path, tmp_path / "go", flags, daemons)
@@ -166,7 +166,7 @@ def test_pyqd_goes_on_where_nsqd_has_stopped(
 
 
 @pytest.mark.interop
-def test_nsqd_goes_on_where_pyqd_has_stopped(nsqd_path: str, tmp_path: Path, daemons: list[Daemon]) -> None:
+def test_nsqd_resumes_from_the_files_of_pyqd(nsqd_path: str, tmp_path: Path, daemons: list[Daemon]) -> None:
     ours = Daemon(pyqd(), tmp_path / "pyqd")
     daemons.append(ours)
     ours.start()

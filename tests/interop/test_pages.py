@@ -22,7 +22,8 @@ from tests.support.reader import Reader
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PAGES = {
-    name: sections_of(ROOT / "docs" / name) for name in ("how-to.md", "http.md", "configuration.md", "interchange.md")
+    name: sections_of(ROOT / "docs" / name)
+    for name in ("how-to.md", "http.md", "configuration.md", "interchange.md", "cluster.md", "lookupd.md")
 }
 # Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
 NOT_FOLLOWED = ("Run as a systemd service",)
@@ -104,6 +105,12 @@ def prepare_config(reader: Reader) -> None:
         reader.follow(block)
 
 
+def prepare_cluster(reader: Reader) -> None:
+    """Start the lookup daemon and the two brokers of the page's first section."""
+    for block in PAGES["cluster.md"]["First steps"]:
+        reader.follow(block)
+
+
 PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("http.md", "Publishing"): prepare_broker,
     ("http.md", "Single messages"): prepare_broker,
@@ -111,6 +118,8 @@ PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("interchange.md", "From nsqd to pyqd"): prepare_nsqd,
     ("interchange.md", "From pyqd to nsqd"): prepare_pyqd,
     ("interchange.md", "Looking into a data directory"): prepare_pyqd,
+    ("cluster.md", "Add and remove a broker"): prepare_cluster,
+    ("cluster.md", "Upgrade a cluster"): prepare_cluster,
 }
 
 

@@ -1,4 +1,4 @@
-"""Lookup daemons under test: pyqlookupd, and nsqlookupd where its path is given."""
+"""Lookup daemons under test: pyqlookupd, and nsqlookupd if its path is given."""
 
 import contextlib
 import http.client
@@ -25,7 +25,7 @@ _LISTENING = re.compile(r"(TCP|HTTP): listening on 127\.0\.0\.1:(\d+)")
 
 @dataclass
 class LookupDaemon:
-    """One process with its log."""
+    """One process at a time with its log. ports: those of the last process, which the next one has too."""
 
     command: tuple[str, ...]
     log: Path
@@ -35,20 +35,29 @@ class LookupDaemon:
     brokers: list["Broker"] = field(default_factory=list)
 
     def start(self) -> None:
-        addresses = ("-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0")
+        tcp_port, http_port = self.ports.get("TCP", 0), self.ports.get("HTTP", 0)
+        addresses = (f"-tcp-address=127.0.0.1:{tcp_port}", f"-http-address=127.0.0.1:{http_port}")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*self.command, *addresses, *self.flags], cwd=REPOSITORY, stderr=log)
         deadline_s = time.monotonic() + WAIT_S
-        while len(self.ports) < 2:
+        found: dict[str, int] = {}
+        while len(found) < 2:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
-            self.ports = {name: int(port) for name, port in _LISTENING.findall(self.log.read_text())}
+            found = {name: int(port) for name, port in _LISTENING.findall(self.log.read_text())}
             time.sleep(0.02)
+        self.ports = found
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(WAIT_S)
+
+    def kill(self) -> None:
+        """End the process as a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(WAIT_S)
 
     def ask(self, method: str, target: str) -> tuple[int, Any]:
         """Return status and body of an answer, JSON decoded."""

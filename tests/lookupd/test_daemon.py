@@ -115,7 +115,7 @@ def test_every_answer_is_that_of_nsqlookupd(pyqlookupd: LookupDaemon, nsqlookupd
         assert one == other, f"step {step}"
 
 
-def test_metrics_count_what_is_registered(pyqlookupd: LookupDaemon) -> None:
+def test_metrics_count_registrations(pyqlookupd: LookupDaemon) -> None:
     broker = pyqlookupd.broker()
     broker.send("REGISTER orders email")
     _, text = pyqlookupd.ask("GET", "/metrics")
@@ -149,7 +149,7 @@ def test_lookups_omit_brokers_that_are_silent(tmp_path: Path) -> None:
         assert len(daemon.ask("GET", "/lookup?topic=t")[1]["producers"]) == 1
 
 
-def test_more_brokers_than_allowed_are_told_so(tmp_path: Path) -> None:
+def test_brokers_beyond_the_limit_get_an_error(tmp_path: Path) -> None:
     with running(LookupDaemon(COMMAND, tmp_path / "log", ("-max-connections=1",))) as daemon:
         first = daemon.broker()
         with pytest.raises(ValueError, match="Expecting value"):

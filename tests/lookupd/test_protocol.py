@@ -1,4 +1,4 @@
-"""Tests of pyqd.lookupd.protocol: what brokers send, and the answers."""
+"""Tests of pyqd.lookupd.protocol: commands of brokers, and the answers."""
 
 import json
 import struct
@@ -98,7 +98,7 @@ def test_a_mistake_is_named_and_ends_the_connection(sent: bytes, error: bytes) -
         (identify(), b"E_INVALID cannot IDENTIFY again"),
     ],
 )
-def test_a_mistake_after_identify_keeps_what_was_registered_until_the_end(command: bytes, error: bytes) -> None:
+def test_a_mistake_after_identify_keeps_registrations_until_the_connection_ends(command: bytes, error: bytes) -> None:
     registry = Registry()
     talk = session(registry)
     talk.receive(b"  V1" + identify() + b"REGISTER kept\n")

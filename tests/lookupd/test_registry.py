@@ -74,7 +74,7 @@ def test_names_stay_when_a_broker_leaves() -> None:
     assert producers_of(registry, "t#ephemeral") == []
 
 
-def test_the_last_unregister_deletes_what_is_ephemeral() -> None:
+def test_the_last_unregister_deletes_ephemeral_registrations() -> None:
     registry = Registry()
     first, second = added(registry, 1), added(registry, 2)
     for producer in (first, second):

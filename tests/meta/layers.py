@@ -15,6 +15,7 @@ LAYERS = (
     "primitives",
     "config",
     "wire",
+    "fallback",
     "diskqueue",
     "broker",
     "net",
@@ -40,7 +41,7 @@ LOWEST_LAYER_OF_GEVENT = "net"
 SWITCHING_PACKAGES = ("gevent", "greenlet")
 
 # The Spark source is a client of the daemon: it shares only the code that both ends of the wire need.
-LAYERS_OF_SPARK = ("primitives", "wire")
+LAYERS_OF_SPARK = ("primitives", "wire", "fallback")
 SPARK_PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 

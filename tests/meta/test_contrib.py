@@ -14,12 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyqd.broker.broker import Broker
 from pyqd.config.options import FLAGS, parse_args
+from pyqd.lookupd.options import LOOKUP_DAEMON
 from pyqd.metrics.prometheus import Metrics
 from tests.meta.repository import ROOT, project
 
 CONTRIB = ROOT / "scripts" / "contrib"
 METRIC = re.compile(r"\b(?:pyqd|process|python)_[a-z_]+\b")
 GRID_COLUMNS = 24
+UNITS = {"pyqd.service": FLAGS, "pyqlookupd.service": LOOKUP_DAEMON.flags}
 
 
 def dashboard() -> dict[str, Any]:
@@ -77,24 +79,37 @@ def test_rates_are_of_counters_and_of_nothing_else() -> None:
                 assert f"rate({name}" in target["expr"] or name == "pyqd_damage_total", name
 
 
-def unit() -> configparser.ConfigParser:
+def unit(name: str) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(CONTRIB / "pyqd.service")
+    parser.read(CONTRIB / name)
     return parser
 
 
-def test_the_unit_starts_our_program_with_flags_that_it_has() -> None:
-    command = unit()["Service"]["ExecStart"]
-    assert Path(command.split()[0]).name in project()["project"]["scripts"]
-    assert set(flags_in(command)) <= {flag.name for flag in FLAGS}
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_starts_our_program_with_flags_that_it_has(name: str) -> None:
+    program, *words = unit(name)["Service"]["ExecStart"].split()
+    assert Path(program).name == Path(name).stem
+    assert Path(program).name in project()["project"]["scripts"]
+    assert set(flags_in(" ".join(words))) <= {flag.name for flag in UNITS[name]}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_flags_in_the_head_of_a_unit_exist(name: str) -> None:
+    text = (CONTRIB / name).read_text()
+    variable = re.search(r"^#   (\w+)=(.+)$", text, re.MULTILINE)
+    assert variable is not None
+    assert unit(name)["Service"]["ExecStart"].endswith(f"${variable[1]}")
+    assert flags_in(variable[2])
+    assert set(flags_in(variable[2])) <= {flag.name for flag in UNITS[name]}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_has_nothing_to_say_about_the_unit(tmp_path: Path) -> None:
-    text = (CONTRIB / "pyqd.service").read_text()
-    command = unit()["Service"]["ExecStart"].split()[0]
-    path = tmp_path / "pyqd.service"
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_has_nothing_to_say_about_a_unit(name: str, tmp_path: Path) -> None:
+    text = (CONTRIB / name).read_text()
+    command = unit(name)["Service"]["ExecStart"].split()[0]
+    path = tmp_path / name
     path.write_text(text.replace(command, "/bin/true"))
     verify = ["systemd-analyze", "verify", "--man=no", str(path)]
     done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
@@ -119,7 +134,7 @@ def test_the_dockerfile_is_made_of_instructions_that_docker_has() -> None:
             assert all(isinstance(word, str) for word in json.loads(argument[argument.index("[") :]))
 
 
-def test_the_image_runs_our_program_as_nobody_in_particular_on_its_ports() -> None:
+def test_the_image_runs_the_daemon_as_an_unprivileged_user_on_its_ports() -> None:
     found = dict(instructions())
     program, *flags = json.loads(found["ENTRYPOINT"])
     assert program in project()["project"]["scripts"]
@@ -131,7 +146,7 @@ def test_the_image_runs_our_program_as_nobody_in_particular_on_its_ports() -> No
     assert f"127.0.0.1:{ports[1]}/ping" in found["HEALTHCHECK"]
 
 
-def test_the_image_is_built_of_what_is_in_the_repository_and_of_all_that_the_wheel_needs() -> None:
+def test_the_image_is_built_from_existing_files_and_has_all_that_the_wheel_needs() -> None:
     sources = [argument.split()[-2] for name, argument in instructions() if name == "COPY"]
     assert sources == [".", "/dist"]
     ignore = (CONTRIB / "Dockerfile.dockerignore").read_text().split()

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "flags.md"
 GUIDE = ROOT / "docs" / "configuration.md"
 
 
-def test_the_page_of_flags_is_what_the_options_give() -> None:
+def test_the_page_of_flags_matches_the_options() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "flags_page.py"), "--print"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout

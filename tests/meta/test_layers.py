@@ -29,7 +29,7 @@ def test_every_module_lies_in_a_layer() -> None:
     assert sorted(name for name in names - {"pyqd", "pyqd.hot"} if layers.layer_of(name) is None) == []
 
 
-def test_a_module_imports_only_what_its_layer_may() -> None:
+def test_a_module_imports_only_from_layers_that_its_own_may_use() -> None:
     forbidden = [
         f"{relative(path)}:{found.line} imports {found.name}"
         for path in package_sources()
@@ -73,7 +73,7 @@ def test_greenlets_switch_only_from_the_connections_upwards() -> None:
     assert wrong == []
 
 
-def test_the_spark_source_shares_only_what_both_ends_of_the_wire_need() -> None:
+def test_the_spark_source_imports_only_the_modules_of_the_wire_format() -> None:
     sources = [path for path in own_files_of(".py") if path.relative_to(ROOT).parts[0] == "spark"]
     wrong = [
         f"{relative(path)}:{found.line} imports {found.name}"

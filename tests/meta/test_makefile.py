@@ -29,7 +29,7 @@ def would_do(clone: Path, target: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_first_start_needs_neither_what_tests_need_nor_the_load_generator(clone: Path) -> None:
+def test_a_first_start_needs_neither_the_packages_of_tests_nor_the_load_generator(clone: Path) -> None:
     commands = would_do(clone, "run")
     # Packages are installed while the extensions are compiled: neither waits for the other.
     assert commands.index("scripts/setup.sh --to-compile") < commands.index("scripts/setup.sh")
@@ -38,12 +38,12 @@ def test_a_first_start_needs_neither_what_tests_need_nor_the_load_generator(clon
 
 
 @pytest.mark.parametrize("target", ["test", "test-fast", "lint", "types", "bench", "flame", "cpu-cost", "fmt", "dist"])
-def test_what_needs_more_than_the_daemon_installs_it_first(clone: Path, target: str) -> None:
+def test_a_target_that_needs_the_packages_of_tests_installs_them_first(clone: Path, target: str) -> None:
     commands = would_do(clone, target)
     assert commands.index("scripts/setup.sh") < commands.index("scripts/setup.sh --for-tests")
 
 
-def test_the_build_says_what_takes_how_long(clone: Path) -> None:
+def test_the_build_announces_its_long_steps_with_their_durations(clone: Path) -> None:
     count = len(list((clone / "pyx").rglob("*.pyx")))
     (line,) = [line for line in would_do(clone, "build") if f"build: compiling {count} modules (" in line]
     assert line.endswith(" s)'")

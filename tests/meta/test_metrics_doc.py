@@ -68,7 +68,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_the_reference_is_what_the_code_says(name: str, tmp_path: Path) -> None:
+def test_a_table_of_the_reference_matches_the_code(name: str, tmp_path: Path) -> None:
     found = re.search(rf"<!-- {name} -->\n\n(.*?)\n(?:\n|$)", DOCUMENT.read_text() + "\n", re.DOTALL)
     assert found is not None
     assert found[1] + "\n" == TABLES[name](tmp_path)

@@ -1,6 +1,7 @@
 """The tests' own ground: a missing thing is seen, and a daemon under test is the one that the test has started."""
 
 import http.server
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -36,6 +37,28 @@ def test_stepping_that_the_system_refuses_is_seen(
         list(stepping.states_of(tmp_path, lambda: None))
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="single steps of x86-64")
+def test_stepping_shows_single_stores_and_some_states_of_a_long_copy(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    directory.mkdir()
+    path = directory / "file"
+    path.write_bytes(bytes(65536))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+
+        def store() -> None:
+            mapped[0] = 1
+            mapped[4096:8096] = b"x" * 4000
+            mapped[1] = 2
+
+        states = [(state / "file").read_bytes() for state in stepping.states_of(directory, store)]
+    copied = [state.count(b"x") for state in states]
+    assert copied == sorted(copied)
+    assert (copied[0], copied[1] > 0, copied[-1]) == (0, True, 4000)
+    assert {state[:2] for state in states[:-1]} == {b"\1\0"}
+    assert states[-1][:2] == b"\1\2"
+    assert stepping.RUN_STATES_MIN < len(states) < 400
+
+
 class Refusing:
     """A system that allows no tracing."""
 
@@ -55,7 +78,7 @@ class Another(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_daemon_whose_port_was_taken_is_not_mixed_up_with_the_one_that_took_it(tmp_path: Path) -> None:
+def test_a_daemon_whose_port_was_taken_is_not_confused_with_the_other_process(tmp_path: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Another) as other:
         threading.Thread(target=other.serve_forever).start()
         daemon = Daemon(pyqd(), tmp_path)

@@ -7,6 +7,9 @@ Files change by system calls, after each of which the child stops, and by stores
 read-only from outside: the first store into one faults, its mapping becomes writable, and the child goes on in single
 steps until it has stored nothing for a while. So code that cannot change a file runs at full speed.
 
+A copy of a long body stores thousands of words in a row. Of such a run the stepper shows the first states and then one
+in so many: the others differ from these only in how far the copy has come.
+
 Source: ptrace(2), proc(5).
 """
 
@@ -48,6 +51,10 @@ MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
 # Stores come in groups. After this many steps without one, the child runs at full speed to the next.
 QUIET_STEPS = 200
 STOPS_MAX = 300_000
+# Stores to one file at most this far apart are a run, of which these states are shown. memcpy(3) may run backwards.
+RUN_STEP_BYTES_MAX = 256
+RUN_STATES_MIN = 48
+RUN_STRIDE = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -79,13 +86,27 @@ class Watched:
         self.size_bytes = len(self.copy)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.copy_address = ctypes.addressof(ctypes.c_char.from_buffer(self.copy))
+        self.changed_at = -1
+        self.continues_run = False
 
     def changed(self) -> bool:
-        """Say whether the content is another than at the last call."""
+        """Return whether the content differs from the last call; `continues_run`: beside the last change."""
         if _libc.memcmp(self.address, self.copy_address, self.size_bytes) == 0:
             return False
+        at = self._first_difference()
+        self.continues_run = self.changed_at >= 0 and abs(at - self.changed_at) <= RUN_STEP_BYTES_MAX
+        self.changed_at = at
         ctypes.memmove(self.copy_address, self.address, self.size_bytes)
         return True
+
+    def _first_difference(self) -> int:
+        """Return the offset of the first byte that differs from the copy, by bisection; there is one."""
+        start, end = 0, self.size_bytes
+        while end - start > 1:
+            middle = (start + end) // 2
+            same = _libc.memcmp(self.address + start, self.copy_address + start, middle - start) == 0
+            start, end = (middle, end) if same else (start, middle)
+        return start
 
 
 class Watch:
@@ -95,6 +116,7 @@ class Watch:
         self.directory = directory
         self.names: list[str] = []
         self.files: list[Watched] = []
+        self.continues_run = False
         self.changed(True)
 
     def changed(self, names_too: bool) -> bool:
@@ -102,10 +124,12 @@ class Watch:
         names = names_in(str(self.directory)) if names_too else self.names
         if names != self.names:
             self.names = names
+            self.continues_run = False
             self.files = [Watched(path) for path in self.directory.rglob("*") if path.is_file() and path.stat().st_size]
             return True
-        changed = [file.changed() for file in self.files]
-        return any(changed)
+        changed = [file for file in self.files if file.changed()]
+        self.continues_run = len(changed) == 1 and changed[0].continues_run
+        return bool(changed)
 
 
 class Child:
@@ -226,10 +250,14 @@ def states_of(directory: Path, operation: Callable[[], object]) -> Iterator[Path
 
 
 def _changes(child: Child, watch: Watch) -> Iterator[None]:
-    """Take the process to its end, and yield whenever one instruction or system call has changed something."""
+    """Take the process to its end, and yield whenever one instruction or system call has changed something.
+
+    Of a long run of stores, most states are passed over.
+    """
     child.protect()
     stepping = False
     quiet_steps = 0
+    run_states = 0
     for _ in range(STOPS_MAX):
         if stepping and (quiet_steps == QUIET_STEPS or child.before_system_call()):
             child.protect()
@@ -250,7 +278,9 @@ def _changes(child: Child, watch: Watch) -> Iterator[None]:
         quiet_steps += 1
         if watch.changed(names_too=not stepping):
             quiet_steps = 0
-            yield
+            run_states = run_states + 1 if stepping and watch.continues_run else 0
+            if run_states < RUN_STATES_MIN or run_states % RUN_STRIDE == 0:
+                yield
         if reason == signal.SIGUSR1:
             return
     raise AssertionError(f"the operation takes more than {STOPS_MAX} stops")

@@ -20,7 +20,7 @@ from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StartupError, StorageError
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, number_in, publish
 
 COUNT = 400
 SIZE = 500
@@ -31,8 +31,7 @@ def filled(root: Path, finished: int = 0) -> None:
     broker = broker_on(root)
     topic = broker.topic("t")
     channel = topic.channel("c")
-    for number in range(COUNT):
-        topic.publish_body(body_of(number, SIZE), wall())
+    publish(topic, COUNT, SIZE)
     taken(channel, finished)
     broker.close()
 
@@ -46,8 +45,8 @@ def taken(channel: Any, count_max: int = COUNT) -> list[int]:
         if message is None:
             break
         channel.finish_message(consumer, message[0])
-        assert message[3] == body_of(int.from_bytes(message[3][:8], "little"), SIZE)
-        numbers.append(int.from_bytes(message[3][:8], "little"))
+        assert message[3] == body_of(number_in(message[3]), SIZE)
+        numbers.append(number_in(message[3]))
     return numbers
 
 
@@ -68,7 +67,9 @@ RECORD_BYTES = 48 + 504
 
 @pytest.mark.parametrize("offset", [0, 4, 8, 60])
 @pytest.mark.parametrize("content", [b"\xff\xff\xff\x7f", b"\xff", bytes(300)])
-def test_damage_in_a_sealed_segment_costs_what_it_hit_when_it_is_read(tmp_path, caplog, offset, content):
+def test_damage_in_a_sealed_segment_loses_only_the_damaged_records_when_they_are_read(
+    tmp_path, caplog, offset, content
+):
     filled(tmp_path)
     path = segments(tmp_path)[0]
     change(path, 128 + 7 * RECORD_BYTES + offset, content)
@@ -96,12 +97,11 @@ def test_a_run_of_damaged_records_at_the_end_of_a_sealed_segment_is_stepped_over
     topic.check()
 
 
-def test_what_was_in_flight_is_verified_at_the_start(tmp_path):
+def test_the_start_verifies_records_that_were_in_flight(tmp_path):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     channel = topic.channel("c")
-    for number in range(COUNT):
-        topic.publish_body(body_of(number, SIZE), wall())
+    publish(topic, COUNT, SIZE)
     consumer = consumer_on(channel)
     for _ in range(10):
         channel.take_message(consumer)
@@ -113,7 +113,7 @@ def test_what_was_in_flight_is_verified_at_the_start(tmp_path):
     topic.check()
 
 
-def test_a_missing_segment_is_stepped_over_and_said(tmp_path, caplog):
+def test_a_missing_segment_is_skipped_and_reported(tmp_path, caplog):
     filled(tmp_path)
     gone = segments(tmp_path)[1]
     gone.unlink()
@@ -124,13 +124,12 @@ def test_a_missing_segment_is_stepped_over_and_said(tmp_path, caplog):
     assert "are missing" in caplog.text
 
 
-def test_a_missing_segment_of_what_a_paused_topic_holds_is_in_no_depth_and_hands_nothing_out(tmp_path):
+def test_a_missing_segment_of_a_paused_topic_counts_in_no_depth_and_is_not_delivered(tmp_path):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     topic.channel("c")
     topic.pause(True)
-    for number in range(COUNT):
-        topic.publish_body(body_of(number, SIZE), wall())
+    publish(topic, COUNT, SIZE)
     broker.close()
     segments(tmp_path)[1].unlink()
     topic = broker_on(tmp_path).topic("t")
@@ -165,8 +164,7 @@ def test_a_missing_parked_ledger_means_all_that_is_parked_comes_again(tmp_path, 
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     topic.channel("c")
-    for number in range(3):
-        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS)
+    publish(topic, 3, SIZE, due_ns=wall() + HOUR_NS)
     broker.close()
     (tmp_path / "topics" / "t.topic" / "c.channel" / "parked.ledger").unlink()
     (row,) = [row for row in Inspection(OfflineData(Files(), str(tmp_path)), verify=True).rows if row.channel == "c"]
@@ -202,8 +200,7 @@ def test_damage_of_a_parked_log_is_shown_with_its_channel(tmp_path):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     topic.channel("c")
-    for number in range(5):
-        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS)
+    publish(topic, 5, SIZE, due_ns=wall() + HOUR_NS)
     broker.close()
     (path,) = (tmp_path / "topics" / "t.topic" / "c.channel" / "parked").iterdir()
     change(path, 128 + 2 * RECORD_BYTES + 60, b"\xff" * 10)
@@ -223,8 +220,7 @@ def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged
     topic = broker.topic("t")
     if place != "held":
         topic.channel("c")
-    for number in range(9):
-        topic.publish_body(body_of(number, SIZE), wall(), wall() + HOUR_NS if place == "parked" else 0)
+    publish(topic, 9, SIZE, due_ns=wall() + HOUR_NS if place == "parked" else 0)
     broker.close()
     directory = root / "topics" / "t.topic"
     (path,) = (directory / "c.channel" / "parked" if place == "parked" else directory / "log").iterdir()
@@ -243,7 +239,7 @@ def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096), b"\xff" * 4096])
-def test_a_bad_topic_state_is_made_anew(tmp_path, content):
+def test_a_damaged_topic_state_is_re_created(tmp_path, content):
     filled(tmp_path, finished=3)
     (tmp_path / "topics" / "t.topic" / "state").write_bytes(content)
     topic = broker_on(tmp_path).topic("t")
@@ -259,7 +255,7 @@ def test_a_bad_node_file_costs_nothing_and_no_number_is_given_twice(tmp_path):
     assert (tmp_path / "node.json.bad").exists()
 
 
-def test_after_a_power_failure_what_was_not_synced_is_verified_at_the_start(tmp_path):
+def test_after_a_power_failure_the_start_verifies_unsynced_records(tmp_path):
     filled(tmp_path)
     change(segments(tmp_path)[0], 128 + 7 * RECORD_BYTES + 60, b"\xff")
     node = (tmp_path / "node.json").read_text()
@@ -333,7 +329,7 @@ def test_a_disk_that_cannot_reserve_blocks_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_ids_go_on_upwards_when_the_clock_jumps_back(tmp_path):
+def test_ids_keep_growing_when_the_clock_jumps_back(tmp_path):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     channel = topic.channel("c")

@@ -140,7 +140,7 @@ def kept(daemon: Daemon) -> int:
     return records
 
 
-def test_retention_never_keeps_less_for_a_clock_set_back_and_goes_on_when_it_is_set_right(
+def test_retention_keeps_no_less_after_a_clock_step_back_and_resumes_when_the_clock_is_right(
     daemon: Daemon, clock: Clock
 ) -> None:
     for _ in range(12):

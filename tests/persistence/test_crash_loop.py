@@ -36,8 +36,9 @@ def run(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return result.returncode, json.loads(result.stdout)
 
 
-def test_nothing_is_lost_over_some_kills(tmp_path):
-    code, report = run(tmp_path, "--kills=8", "--seed=20", "--seconds=0.4", "--messages=800")
+@pytest.mark.parametrize("flags", [(), ("--flag=-sync-every=1",)], ids=["default", "sync each"])
+def test_nothing_is_lost_over_some_kills(tmp_path, flags):
+    code, report = run(tmp_path, *flags, "--kills=8", "--seed=20", "--seconds=0.4", "--messages=800")
     assert report["notes"] == []
     assert (code, report["ok"], report["kills"]) == (0, True, 8)
     assert (report["lost"], report["not_drained"]) == (0, 0)
@@ -121,7 +122,7 @@ def test_a_message_whose_fins_all_fail_is_owed(accounts):
     assert accounts.channel.state(0) == accounts.checks.PENDING
 
 
-def test_a_delivery_that_another_one_overtook_leaves_what_is_known(accounts):
+def test_an_overtaken_delivery_does_not_change_the_record_of_a_message(accounts):
     accounts.world.ready_ns = 0
     accounts.consumers[1].data_received(accounts.frame(2))
     accounts.consumers[0].data_received(accounts.frame(1))

@@ -16,31 +16,27 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from tests.persistence.stepping import states_of
 from tests.support.power import PowerFiles
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import body_of, broker_on, consumer_on, number_in
 
 LIMITS = ChannelSettings(max_attempts=2, dead_letter_topic="dead")
 
 
-def number_of(body: bytes) -> int:
-    return int.from_bytes(body[:8], "little")
-
-
 def letters_in(broker: Any) -> set[int]:
     topic = broker.topics.get("dead")
-    return set() if topic is None else {number_of(body) for *_, body in topic.log.records()}
+    return set() if topic is None else {number_in(body) for *_, body in topic.log.records()}
 
 
 def unfinished_in(broker: Any) -> set[int]:
     """Return the remaining messages of the channel, in any state."""
     channel = broker.topics["t"].channels_by_name["c"]
     found = {
-        number_of(body)
+        number_in(body)
         for ordinal, _, _, _, _, body in channel.topic.log.records()
         if not channel.ledger.has_finished(ordinal)
     }
     if channel.parked is not None:
         found |= {
-            number_of(body)
+            number_in(body)
             for ordinal, _, _, _, _, body in channel.parked.log.records()
             if not channel.parked.ledger.has_finished(ordinal)
         }
@@ -110,7 +106,7 @@ class World:
                 break
             guid, attempts, _, body = taken
             assert attempts <= LIMITS.max_attempts
-            self.in_flight.append((guid, number_of(body)))
+            self.in_flight.append((guid, number_in(body)))
         for _ in range(self.random.randrange(1, 30)):
             if not self.in_flight:
                 break
@@ -158,7 +154,7 @@ class World:
         """Give everything back until it is a dead letter."""
         for _ in range(10):
             while (taken := self.channel.take_message(self.consumer)) is not None:
-                self.in_flight.append((taken[0], number_of(taken[3])))
+                self.in_flight.append((taken[0], number_in(taken[3])))
             for guid, _ in self.in_flight:
                 assert self.channel.requeue_message(self.consumer, guid, 0) == 0
             self.in_flight.clear()
@@ -176,7 +172,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(steps=STEPS, seed=st.integers(0, 1000), chance=st.sampled_from([0.0, 0.3, 0.9]))
 def test_whatever_fails_no_message_is_in_neither(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], seed: int, chance: float

@@ -83,7 +83,7 @@ def healthy(daemon: Daemon) -> bool:
     return daemon.http("GET", "/ping").status == 200
 
 
-def test_a_full_disk_refuses_publishing_until_consuming_has_made_room(daemon: Daemon) -> None:
+def test_a_full_disk_refuses_publishing_until_consuming_frees_space(daemon: Daemon) -> None:
     end = publish_until_refused(daemon)
     assert end * BODY_BYTES > DISK_BYTES // 4
     reply = daemon.http("GET", "/ping")
@@ -104,7 +104,7 @@ def test_a_full_disk_refuses_publishing_until_consuming_has_made_room(daemon: Da
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_was_accepted_on_a_full_disk_outlives_a_restart(daemon: Daemon, clean: bool) -> None:
+def test_messages_accepted_on_a_full_disk_outlive_a_restart(daemon: Daemon, clean: bool) -> None:
     end = publish_until_refused(daemon)
     if clean:
         daemon.stop()
@@ -146,9 +146,7 @@ def test_deferred_messages_take_no_more_of_a_full_disk(daemon: Daemon, disk: Pat
 
 
 @pytest.mark.slow
-def test_a_fin_that_the_ledger_has_no_room_for_is_refused_and_works_once_there_is_room(
-    daemon: Daemon, disk: Path
-) -> None:
+def test_a_fin_that_does_not_fit_the_ledger_is_refused_until_there_is_space(daemon: Daemon, disk: Path) -> None:
     with Client(daemon.tcp_address) as client:
         client.send(mpub(TOPIC, [b"x"] * (RING_BITS_MIN + 2)))
         client.expect_ok()
@@ -199,7 +197,7 @@ def attempts_now(daemon: Daemon, topic: str, message_id: bytes | None) -> int:
                 return message.attempts
 
 
-def test_a_stop_on_a_full_disk_closes_everything_and_says_what_could_not_be_saved(daemon: Daemon, disk: Path) -> None:
+def test_a_stop_on_a_full_disk_closes_everything_and_names_the_unsaved_state(daemon: Daemon, disk: Path) -> None:
     for topic in ("none", "one", "two"):
         daemon.http("POST", "/topic/create", None, topic=topic)
     ids = {topic: hold(daemon, topic, 3) for topic in ("one", "two")}

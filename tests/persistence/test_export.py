@@ -1,4 +1,4 @@
-"""The data of a stopped broker become a data directory of nsqd; a data directory is listed and left as it is."""
+"""Export of a stopped broker's data as a data directory of nsqd, and read-only listing of a data directory."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from pyqd.hot.primitives.guid import to_hex
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, StartupError
 from tests.support.nsqd_data import snapshot
-from tests.support.storage import SEGMENT_BYTES_MIN, body_of, broker_on, consumer_on
+from tests.support.storage import SEGMENT_BYTES_MIN, body_of, broker_on, consumer_on, publish
 
 CREATED_NS = 1_700_000_000_000_000_000
 
@@ -211,7 +211,7 @@ def rows_of(path, verify=False):
     return {(row.topic, row.channel): row for row in inspection.rows}, inspection.problems
 
 
-def test_inspection_shows_what_a_start_finds_and_changes_nothing(tmp_path):
+def test_inspection_shows_the_state_that_a_start_finds_and_changes_nothing(tmp_path):
     make_example(tmp_path)
     before = snapshot(tmp_path)
     rows, problems = rows_of(tmp_path, verify=True)
@@ -232,7 +232,7 @@ def test_inspection_shows_what_a_start_finds_and_changes_nothing(tmp_path):
             assert row.parked == counted.deferred_count
 
 
-def test_what_a_kill_left_without_files_is_seen_as_a_start_sees_it(tmp_path):
+def test_the_offline_reader_treats_directories_without_files_as_a_start_does(tmp_path):
     broker = broker_on(tmp_path)
     for number in range(3):
         broker.topic("held").publish_body(b"%d" % number, CREATED_NS)
@@ -268,8 +268,7 @@ def test_a_running_broker_can_be_inspected(tmp_path):
     broker = broker_on(tmp_path)
     channel = broker.topic("t").channel("c")
     consumer = consumer_on(channel)
-    for number in range(5000):
-        broker.topic("t").publish_body(body_of(number, 100), wall())
+    publish(broker.topic("t"), 5000, 100)
     for _ in range(3000):
         channel.finish_message(consumer, channel.take_message(consumer)[0])
     broker.scheduler.run_wakes()
@@ -282,8 +281,7 @@ def test_a_running_broker_can_be_inspected(tmp_path):
 
 def test_damage_is_found(tmp_path, capsys):
     broker = broker_on(tmp_path)
-    for number in range(2000):
-        broker.topic("t").publish_body(body_of(number, 100), wall())
+    publish(broker.topic("t"), 2000, 100)
     broker.close()
     assert cli.main(["inspect", "--verify", str(tmp_path)]) == 0
     segment = min((tmp_path / "topics" / "t.topic" / "log").iterdir(), key=lambda file: int(file.stem))
@@ -298,7 +296,7 @@ def test_damage_is_found(tmp_path, capsys):
     assert f"problem: topic t: {segment}: damaged record at offset" in output
 
 
-def test_what_cannot_be_read_does_not_hide_the_rest(tmp_path, capsys):
+def test_unreadable_files_do_not_hide_the_other_queues(tmp_path, capsys):
     make_example(tmp_path)
     (tmp_path / "topics" / "busy.topic" / "idle.channel" / "ledger").write_bytes(b"x" * 5000)
     (tmp_path / "topics" / "held.topic" / "state").write_bytes(b"x" * 5000)

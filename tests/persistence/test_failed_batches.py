@@ -20,10 +20,10 @@ open_for_writing, find_topic = Files.open_for_writing, Connection.find_topic
 def open_where_told(self, path):
     return open_for_writing(self, "/dev/full" if os.path.exists(sys.argv[0] + ".full") else path)
 
-def find_or_fail(self, name):
+def find_or_fail(self, name, command):
     if name in (b"AssertionError", b"KeyError"):
         raise (AssertionError if name == b"AssertionError" else KeyError)("a bug")
-    return find_topic(self, name)
+    return find_topic(self, name, command)
 
 Files.open_for_writing, Connection.find_topic = open_where_told, find_or_fail
 from pyqd.apps.daemon import main

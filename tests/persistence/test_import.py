@@ -212,7 +212,7 @@ def test_a_copy_in_the_same_queue_is_left_out_and_a_message_without_a_body_too(t
     assert sorted(taken(topic.channels_by_name["c"])) == [(1, 1), (2, 1), (3, 2)]
 
 
-def test_messages_whose_id_cannot_stay_get_a_new_one(tmp_path):
+def test_messages_that_cannot_keep_their_ids_get_new_ones(tmp_path):
     write_metadata(tmp_path, {"t": ["c", "d"]})
     odd = [
         message(1)._replace(id=text)
@@ -304,7 +304,7 @@ def changes_in_an_import(path):
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 15])
-def test_an_import_killed_at_any_moment_is_completed_or_begun_anew(tmp_path, every):
+def test_a_killed_import_is_completed_or_restarted_by_the_next_run(tmp_path, every):
     change_count = changes_in_an_import(tmp_path / "whole")
     assert change_count > 50
     for killed_at in range(0, change_count, every):
@@ -371,7 +371,7 @@ def test_the_command_prints_the_report(tmp_path, capsys):
     assert json.loads((tmp_path / "node.json").read_text())["format"] == 1
 
 
-def test_the_command_refuses_what_it_cannot_import(tmp_path, capsys):
+def test_the_command_refuses_data_that_cannot_be_imported(tmp_path, capsys):
     assert cli.main(["import", str(tmp_path)]) == 1
     assert "it has no files of nsqd" in capsys.readouterr().err
     assert cli.main(["import", str(tmp_path / "missing")]) == 1

@@ -27,13 +27,9 @@ def publish(daemon: Daemon, bodies: Sequence[bytes]) -> None:
 
 
 def take_all(daemon: Daemon, count: int, channel: str = "c") -> dict[bytes, Message]:
-    """Take exactly so many messages, finish them, and see that no more come."""
+    """Finish exactly so many messages. Returns: the messages by their bodies."""
     with subscribe(daemon, channel=channel) as client:
-        messages = client.read_messages(count)
-        for message in messages:
-            client.fin(message)
-        # The next thing to come is the answer, so no message was sent before it.
-        client.expect_alive()
+        messages = client.finish_exactly(count)
     assert len({message.id for message in messages}) == count
     return {message.body: message for message in messages}
 
@@ -64,7 +60,7 @@ def test_a_deferred_message_in_flight_comes_again_as_a_second_delivery(daemon):
     assert take_all(daemon, 1)[b"deferred"].attempts == 4
 
 
-def test_what_was_handed_out_and_not_sent_at_a_kill_has_had_an_attempt(daemon):
+def test_a_delivery_that_a_kill_kept_from_being_sent_counts_as_an_attempt(daemon):
     for path, names in (("topic", {}), ("channel", {"channel": "c"})):
         daemon.http("POST", f"/{path}/create", topic="t", **names)
     limited = daemon.http("POST", "/channel/limits", topic="t", channel="c", max_attempts="1", dead_letter_topic="dead")

@@ -46,17 +46,14 @@ def publish(daemon: Daemon, count: int, defer_ms: int = 0) -> None:
 
 
 def take_all(daemon: Daemon, count: int) -> list[bytes]:
-    """Take exactly so many messages, finish them, and see that no more come."""
+    """Finish exactly so many messages. Returns: their bodies, sorted."""
     with Client(daemon.tcp_address) as client:
         client.sub("t", "c", rdy_count=1000)
-        found = client.read_messages(count)
-        for message in found:
-            client.fin(message)
-        client.expect_alive()
+        found = client.finish_exactly(count)
     return sorted(message.body for message in found)
 
 
-def test_what_is_in_flight_is_shown_with_its_client_and_cannot_be_taken_back(daemon):
+def test_a_message_in_flight_is_listed_with_its_client_and_cannot_be_cancelled(daemon):
     publish(daemon, 3)
     with Client(daemon.tcp_address) as client:
         client.identify(client_id="me", hostname="here", msg_timeout=60_000)

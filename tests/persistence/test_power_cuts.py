@@ -126,7 +126,7 @@ def test_a_channel_made_in_place_of_a_deleted_one_is_durable_with_the_next_sync(
     assert list(machine.topic().channels_by_name) == ["new"]
 
 
-def test_a_channel_made_in_place_of_a_deleted_one_keeps_what_it_has_been_given(machine: Machine) -> None:
+def test_a_channel_created_in_place_of_a_deleted_one_keeps_its_messages(machine: Machine) -> None:
     machine.topic().channel("former")
     machine.publish([b"dropped"])
     machine.topic().delete_channel("former")
@@ -137,7 +137,7 @@ def test_a_channel_made_in_place_of_a_deleted_one_keeps_what_it_has_been_given(m
     assert machine.found() == HELD
 
 
-def test_what_a_killed_run_left_unsynced_is_durable_with_the_first_sync(machine: Machine) -> None:
+def test_records_that_a_killed_process_left_unsynced_are_durable_with_the_first_sync(machine: Machine) -> None:
     machine.topic().publish_bodies(HELD, time.time_ns())
     assert machine.syncer.sync_all()
     machine.topic().channel("new")
@@ -149,7 +149,7 @@ def test_what_a_killed_run_left_unsynced_is_durable_with_the_first_sync(machine:
     assert list(machine.topic().channels_by_name) == ["new"]
 
 
-def test_a_topic_made_again_by_its_name_is_durable_with_the_next_sync(machine: Machine) -> None:
+def test_a_topic_re_created_under_its_name_is_durable_with_the_next_sync(machine: Machine) -> None:
     machine.topic().channel("a")
     assert machine.syncer.sync_all()
     machine.broker.delete_topic("t")
@@ -193,7 +193,7 @@ def assert_held_after_every_cut(machine: Machine) -> None:
 
 @pytest.mark.parametrize("former", [False, True], ids=["no channel before", "a channel before"])
 @pytest.mark.parametrize("change", [first_channel, two_channels, one_that_was_given_something])
-def test_what_a_topic_holds_is_not_lost_with_the_channels_that_took_it_over(
+def test_messages_of_a_topic_outlive_the_channels_that_took_them_over(
     machine: Machine, change: Callable[[Any], None], former: bool
 ) -> None:
     if former:
@@ -205,7 +205,7 @@ def test_what_a_topic_holds_is_not_lost_with_the_channels_that_took_it_over(
     assert_held_after_every_cut(machine)
 
 
-def test_what_a_paused_topic_holds_is_not_lost_with_the_channels_it_is_shown_to(machine: Machine) -> None:
+def test_messages_of_a_paused_topic_outlive_the_deletion_of_its_channels(machine: Machine) -> None:
     topic = machine.topic()
     topic.channel("first")
     topic.pause(True)
@@ -216,7 +216,7 @@ def test_what_a_paused_topic_holds_is_not_lost_with_the_channels_it_is_shown_to(
     assert_held_after_every_cut(machine)
 
 
-def test_what_a_channel_has_been_given_is_not_held_again_once_the_channel_is_durable(machine: Machine) -> None:
+def test_messages_of_a_durable_channel_do_not_return_to_the_topic(machine: Machine) -> None:
     channel = machine.topic().channel("first")
     machine.publish(HELD)
     consumer = consumer_on(channel)
@@ -230,7 +230,7 @@ def test_what_a_channel_has_been_given_is_not_held_again_once_the_channel_is_dur
     assert machine.found() == []
 
 
-def test_what_was_dropped_from_a_topic_without_a_channel_is_not_held_again(machine: Machine) -> None:
+def test_messages_dropped_from_a_topic_without_a_channel_do_not_return(machine: Machine) -> None:
     machine.publish(HELD)
     machine.topic().empty()
     assert machine.syncer.sync_all()
@@ -238,7 +238,7 @@ def test_what_was_dropped_from_a_topic_without_a_channel_is_not_held_again(machi
     assert machine.found() == []
 
 
-def test_a_channel_made_behind_what_others_were_given_stays_there(machine: Machine) -> None:
+def test_a_channel_created_after_messages_of_other_channels_keeps_its_position(machine: Machine) -> None:
     machine.topic().channel("first")
     machine.publish(HELD)
     machine.topic().channel("second")
@@ -333,7 +333,7 @@ def test_no_deferred_message_is_lost_with_a_seek(machine: Machine, synced: bool,
         cut.close()
 
 
-def test_what_a_seek_has_dropped_gives_its_room_back_with_the_next_sync(machine: Machine) -> None:
+def test_the_space_of_messages_dropped_by_a_seek_is_reclaimed_with_the_next_sync(machine: Machine) -> None:
     topic = machine.topic()
     channel = topic.channel("c")
     for _ in range(20):
@@ -376,7 +376,7 @@ def test_the_limits_of_a_new_channel_are_durable_when_they_are_answered(machine:
     assert machine.topic().channels_by_name["c"].limits.rate == 5
 
 
-def test_what_a_kill_left_parked_is_durable_before_the_start_finishes_what_it_was_parked_from(machine: Machine) -> None:
+def test_after_a_kill_parked_records_are_durable_before_the_start_finishes_their_originals(machine: Machine) -> None:
     topic = machine.topic()
     channel = topic.channel("c")
     machine.publish([b"once", b"twice"])
@@ -582,7 +582,7 @@ def test_a_topic_whose_deletion_a_kill_cut_short_stays_deleted(machine: Machine)
     assert machine.broker.topics == {}
 
 
-def test_what_a_channel_of_a_paused_topic_was_given_is_not_held_again_after_the_channel_is_deleted(
+def test_messages_of_a_deleted_channel_of_a_paused_topic_do_not_return_to_the_topic(
     machine: Machine,
 ) -> None:
     topic = machine.topic()

@@ -105,7 +105,7 @@ def publish_over_http(daemon: Running, name: str, acknowledged: list[bytes], eno
         enough.release()
 
 
-def test_what_clients_were_told_survives_a_power_cut(daemon: Running, tmp_path: Path) -> None:
+def test_acknowledged_operations_survive_a_power_cut(daemon: Running, tmp_path: Path) -> None:
     with daemon.client() as client:
         client.sub("t", "c", rdy_count=0)
         enough = threading.Semaphore(0)
@@ -130,7 +130,7 @@ def test_what_clients_were_told_survives_a_power_cut(daemon: Running, tmp_path: 
     files.close()
 
 
-def test_a_failed_sync_is_told_to_those_who_wait_and_ends_with_the_next(daemon: Running) -> None:
+def test_a_failed_sync_is_reported_to_waiting_publishers_and_the_next_sync_succeeds(daemon: Running) -> None:
     assert daemon.post("/pub?topic=t", b"x") == 200
     daemon.process.send_signal(signal.SIGUSR2)
     assert daemon.line() == b"True\n"
@@ -157,7 +157,7 @@ def frames_until_closed(client: Client) -> list[Frame]:
 
 
 @pytest.mark.parametrize("upgrade", ["plain", "deflate"])
-def test_a_failed_sync_is_told_behind_the_message_that_is_half_sent(daemon: Running, upgrade: str) -> None:
+def test_the_error_of_a_failed_sync_follows_the_half_sent_message(daemon: Running, upgrade: str) -> None:
     bodies = [os.urandom(1 << 20) for _ in range(10)]
     with daemon.client(receive_buffer_bytes=4096) as client:
         if upgrade == "deflate":

@@ -21,7 +21,7 @@ from tests.persistence.test_power_cuts import run_now
 from tests.support.nsq import Client, fin, rdy, req
 from tests.support.power import Change, PowerFiles
 from tests.support.server import REPOSITORY
-from tests.support.storage import broker_on, consumer_on, run_turns
+from tests.support.storage import broker_on, consumer_on, run_all_wakes
 
 WAIT_S = 20
 MESSAGES = 60
@@ -36,7 +36,7 @@ def unfinished(broker: Any) -> list[bytes]:
     # Delays are of a millisecond.
     time.sleep(0.002)
     broker.scheduler.run_timers(time.monotonic_ns() + 10**9)
-    run_turns(broker)
+    run_all_wakes(broker)
     while (taken := channel.take_message(consumer)) is not None:
         found.append(taken[3])
     assert (channel.depth, channel.deferred_count) == (0, 0)
@@ -71,7 +71,7 @@ class Machine:
 
     def take(self, count: int) -> dict[bytes, int]:
         """Take messages. Returns: {body: id}."""
-        run_turns(self.broker)
+        run_all_wakes(self.broker)
         taken = {}
         for _ in range(count):
             message = self.channel.take_message(self.consumer)
@@ -113,7 +113,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine.files.close()
 
 
-def test_what_is_finished_out_of_order_stays_finished_when_the_oldest_is(machine: Machine) -> None:
+def test_messages_finished_out_of_order_stay_finished_when_the_oldest_is_finished(machine: Machine) -> None:
     machine.publish([b"0", b"1", b"2", b"3"])
     ids = machine.take(4)
     machine.finish(ids[b"1"], ids[b"2"])

@@ -203,7 +203,7 @@ def test_nothing_acknowledged_is_missing_after_a_power_cut(tmp_path: Path, seed:
 
 @pytest.mark.parametrize("journaled", [False, True], ids=["logs", "journal"])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_kill_leaves_unsettled_is_there_once(tmp_path: Path, seed: int, journaled: bool) -> None:
+def test_unsettled_messages_are_there_once_after_a_kill(tmp_path: Path, seed: int, journaled: bool) -> None:
     world = World(tmp_path, seed, chance=0.0, journaled=journaled)
     world.run(OPERATIONS)
     files = PowerFiles(tmp_path, "before")

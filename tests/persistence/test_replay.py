@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.wire import records
+from pyqd.fallback import records
 from tests.support.nsq import MESSAGE, Client, fin, parse_message
 from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
 
@@ -146,7 +146,7 @@ class Publisher(threading.Thread):
         return self.next
 
 
-def test_a_channel_moved_to_a_time_gets_exactly_what_came_since_while_traffic_goes_on(daemon: Daemon) -> None:
+def test_a_channel_moved_to_a_time_gets_exactly_the_messages_published_since_under_traffic(daemon: Daemon) -> None:
     consumer = Consumer(daemon, "c")
     with Client(daemon.tcp_address) as client:
         since = publish(client, 0, 1500)
@@ -208,7 +208,7 @@ def test_many_readers_at_once_disturb_neither_each_other_nor_a_consumer(daemon: 
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_reader_goes_on_where_it_was_after_a_restart(daemon: Daemon, end: str) -> None:
+def test_a_reader_resumes_at_its_position_after_a_restart(daemon: Daemon, end: str) -> None:
     with Client(daemon.tcp_address) as client:
         following = publish(client, 0, 5000)
     reader = Reader(daemon, 10_000)
@@ -283,7 +283,7 @@ def test_channels_are_moved_about_under_load_and_end_with_everything_since(daemo
     assert last.numbers == list(range(end))
 
 
-def test_a_channel_made_at_the_earliest_gets_what_others_have_finished(daemon: Daemon) -> None:
+def test_a_channel_created_at_the_earliest_position_gets_messages_that_others_have_finished(daemon: Daemon) -> None:
     consumer = Consumer(daemon, "c")
     with Client(daemon.tcp_address) as client:
         publish(client, 0, 1000)

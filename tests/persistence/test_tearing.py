@@ -73,7 +73,7 @@ def test_a_file_cut_within_its_header_is_set_aside(tmp_path, origin):
         assert (bodies_of(log), log.damage.found_count) == ([], 1), cut
 
 
-def test_a_tail_that_was_never_written_out_after_any_byte_keeps_what_is_before_it(tmp_path, origin):
+def test_a_tail_lost_after_any_byte_keeps_the_records_before_it(tmp_path, origin):
     name, content = origin
     for cut in range(SEGMENT_HEADER_BYTES, OFFSETS[-1]):
         torn = content[:cut] + bytes(len(content) - cut)
@@ -101,7 +101,7 @@ def test_any_damaged_byte_loses_its_record_and_no_other(tmp_path, origin, flip):
         assert bodies_of(Log(Files(), str(tmp_path / "log"), 1)) == [*found, b"after"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     mutations=st.lists(
         st.tuples(st.integers(0, SEGMENT_BYTES_MIN - 1), st.binary(min_size=1, max_size=64)), min_size=1, max_size=6

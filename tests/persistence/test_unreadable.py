@@ -10,7 +10,7 @@ import pytest
 from pyqd.diskqueue.files import PAGE_BYTES, Files
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import body_of, broker_on, consumer_on, finish_all, publish
 from tests.support.unreadable import UnreadableFiles, make_unreadable
 
 COUNT = 1000
@@ -26,8 +26,7 @@ def fill(path: Path, count: int = COUNT) -> None:
     for name in ("t", "other"):
         topic = broker.topic(name)
         topic.channel("c")
-        for number in range(count):
-            topic.publish_body(body_of(number, BODY_BYTES), wall())
+        publish(topic, count, BODY_BYTES)
 
 
 def segments(path: Path) -> list[str]:
@@ -42,14 +41,7 @@ def segments(path: Path) -> list[str]:
 
 def delivered(topic: Any) -> list[int]:
     """Take everything that the channel has. Returns: the numbers, in order."""
-    channel = topic.channel("c")
-    consumer = consumer_on(channel)
-    numbers = []
-    while (message := channel.take_message(consumer)) is not None:
-        numbers.append(int.from_bytes(message[3][:8], "little"))
-        assert message[3] == body_of(numbers[-1], BODY_BYTES)
-        channel.finish_message(consumer, message[0])
-    return numbers
+    return finish_all(topic.channel("c"))
 
 
 def on_bad(path: Path, *bad: tuple[str, int]) -> Any:
@@ -95,7 +87,7 @@ def test_a_bad_first_page_costs_the_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("power_failed", [False, True])
-def test_a_bad_page_where_the_log_ends_is_no_silent_end(tmp_path: Path, power_failed: bool) -> None:
+def test_a_bad_page_at_the_end_of_the_log_is_reported(tmp_path: Path, power_failed: bool) -> None:
     fill(tmp_path)
     broker = broker_on(tmp_path)
     log = broker.topic("t").log
@@ -115,7 +107,7 @@ def test_a_bad_page_where_the_log_ends_is_no_silent_end(tmp_path: Path, power_fa
 
 
 @pytest.mark.parametrize("page", [0, 1], ids=["header", "bits"])
-def test_a_bad_page_of_a_ledger_delivers_again_what_the_log_keeps(tmp_path: Path, page: int) -> None:
+def test_a_bad_page_of_a_ledger_redelivers_the_messages_of_the_log(tmp_path: Path, page: int) -> None:
     fill(tmp_path, 10)
     broker = broker_on(tmp_path)
     assert len(delivered(broker.topic("t"))) == 10
@@ -140,8 +132,7 @@ def test_a_bad_page_of_a_parked_log_costs_the_messages_in_it(tmp_path: Path) -> 
     topic = broker.topic("t")
     delivered(topic)
     due_ns = wall() + 3600 * 10**9
-    for number in range(100):
-        topic.publish_body(body_of(number, BODY_BYTES), wall(), due_ns)
+    publish(topic, 100, BODY_BYTES, due_ns=due_ns)
     log = topic.channel("c").parked.log
     broker = on_bad(tmp_path, (log.active.mapping.path, 2))
     lost = 100 - broker.topic("t").channel("c").deferred_count
@@ -168,8 +159,7 @@ def test_a_bad_page_behind_the_end_is_found_before_a_record_comes_to_it(tmp_path
     segment = topic.log.active
     make_unreadable(segment.mapping, 9)
     broker.segment_jobs.prepare_pages(topic.log.pool, segment, PAGE_BYTES, 12 * PAGE_BYTES)
-    for number in range(1, 300):
-        topic.publish_body(body_of(number, BODY_BYTES), wall())
+    publish(topic, 299, BODY_BYTES, start=1)
     assert (segment.worn, segment.count) == (True, 1)
     assert delivered(topic) == list(range(300))
     assert segment not in topic.log.pool.spares
@@ -185,15 +175,14 @@ def test_no_record_is_stored_to_a_bad_page_behind_the_end(tmp_path: Path) -> Non
     del broker, topic
     topic = on_bad(tmp_path, (path, 2)).topic("t")
     segment = topic.log.active
-    for number in range(1, 300):
-        topic.publish_body(body_of(number, BODY_BYTES), wall())
+    publish(topic, 299, BODY_BYTES, start=1)
     assert segment.worn
     assert segment.tail <= 2 * PAGE_BYTES
     assert delivered(topic) == list(range(300))
     topic.check()
 
 
-def test_a_sync_after_a_failed_one_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+def test_a_sync_after_a_failed_one_leaves_out_unreadable_ranges(tmp_path: Path) -> None:
     files = Files()
     mapping = files.new_mapped(str(tmp_path / "file"), 5 * PAGE_BYTES, True)
     for page in (1, 4):

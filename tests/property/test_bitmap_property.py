@@ -85,10 +85,9 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRingAgreesWithASet = RingMachine.TestCase
-TestRingAgreesWithASet.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestRingAgreesWithASet.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=40), st.integers(0, 2**40), st.integers(0, 256), st.integers(0, 256))
 def test_searches_agree_with_a_string_of_digits(offsets, base, one_end, other_end):
     ring = Ring(256)

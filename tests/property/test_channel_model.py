@@ -335,7 +335,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
 
 TestChannelMachine = ChannelMachine.TestCase
-TestChannelMachine.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestChannelMachine.settings = settings(max_examples=25, stateful_step_count=40)
 
 
 class LongChannelMachine(ChannelMachine):
@@ -343,4 +343,4 @@ class LongChannelMachine(ChannelMachine):
 
 
 TestChannelMachineAtLength = pytest.mark.slow(LongChannelMachine.TestCase)
-TestChannelMachineAtLength.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestChannelMachineAtLength.settings = settings(max_examples=100, stateful_step_count=40)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyqd.fallback import checksums
+from pyqd.fallback import columns as columns_in_python
 from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire import columns
-from pyqd.primitives import checksums
-from pyqd.wire import record_columns
 
-FIELDS = [name for name in dir(record_columns.Decoded) if not name.startswith("_")]
+FIELDS = [name for name in dir(columns_in_python.Decoded) if not name.startswith("_")]
 HEADER = struct.Struct("<QQqqHHHH")
 
 records = st.lists(
@@ -59,7 +59,7 @@ def test_both_decoders_say_the_same(rows, first, epoch_at, before, with_bodies, 
         data = data[:at] + bytes([data[at] ^ 1 << draw.draw(st.integers(0, 7), "bit")]) + data[at + 1 :]
     data = data[: len(data) - draw.draw(st.sampled_from((0, 0, 0, 8, 9)), "cut")]
     arguments = (data, max(0, first - before), with_bodies, skip_damaged)
-    assert outcome(columns.decode, *arguments) == outcome(record_columns.decode, *arguments)
+    assert outcome(columns.decode, *arguments) == outcome(columns_in_python.decode, *arguments)
 
 
 @pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "bare"])

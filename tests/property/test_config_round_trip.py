@@ -37,9 +37,9 @@ def givens(draw: st.DrawFn) -> dict[str, Any]:
     return {flag.name: draw(values(flag)) for flag in flags}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(givens())
-def test_what_is_printed_is_read_as_the_same(wanted: dict[str, Any]) -> None:
+def test_a_printed_configuration_is_read_back_unchanged(wanted: dict[str, Any]) -> None:
     asked = settings_of(wanted)
     if asked.problems:
         return
@@ -52,7 +52,7 @@ def test_what_is_printed_is_read_as_the_same(wanted: dict[str, Any]) -> None:
         assert value_of(flag, file.values[flag.config_key]) == getattr(asked.options(), flag.attribute)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(KEYED), st.data())
 def test_a_value_is_read_as_it_is_shown(flag: Flag, data: st.DataObject) -> None:
     value = data.draw(values(flag))
@@ -64,7 +64,7 @@ def test_a_value_is_read_as_it_is_shown(flag: Flag, data: st.DataObject) -> None
     assert value_of(flag, file.values[str(flag.config_key)]) == value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(string.printable, max_size=200))
 def test_no_text_of_a_file_is_more_than_an_error(text: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

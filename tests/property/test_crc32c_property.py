@@ -1,6 +1,6 @@
 """CRC-32C against a model that divides bit by bit."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyqd.hot.primitives import crc32c
@@ -17,7 +17,6 @@ def divide_bitwise(data, crc=0):
     return state ^ 0xFFFFFFFF
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=700), checksums)
 def test_both_implementations_agree_with_the_model(data, crc):
     expected = divide_bitwise(data, crc)
@@ -25,7 +24,6 @@ def test_both_implementations_agree_with_the_model(data, crc):
     assert crc32c.value_software(data, crc) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_pieces_give_the_value_of_the_whole(pieces):
     crc = 0
@@ -34,7 +32,6 @@ def test_pieces_give_the_value_of_the_whole(pieces):
     assert crc == crc32c.value(b"".join(pieces))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20_000), st.integers(0, 255), checksums)
 def test_long_inputs_agree_too(count, byte, crc):
     data = bytes((byte + index * index) & 0xFF for index in range(64)) * (count // 64 + 1)

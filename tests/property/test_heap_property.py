@@ -83,4 +83,4 @@ class HeapMachine(RuleBasedStateMachine):
 
 
 TestHeapAgreesWithADict = HeapMachine.TestCase
-TestHeapAgreesWithADict.settings = settings(deadline=None, max_examples=60, stateful_step_count=60)
+TestHeapAgreesWithADict.settings = settings(max_examples=60, stateful_step_count=60)

@@ -106,7 +106,7 @@ STARTS = st.sampled_from(
 
 
 @given(STARTS, st.lists(HEADERS, max_size=5), st.sampled_from([b"\r\n", b"\n"]), st.binary(max_size=16))
-def test_what_the_scan_takes_is_what_the_parser_takes(
+def test_the_scan_and_the_parser_accept_the_same_requests(
     start: bytes, headers: list[bytes], line_end: bytes, body: bytes
 ) -> None:
     assert_agrees(line_end.join([start, *headers, b"", b""]) + body)
@@ -124,7 +124,7 @@ def test_one_byte_changed_or_added_makes_no_difference_between_them(
 
 
 @pytest.mark.parametrize("headers", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_what_the_parser_finds_ambiguous_is_not_plain(headers: bytes) -> None:
+def test_requests_that_the_parser_finds_ambiguous_are_not_plain(headers: bytes) -> None:
     start = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\n"
     # A body of 13 bytes, which each of the lengths has.
     assert plain_publish(start + headers + b"\r\n\r\n" + CHUNKED_BODY, 20, 20) is None

@@ -75,4 +75,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTableAgreesWithADict = TableMachine.TestCase
-TestTableAgreesWithADict.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestTableAgreesWithADict.settings = settings(max_examples=60, stateful_step_count=40)

@@ -89,7 +89,7 @@ def taken(channel):
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("abcd"), QUEUES, min_size=1), st.sets(st.integers(61, 90)), st.booleans(), ORDERS
 )

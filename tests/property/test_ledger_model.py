@@ -117,7 +117,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def torn_copy(path, stores, bits, cleared):
@@ -135,7 +135,7 @@ def torn_copy(path, stores, bits, cleared):
         file.write(ring.to_bytes(RING_BITS_MIN // 8, "little"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     start=st.integers(0, 2 * RING_BITS_MIN),
     finished=st.sets(st.integers(0, 200), min_size=1),

@@ -113,10 +113,10 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLogMachine.settings = settings(max_examples=60, stateful_step_count=25)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(8, 200), min_size=1, max_size=12),
     lost=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.sampled_from([0, 0xFF, 0x41])), min_size=1),

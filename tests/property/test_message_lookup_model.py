@@ -9,18 +9,15 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
+from pyqd.broker.replay import no_pause
 from pyqd.durability.syncer import Syncer
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from tests.property.test_channel_model import DUE, FAR, IN_FLIGHT, NAMES, QUEUED, SIZES, ChannelMachine
-from tests.support.storage import FullFiles, options_for
+from tests.support.storage import FullFiles, number_in, options_for
 
 pytestmark = pytest.mark.slow
-
-
-def no_pause() -> None:
-    """Go on at once."""
 
 
 class UnsyncedFiles(FullFiles):
@@ -60,7 +57,7 @@ class AmendMachine(ChannelMachine):
     def note_ids(self):
         """Note the id of each message of which the log has something: one is published after the other."""
         for _, guid, _, _, _, body in self.topic.log.records():
-            self.guid_of[int.from_bytes(body[:8], "little")] = guid
+            self.guid_of[number_in(body)] = guid
 
     def settle(self):
         if self.durable:
@@ -159,4 +156,4 @@ class AmendMachine(ChannelMachine):
 
 
 TestAmendMachine = AmendMachine.TestCase
-TestAmendMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAmendMachine.settings = settings(max_examples=200, stateful_step_count=40)

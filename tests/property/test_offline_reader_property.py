@@ -40,7 +40,7 @@ def play(ledger, operations, end):
             ledger.note_range(min(ordinal, end), min(ordinal + count, end))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(OPERATIONS, st.integers(0, 40_000), st.integers(0, 300), st.integers(-20, 20), st.integers(0, 100))
 def test_a_ledger_is_read_as_a_start_reads_it(operations, start, length, shift, cut):
     with tempfile.TemporaryDirectory() as directory:
@@ -65,7 +65,7 @@ def test_a_ledger_is_read_as_a_start_reads_it(operations, start, length, shift, 
 
 
 @pytest.mark.parametrize("floor", [0, 500, 32_700])
-def test_what_a_kill_left_half_done_in_a_ledger_is_seen_as_done(tmp_path, floor):
+def test_the_offline_reader_completes_a_ledger_operation_that_a_kill_interrupted(tmp_path, floor):
     bounds = LogExtent(0, floor + 32_768, [])
     path = tmp_path / "ledger"
     for change in ({"absorb_from": floor, "absorb_to": floor + 40}, {"reset_to": floor + 71}):
@@ -87,7 +87,7 @@ def test_what_a_kill_left_half_done_in_a_ledger_is_seen_as_done(tmp_path, floor)
         path.unlink()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 9000), max_size=60), st.integers(0, 60), st.integers(0, 3))
 def test_a_log_is_read_as_a_start_reads_it(sizes, floor, epoch):
     with tempfile.TemporaryDirectory() as directory:

@@ -13,7 +13,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20 * SECOND_NS), st.integers(0, 5000))
 
 
 @given(rate=RATES, burst=st.floats(1, 5000), steps=STEPS)
-def test_any_span_has_at_most_the_burst_and_what_the_rate_makes_of_it(rate, burst, steps):
+def test_any_span_has_at_most_the_burst_plus_the_rate_times_its_length(rate, burst, steps):
     bucket = RateLimit(rate, burst, 0)
     now = 0
     taken = [(0, 0)]
@@ -28,7 +28,7 @@ def test_any_span_has_at_most_the_burst_and_what_the_rate_makes_of_it(rate, burs
 
 
 @given(rate=RATES, burst=st.floats(1, 5000), late_ns=st.lists(st.integers(0, 3_000_000), min_size=5, max_size=40))
-def test_who_always_has_more_gets_the_rate_though_every_timer_is_late(rate, burst, late_ns):
+def test_a_constant_backlog_gets_the_full_rate_although_every_timer_is_late(rate, burst, late_ns):
     bucket = RateLimit(rate, burst, 0)
     bucket.take(10**9, 0)
     now = 0

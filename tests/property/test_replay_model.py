@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyqd.broker import replay
-from pyqd.broker.replay import Place
+from pyqd.broker.replay import Place, no_pause
+from pyqd.fallback import records
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.wire import records
 from tests.support.storage import body_of, broker_on, consumer_on
 
 SIZES = st.one_of(st.integers(8, 100), st.sampled_from([3000, 70_000]))
 QUEUED, FLYING, PARKED, DONE = "queued", "flying", "parked", "done"
-
-
-def no_pause():
-    """Go on at once."""
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -134,7 +130,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(deadline=None, max_examples=15, stateful_step_count=30)
+TestReplay.settings = settings(max_examples=15, stateful_step_count=30)
 
 
 class LongReplayMachine(ReplayMachine):
@@ -142,4 +138,4 @@ class LongReplayMachine(ReplayMachine):
 
 
 TestReplayAtLength = pytest.mark.slow(LongReplayMachine.TestCase)
-TestReplayAtLength.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+TestReplayAtLength.settings = settings(max_examples=60, stateful_step_count=30)

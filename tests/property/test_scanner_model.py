@@ -61,7 +61,7 @@ def test_a_batch_is_walked_the_same_in_any_chunks(bodies, cuts, behind):
 
 
 @given(BODIES, st.integers(1, 12), st.lists(st.integers(0, 800), max_size=8))
-def test_what_stands_before_each_size_is_walked_over(bodies, lead_bytes, cuts):
+def test_the_bytes_before_each_size_are_skipped(bodies, lead_bytes, cuts):
     lead = b"\xff" * lead_bytes
     data = struct.pack(">i", len(bodies)) + b"".join(lead + struct.pack(">i", len(body)) + body for body in bodies)
     words = sum((len(body) + 7) // 8 for body in bodies)

@@ -126,18 +126,18 @@ def client_stats(daemon: Daemon, topic: str) -> dict[str, object]:
     return client
 
 
-def test_identify_tells_that_auth_is_required(guarded: Daemon) -> None:
+def test_the_reply_to_identify_shows_that_auth_is_required(guarded: Daemon) -> None:
     with Client(guarded.tcp_address) as client:
         assert client.identify()["auth_required"] is True
 
 
-def test_auth_is_answered_with_who_one_is(guarded: Daemon) -> None:
+def test_auth_is_answered_with_the_identity(guarded: Daemon) -> None:
     with Client(guarded.tcp_address) as client:
         client.send(auth("orders"))
         client.expect_response(b'{"identity":"bob","identity_url":"http://bob","permission_count":2}')
 
 
-def test_what_may_be_done_may_be_done(guarded: Daemon) -> None:
+def test_permitted_commands_are_executed(guarded: Daemon) -> None:
     with authed(guarded, "orders") as client:
         client.pub("orders", b"1")
         client.mpub("orders_eu", [b"2"])
@@ -170,7 +170,7 @@ def test_without_auth_nothing_may_be_done(guarded: Daemon, command: bytes) -> No
         ("unanchored", pub("abbcd", b"x"), 'PUB on "abbcd" ""'),
     ],
 )
-def test_what_may_not_be_done_is_refused(guarded: Daemon, secret: str, command: bytes, text: str) -> None:
+def test_commands_without_permission_are_refused(guarded: Daemon, secret: str, command: bytes, text: str) -> None:
     with authed(guarded, secret) as client:
         client.send(command)
         client.expect_fatal("E_UNAUTHORIZED", f"AUTH failed for {text}")
@@ -228,7 +228,7 @@ def test_auth_after_sub_is_refused(guarded: Daemon, topic: str) -> None:
         client.expect_fatal("E_INVALID", "cannot AUTH in current state")
 
 
-def test_who_may_do_nothing_is_told_so(guarded: Daemon) -> None:
+def test_a_client_without_any_permission_gets_an_error(guarded: Daemon) -> None:
     with Client(guarded.tcp_address) as client:
         client.send(auth("nothing"))
         client.expect_fatal("E_UNAUTHORIZED", "AUTH no authorizations found")
@@ -241,7 +241,7 @@ def test_an_answer_of_no_use_is_a_failed_auth(guarded: Daemon, secret: str) -> N
         client.expect_fatal("E_AUTH_FAILED", "AUTH failed")
 
 
-def test_stats_tell_who_a_client_is(guarded: Daemon, topic: str) -> None:
+def test_stats_show_the_identity_of_a_client(guarded: Daemon, topic: str) -> None:
     with authed(guarded, "all") as client:
         client.sub(topic)
         shown = client_stats(guarded, topic)
@@ -251,7 +251,7 @@ def test_stats_tell_who_a_client_is(guarded: Daemon, topic: str) -> None:
         assert keys[at + 1 : at + 5] == ["authed", "auth_identity", "auth_identity_url", "topology_zone"]
 
 
-def test_stats_leave_out_what_is_empty(guarded: Daemon, topic: str) -> None:
+def test_stats_leave_out_empty_fields(guarded: Daemon, topic: str) -> None:
     with authed(guarded, "nobody") as client:
         client.sub(topic)
         shown = client_stats(guarded, topic)
@@ -282,7 +282,7 @@ def test_the_auth_server_is_asked_by_post(run: Run, own_authd: AuthServer) -> No
     assert query.headers["content-type"] == "application/json"
 
 
-def test_the_auth_server_is_told_of_tls_and_of_the_certificate(
+def test_the_auth_server_gets_the_use_of_tls_and_the_name_of_the_certificate(
     run: Run, own_authd: AuthServer, certificates: Certificates
 ) -> None:
     server = run(
@@ -323,7 +323,7 @@ def test_a_server_that_is_down_is_a_failed_auth(run: Run) -> None:
         client.expect_fatal("E_AUTH_FAILED", "AUTH failed")
 
 
-def test_a_slow_server_is_a_failed_auth_and_holds_nobody_up(run: Run, own_authd: AuthServer) -> None:
+def test_a_slow_auth_server_fails_the_auth_and_delays_no_other_client(run: Run, own_authd: AuthServer) -> None:
     def slow(query: Query) -> Answer:
         if query.secret == "slow":
             own_authd.released.wait(10)
@@ -347,7 +347,7 @@ def test_commands_behind_auth_wait_for_it(guarded: Daemon, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_has_expired_is_asked_for_again(run: Run, own_authd: AuthServer, topic: str) -> None:
+def test_expired_permissions_are_requested_again(run: Run, own_authd: AuthServer, topic: str) -> None:
     own_authd.answer = lambda _query: state(entry(), ttl=1)
     with authed(run(f"-auth-http-address={own_authd.address}"), "s") as client:
         client.pub(topic, b"1")
@@ -410,7 +410,7 @@ def test_a_server_may_send_on_to_https(run: Run, own_authd: AuthServer, certific
         secured.stop()
 
 
-def test_a_server_whose_certificate_is_not_known_is_not_asked(run: Run, certificates: Certificates) -> None:
+def test_an_auth_server_with_an_unknown_certificate_is_not_queried(run: Run, certificates: Certificates) -> None:
     secured = AuthServer(context=server_context(certificates))
     try:
         server = run(f"-auth-http-address=https://127.0.0.1:{secured.port}/auth")
@@ -430,7 +430,7 @@ def test_without_auth_servers_auth_is_disabled(run: Run) -> None:
         client.expect_fatal("E_AUTH_DISABLED", "AUTH disabled")
 
 
-def test_http_asks_for_no_login_where_tcp_does(guarded: Daemon, topic: str) -> None:
+def test_http_requires_no_login_although_tcp_does(guarded: Daemon, topic: str) -> None:
     assert guarded.http("POST", f"/pub?topic={topic}", b"x").status == 200
 
 

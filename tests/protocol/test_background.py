@@ -84,7 +84,7 @@ def test_no_thread_is_made_before_there_is_a_job_nor_more_than_there_are_jobs(ba
     until_done(background)
 
 
-def test_an_end_may_give_the_next_job_and_an_error_is_told(background):
+def test_a_finished_job_may_start_the_next_and_an_error_is_reported(background):
     told: list[Any] = []
 
     def fail() -> None:
@@ -109,7 +109,7 @@ def test_an_error_of_a_job_is_for_its_giver_and_not_for_standard_error(
     assert capfd.readouterr().err == ""
 
 
-def test_a_stop_waits_for_what_runs_drops_what_waits_and_ends_the_threads(hub):
+def test_a_stop_waits_for_running_jobs_drops_waiting_ones_and_ends_the_threads(hub):
     background = Background(hub, 2)
     let_go, ended = held(background, 5)
     gevent.spawn_later(0.01, let_go.set)
@@ -140,7 +140,7 @@ class NoThreads:
         self.pool.kill()
 
 
-def test_a_job_for_which_no_thread_can_be_started_is_told_as_failed(background: Any) -> None:
+def test_a_job_without_a_thread_is_reported_as_failed(background: Any) -> None:
     background.pool = NoThreads(background.pool, 1)
     failed: list[BaseException | None] = []
     ended: list[Any] = []
@@ -162,7 +162,7 @@ def test_a_job_waits_for_the_thread_that_runs_if_no_other_can_be_started(backgro
     assert (ended, results) == ([0], [2])
 
 
-def test_an_error_at_the_end_of_a_job_is_told_and_the_next_job_runs(background: Background) -> None:
+def test_an_error_at_the_end_of_a_job_is_reported_and_the_next_job_runs(background: Background) -> None:
     failures: list[BaseException] = []
     background.on_failure = failures.append
     results: list[Any] = []

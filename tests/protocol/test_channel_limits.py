@@ -36,7 +36,7 @@ def test_no_more_than_the_burst_comes_at_once(client: Client, connect: Connect, 
     server.wait_for_channel(topic, "c", depth=0, in_flight_count=20)
 
 
-def test_a_limited_channel_goes_on_by_itself(client: Client, server: Daemon, topic: str) -> None:
+def test_a_limited_channel_resumes_without_a_command(client: Client, server: Daemon, topic: str) -> None:
     make_channel(server, topic)
     limit(server, topic, rate="400", burst="1")
     client.mpub(topic, [b"%d" % number for number in range(200)])
@@ -129,7 +129,7 @@ def test_a_dead_letter_without_its_topic_waits_until_there_is_one(client: Client
     server.wait_for_channel(topic, "c", depth=0)
 
 
-def test_limits_and_what_waits_for_them_outlive_a_kill(own_server: Daemon) -> None:
+def test_limits_and_messages_waiting_for_them_outlive_a_kill(own_server: Daemon) -> None:
     make_channel(own_server, "t")
     limit(own_server, "t", rate="0.001", burst="2", max_attempts="2", dead_letter_topic="dead")
     own_server.kill()

@@ -59,7 +59,7 @@ def test_rdy_after_cls_is_ignored_unread(client: Client, server: Daemon, topic: 
     client.expect_alive()
 
 
-def test_another_consumer_gets_what_is_left(client: Client, connect: Connect, topic: str) -> None:
+def test_another_consumer_gets_the_remaining_messages(client: Client, connect: Connect, topic: str) -> None:
     closing(client, topic)
     other = connect()
     other.sub(topic, rdy_count=5)

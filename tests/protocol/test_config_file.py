@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import Daemon, Implementation
+from tests.support.server import Daemon, Implementation, daemons_running
 
 FILE = """
 # comments and blank lines
@@ -40,21 +40,13 @@ Start = Callable[..., Daemon]
 
 @pytest.fixture
 def start(implementation: Implementation, tmp_path: Path) -> Iterator[Start]:
-    running: list[Daemon] = []
-
-    def started(*flags: str, text: str = FILE) -> Daemon:
+    def start_with(*flags: str, text: str = FILE) -> Daemon:
         path = tmp_path / "nsqd.cfg"
         path.write_text(text)
-        daemon = Daemon(implementation, tmp_path, [f"-config={path}", *flags])
-        running.append(daemon)
-        return daemon.start()
+        return start_daemon(Daemon(implementation, tmp_path, [f"-config={path}", *flags]))
 
-    yield started
-    for daemon in running:
-        try:
-            daemon.stop()
-        finally:
-            daemon.kill()
+    with daemons_running() as start_daemon:
+        yield start_with
 
 
 def test_values_of_every_kind_are_in_force(start: Start) -> None:

@@ -72,7 +72,7 @@ def test_every_channel_gets_them(client: Client, connect: Connect, server: Daemo
         assert [message.body for message in consumer.read_messages(3)] == [b"c", b"b", b"a"]
 
 
-def test_what_no_channel_has_keeps_its_due_time(client: Client, server: Daemon, topic: str) -> None:
+def test_messages_without_a_channel_keep_their_due_times(client: Client, server: Daemon, topic: str) -> None:
     client.send(dmpub_each(topic, [(3_000_000, b"a"), (0, b"b")]))
     client.expect_ok()
     client.sub(topic, rdy_count=10)
@@ -110,7 +110,7 @@ def test_the_next_command_is_found_behind_it(client: Client, server: Daemon, top
     server.wait_for_topic(topic, message_count=4)
 
 
-def test_ids_are_told_to_those_who_ask(client: Client, topic: str) -> None:
+def test_a_publisher_that_requests_ids_gets_them(client: Client, topic: str) -> None:
     client.identify(message_ids=True)
     client.send(dmpub(topic, 0, [b"a", b"b"]))
     first, count = client.read_frame().data.split(b" ")[1:]
@@ -139,7 +139,7 @@ def test_a_line_that_is_wrong_is_refused_before_the_body_comes(
     client.expect_fatal(code, text)
 
 
-def test_a_moment_beyond_the_longest_delay_is_refused(client: Client, server: Daemon, topic: str) -> None:
+def test_a_due_time_beyond_the_longest_delay_is_refused(client: Client, server: Daemon, topic: str) -> None:
     due_ms = now_ms() + 3_700_000
     client.send(dmpub(topic, f"@{due_ms}", [b"x"]))
     text = client.read_frame().data.decode()
@@ -196,7 +196,7 @@ def test_sizes_and_counts_are_checked_as_in_mpub(connect: Connect, topic: str, w
         (23, "E_BAD_MESSAGE", "DMPUB failed to read message(1) body size"),
     ],
 )
-def test_end_of_file_in_mid_body_is_told_exactly(
+def test_an_end_of_file_within_the_body_has_an_exact_error(
     client: Client, server: Daemon, topic: str, kept_bytes: int, code: str, text: str
 ) -> None:
     line, body = dmpub_each(topic, [(0, b"one"), (0, b"two")]).split(b"\n", 1)

@@ -116,14 +116,16 @@ AFTER_SUB: list[tuple[bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("said", "code", "text"), BEFORE_SUB, ids=lambda value: repr(value)[:50])
-def test_an_error_before_sub_is_told_to_the_letter_and_fatal(client: Client, said: bytes, code: str, text: str) -> None:
+def test_an_error_before_sub_has_nsqd_s_exact_text_and_is_fatal(
+    client: Client, said: bytes, code: str, text: str
+) -> None:
     client.send(said)
     client.close_sending()
     client.expect_fatal(code, text)
 
 
 @pytest.mark.parametrize(("said", "code", "text"), AFTER_SUB, ids=lambda value: repr(value)[:50])
-def test_an_error_after_sub_is_told_to_the_letter_and_fatal(
+def test_an_error_after_sub_has_nsqd_s_exact_text_and_is_fatal(
     client: Client, topic: str, said: bytes, code: str, text: str
 ) -> None:
     client.sub(topic)
@@ -212,7 +214,7 @@ def test_limits_in_errors_are_those_of_the_flags(
     client.expect_fatal(code, text)
 
 
-def test_an_error_frame_is_preceded_by_what_was_answered_before(client: Client, topic: str) -> None:
+def test_an_error_frame_follows_all_earlier_answers(client: Client, topic: str) -> None:
     client.send(b"PUB " + topic.encode() + b"\n\x00\x00\x00\x01x" + b"PUB $\n")
     client.expect_ok()
     client.expect_fatal("E_BAD_TOPIC", 'PUB topic name "$" is not valid')

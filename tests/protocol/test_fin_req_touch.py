@@ -30,7 +30,7 @@ def test_a_finished_message_is_gone(client: Client, connect: Connect, server: Da
     other.expect_alive()
 
 
-def test_a_consumers_counters_tell_what_it_did(client: Client, server: Daemon, topic: str) -> None:
+def test_the_counters_of_a_consumer_match_its_commands(client: Client, server: Daemon, topic: str) -> None:
     client.mpub(topic, [b"1", b"2", b"3", b"4"])
     client.sub(topic, rdy_count=4)
     messages = client.read_messages(4)
@@ -114,7 +114,7 @@ def test_a_second_fin_fails(client: Client, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("command", "name"), [(fin, "FIN"), (touch, "TOUCH")])
-def test_what_is_requeued_is_not_in_flight(
+def test_a_requeued_message_is_not_in_flight(
     client: Client, topic: str, command: Callable[[bytes], bytes], name: str
 ) -> None:
     message_id = take(client, topic)
@@ -196,7 +196,7 @@ def test_a_message_requeued_for_later_comes_when_it_is_due_and_not_before(
     server.wait_for_channel(timed_topic, "c", requeue_count=2, deferred_count=0, in_flight_count=1)
 
 
-def test_a_requeued_message_makes_room_for_the_next(client: Client, server: Daemon, topic: str) -> None:
+def test_a_requeue_permits_one_more_delivery(client: Client, server: Daemon, topic: str) -> None:
     client.mpub(topic, [b"1", b"2"])
     client.sub(topic, rdy_count=1)
     first = client.read_message()

@@ -96,7 +96,7 @@ def test_nothing_behind_a_fatal_error_is_executed(client: Client, server: Daemon
 
 
 @pytest.mark.parametrize("send", [Client.send, Client.send_in_bytes], ids=["pipelined", "byte_by_byte"])
-def test_what_a_consumer_says_may_be_cut_anywhere(
+def test_commands_of_a_consumer_may_be_split_at_any_byte(
     client: Client, server: Daemon, topic: str, send: Callable[[Client, bytes], None]
 ) -> None:
     client.mpub(topic, [b"one", b"two", b"three"])

@@ -51,7 +51,7 @@ def test_a_service_that_is_killed_says_nothing() -> None:
     assert failures == []
 
 
-def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_housekeeper_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_S", 0.0)
     monkeypatch.setattr("pyqd.durability.housekeeper.LOOK_SHORT_OF_ROOM_S", 0.0)
@@ -65,7 +65,7 @@ def test_a_failing_housekeeper_is_told_of(tmp_path: Path, monkeypatch: pytest.Mo
     broker.close()
 
 
-def test_a_failing_syncer_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_syncer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: gevent.event.AsyncResult[BaseException] = gevent.event.AsyncResult()
     broker = broker_on(tmp_path, sync_timeout=1_000_000)
     syncer = Syncer(broker)

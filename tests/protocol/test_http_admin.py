@@ -76,7 +76,7 @@ def test_other_methods_are_refused(server: Daemon, path: str) -> None:
     assert VERSION_HEADER not in reply.headers
 
 
-def test_making_what_is_there_changes_nothing(server: Daemon, client: Client, topic: str) -> None:
+def test_creating_an_existing_topic_or_channel_changes_nothing(server: Daemon, client: Client, topic: str) -> None:
     client.pub(topic, b"x")
     for _ in range(2):
         post(server, "/topic/create", topic=topic)
@@ -121,7 +121,7 @@ def test_deleting_one_channel_leaves_the_others(server: Daemon, connect: Connect
     kept.expect_alive()
 
 
-def test_a_deleted_topic_is_gone_with_all_and_publishing_makes_it_anew(
+def test_a_deleted_topic_loses_its_messages_and_publishing_re_creates_it(
     server: Daemon, connect: Connect, topic: str
 ) -> None:
     consumer, idle, publisher = connect(), connect(), connect()
@@ -173,7 +173,7 @@ def test_an_emptied_channel_has_nothing_left(server: Daemon, connect: Connect, t
     assert {message.body for message in consumer.read_messages(2)} == {b"a", b"b"}
 
 
-def test_an_emptied_topic_drops_what_no_channel_has(server: Daemon, connect: Connect, topic: str) -> None:
+def test_an_emptied_topic_drops_messages_without_a_channel(server: Daemon, connect: Connect, topic: str) -> None:
     publisher = connect()
     publisher.pub_each(topic, [b"1", b"2"])
     publisher.dpub(topic, 60000, b"deferred")
@@ -187,7 +187,7 @@ def test_an_emptied_topic_drops_what_no_channel_has(server: Daemon, connect: Con
     server.wait_for_channel(topic, "c", depth=1)
 
 
-def test_emptying_a_paused_topic_leaves_the_channels_what_they_have(
+def test_emptying_a_paused_topic_keeps_the_messages_of_its_channels(
     server: Daemon, connect: Connect, topic: str
 ) -> None:
     consumer, publisher = connect(), connect()
@@ -236,7 +236,7 @@ def test_a_paused_channel_delivers_nothing_and_keeps_rdy(server: Daemon, connect
 
 
 @pytest.mark.slow
-def test_time_goes_on_in_a_paused_channel(server: Daemon, connect: Connect, timed_topic: str) -> None:
+def test_timeouts_expire_in_a_paused_channel(server: Daemon, connect: Connect, timed_topic: str) -> None:
     consumer, publisher = connect(), connect()
     consumer.identify(msg_timeout=1000)
     consumer.sub(timed_topic, "c", rdy_count=1)
@@ -248,7 +248,7 @@ def test_time_goes_on_in_a_paused_channel(server: Daemon, connect: Connect, time
     post(server, "/channel/unpause", topic=timed_topic, channel="c")
 
 
-def test_a_client_may_finish_what_it_holds_of_a_paused_channel(server: Daemon, connect: Connect, topic: str) -> None:
+def test_a_client_may_finish_messages_of_a_paused_channel(server: Daemon, connect: Connect, topic: str) -> None:
     consumer, publisher = connect(), connect()
     consumer.sub(topic, "c", rdy_count=1)
     publisher.pub_each(topic, [b"1", b"2"])
@@ -278,7 +278,7 @@ def test_pauses_outlive_a_kill(own_server: Daemon) -> None:
 
 
 @pytest.mark.pyqd_only("nsqd writes its metadata behind the answer, and its queue files at intervals")
-def test_what_was_deleted_or_emptied_does_not_come_back_after_a_kill(own_server: Daemon) -> None:
+def test_deleted_and_emptied_messages_do_not_return_after_a_kill(own_server: Daemon) -> None:
     server = own_server
     with Client(server.tcp_address) as client:
         for name in ("gone", "kept", "held"):

@@ -20,7 +20,7 @@ from tests.support.server import Daemon, wait_until
 TOPICS = ("a", "b")
 CHANNELS = ("c", "d")
 STEADY = "steady"
-OPERATIONS = 300
+OPERATIONS = 180
 BATCH = 20
 # A publisher this far ahead of the consumers waits for them.
 AHEAD_MAX = 3000

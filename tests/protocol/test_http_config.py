@@ -180,7 +180,7 @@ def test_limits_of_pyqd_are_changed_live(own_server: Daemon) -> None:
 
 
 @pytest.mark.pyqd_only("the words are pyqd's")
-def test_what_is_changed_is_logged_as_the_configuration_file_has_it(own_server: Daemon) -> None:
+def test_a_changed_option_is_logged_in_the_syntax_of_the_configuration_file(own_server: Daemon) -> None:
     server = own_server
     put(server, "/config/log_level", b"debug")
     put(server, "/config/retention_time", b"90m")

@@ -37,7 +37,7 @@ def test_the_index_is_a_directory(server: Daemon) -> None:
         assert server.http("GET", f"/debug/pprof/{path}").status == 404
 
 
-def test_the_command_line_is_told_with_nul_between(server: Daemon) -> None:
+def test_the_command_line_is_shown_with_nul_separators(server: Daemon) -> None:
     words = server.http("GET", "/debug/pprof/cmdline").body.split(b"\0")
     assert f"-data-path={server.data_path}".encode() in words
 
@@ -60,7 +60,7 @@ def test_a_block_rate_and_freeing_memory_are_answered(server: Daemon) -> None:
 
 
 @pyqd_only
-def test_the_heap_is_told_by_type_and_when_traced_by_line(server: Daemon) -> None:
+def test_the_heap_is_shown_by_type_and_if_traced_by_line(server: Daemon) -> None:
     text = expect_text(server.http("GET", "/debug/heap"))
     assert "heap_in_use_bytes" in text
     assert "builtins.dict\n" in text

@@ -104,7 +104,7 @@ def test_ping_is_ok_without_a_version_of_the_api(server: Daemon) -> None:
     assert (reply.status, reply.headers["allow"].replace("HEAD, ", "")) == (405, "GET, OPTIONS")
 
 
-def test_info_tells_ports_limits_and_topology(narrow_server: Daemon) -> None:
+def test_info_shows_ports_limits_and_topology(narrow_server: Daemon) -> None:
     info = narrow_server.http("GET", "/info").json()
     assert abs(info.pop("start_time") - time.time()) < 3600
     info.pop("hostname")
@@ -156,7 +156,7 @@ def test_everything_has_its_key_in_nsqds_order(server: Daemon, connect: Connect,
     }
 
 
-def test_clients_tell_who_they_are_and_what_they_did(server: Daemon, connect: Connect, topic: str) -> None:
+def test_clients_are_shown_with_their_identities_and_counters(server: Daemon, connect: Connect, topic: str) -> None:
     work(server, connect, topic)
     found = stats(server, topic=topic, channel="email")
     (channel,) = found["topics"][0]["channels"]
@@ -214,7 +214,7 @@ def test_clients_and_memory_can_be_left_out(server: Daemon, connect: Connect, to
         assert found["memory"]["heap_in_use_bytes"] > 0
 
 
-def test_memory_is_told_in_numbers(server: Daemon) -> None:
+def test_memory_is_shown_in_numbers(server: Daemon) -> None:
     memory = stats(server)["memory"]
     assert list(memory) == [
         "heap_objects",

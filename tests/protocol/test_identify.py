@@ -40,7 +40,7 @@ def test_the_reply_is_compact_json_in_a_fixed_order(client: Client) -> None:
     assert reply_to(client, {"feature_negotiation": True}) == REPLY
 
 
-def test_the_reply_tells_the_limits_of_the_server(connect: Connect, narrow_server: Daemon) -> None:
+def test_the_reply_has_the_limits_of_the_server(connect: Connect, narrow_server: Daemon) -> None:
     assert reply_to(connect(narrow_server), {"feature_negotiation": True}) == NARROW_REPLY
 
 
@@ -51,7 +51,7 @@ def test_without_feature_negotiation_the_reply_is_ok(client: Client, request_bod
     client.expect_alive()
 
 
-def test_what_is_not_enabled_is_refused_in_the_reply_and_nothing_follows_it(client: Client) -> None:
+def test_a_disabled_upgrade_is_refused_in_the_reply_and_nothing_follows(client: Client) -> None:
     wishes: dict[str, object] = {"tls_v1": True, "snappy": True, "deflate": True, "deflate_level": 3}
     assert reply_to(client, {"feature_negotiation": True, **wishes}) == REPLY
     client.expect_alive()
@@ -64,7 +64,7 @@ def test_without_feature_negotiation_upgrades_are_not_even_looked_at(client: Cli
 
 
 @pytest.mark.parametrize("level", [-5, 0, 1, 6, 9, 2**31])
-def test_the_deflate_level_of_who_gets_no_deflate_is_six(client: Client, level: int) -> None:
+def test_the_deflate_level_of_a_client_without_deflate_is_six(client: Client, level: int) -> None:
     reply = client.identify(deflate=True, deflate_level=level)
     assert (reply["deflate"], reply["deflate_level"]) == (False, 6)
 
@@ -88,7 +88,7 @@ def test_the_deflate_level_of_who_gets_no_deflate_is_six(client: Client, level: 
         ("msg_timeout", 900000, 900000),
     ],
 )
-def test_a_field_in_its_range_is_told_back(client: Client, field: str, value: int, told: int) -> None:
+def test_a_field_within_its_range_is_returned_in_the_reply(client: Client, field: str, value: int, told: int) -> None:
     assert client.identify(**{field: value})[field] == told
     client.expect_alive()
 
@@ -99,7 +99,9 @@ def test_no_output_buffer_means_no_output_buffer_timeout(client: Client) -> None
 
 
 @pytest.mark.parametrize("interval_ms", [-1, 0, 1000, 60000])
-def test_a_heartbeat_interval_in_its_range_is_accepted_and_not_told_back(client: Client, interval_ms: int) -> None:
+def test_a_heartbeat_interval_within_its_range_is_accepted_and_not_in_the_reply(
+    client: Client, interval_ms: int
+) -> None:
     assert "heartbeat_interval" not in client.identify(heartbeat_interval=interval_ms)
     client.expect_alive()
 
@@ -235,7 +237,7 @@ def test_fields_are_checked_in_a_fixed_order(connect: Connect) -> None:
     ],
     ids=repr,
 )
-def test_what_is_not_json_of_the_right_types_is_fatal(client: Client, request_body: bytes) -> None:
+def test_identify_with_invalid_json_or_wrong_types_is_fatal(client: Client, request_body: bytes) -> None:
     client.send(identify(request_body))
     if request_body:
         client.expect_fatal("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
@@ -324,7 +326,7 @@ def test_a_client_that_does_not_identify_is_named_after_its_address(client: Clie
     assert (stats["version"], stats["state"], stats["remote_address"]) == ("V2", 3, client.local_address)
 
 
-def test_a_client_is_known_by_what_it_says_of_itself(client: Client, server: Daemon, topic: str) -> None:
+def test_a_client_is_shown_with_the_names_of_its_identify(client: Client, server: Daemon, topic: str) -> None:
     said = {"client_id": "käfer", "hostname": "h.example", "user_agent": "ua/1", "topology_zone": "z"}
     client.identify(**said, sample_rate=3)
     client.sub(topic)
@@ -333,7 +335,7 @@ def test_a_client_is_known_by_what_it_says_of_itself(client: Client, server: Dae
     assert (stats["topology_region"], stats["sample_rate"]) == ("", 3)
 
 
-def test_what_identify_leaves_out_is_empty(client: Client, server: Daemon, topic: str) -> None:
+def test_fields_that_identify_leaves_out_are_empty(client: Client, server: Daemon, topic: str) -> None:
     client.send(identify({"user_agent": "only"}) + identify({}))
     client.expect_ok(2)
     client.sub(topic)
@@ -341,7 +343,7 @@ def test_what_identify_leaves_out_is_empty(client: Client, server: Daemon, topic
     assert (stats["client_id"], stats["hostname"], stats["user_agent"]) == ("", "", "")
 
 
-def test_a_producer_is_known_by_what_it_says_of_itself(client: Client, server: Daemon, topic: str) -> None:
+def test_a_producer_is_shown_with_the_names_of_its_identify(client: Client, server: Daemon, topic: str) -> None:
     client.identify(client_id=topic)
     client.pub_each(topic, [b"x", b"y"])
     producers = server.http("GET", "/stats", format="json").json()["producers"]

@@ -68,7 +68,7 @@ def test_a_count_wraps_around_and_leading_zeros_do_not_matter(
         ("9" * 20, 99999999999999999999 - 5 * WRAP),
     ],
 )
-def test_a_count_out_of_range_is_told_after_its_wrap(client: Client, topic: str, text: str, count: int) -> None:
+def test_an_error_shows_a_count_out_of_range_after_its_wrap(client: Client, topic: str, text: str, count: int) -> None:
     client.sub(topic)
     client.send(f"RDY {text}\n".encode())
     client.expect_fatal("E_INVALID", f"RDY count {count} out of range 0-2500")
@@ -104,7 +104,9 @@ def test_a_defer_time_that_wraps_around_to_nothing_is_a_plain_publish(client: Cl
         (str(WRAP + 3600001), 3600001),
     ],
 )
-def test_a_defer_time_out_of_range_is_told_in_milliseconds(client: Client, topic: str, text: str, told: int) -> None:
+def test_an_error_shows_a_defer_time_out_of_range_in_milliseconds(
+    client: Client, topic: str, text: str, told: int
+) -> None:
     client.send(dpub(topic, text, b"x"))
     client.expect_fatal("E_INVALID", f"DPUB timeout {told} out of range 0-3600000")
 

@@ -90,7 +90,7 @@ def test_a_topic_has_those_of_its_channels_together_and_text_for_people(measurin
 
 
 @pytest.mark.parametrize("value", ["0", "1.5", "-0.5"])
-def test_what_is_no_percentile_is_refused(implementation: Implementation, value: str, tmp_path_factory: Any) -> None:
+def test_an_invalid_percentile_is_refused(implementation: Implementation, value: str, tmp_path_factory: Any) -> None:
     directory = tmp_path_factory.mktemp("none")
     command = [*implementation.argv, f"-data-path={directory}", f"-e2e-processing-latency-percentile={value}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -22,7 +22,7 @@ def test_any_other_magic_is_refused_with_one_error_frame(connect: Connect, magic
     connect(magic=magic).expect_fatal("E_BAD_PROTOCOL")
 
 
-def test_what_follows_a_bad_magic_is_not_executed(connect: Connect, server: Daemon, topic: str) -> None:
+def test_commands_after_a_bad_magic_are_not_executed(connect: Connect, server: Daemon, topic: str) -> None:
     client = connect(magic=b"  V1" + pub(topic, b"x"))
     client.expect_fatal("E_BAD_PROTOCOL")
     assert server.topic(topic) is None

@@ -120,13 +120,13 @@ def test_without_negotiation_nothing_is_granted(client: Client, topic: str) -> N
     client.pub(topic, b"x")
 
 
-def test_who_does_not_ask_is_answered_as_by_nsqd(client: Client, topic: str) -> None:
+def test_without_the_option_answers_are_those_of_nsqd(client: Client, topic: str) -> None:
     assert "message_ids" not in client.identify()
     client.pub(topic, b"x")
     client.mpub(topic, [b"x", b"y"])
     client.dpub(topic, 0, b"x")
 
 
-def test_who_asks_for_something_else_by_that_name_is_refused(client: Client) -> None:
+def test_another_value_for_the_option_is_refused(client: Client) -> None:
     client.send(b'IDENTIFY\n\x00\x00\x00\x11{"message_ids":1}')
     client.expect_fatal("E_BAD_BODY", "IDENTIFY failed to decode JSON body")

@@ -46,7 +46,7 @@ def numbered(first: int, count: int) -> list[bytes]:
     return [b"%d " % number + b"x" * 400 for number in range(first, first + count)]
 
 
-def test_what_comes_in_one_piece_is_answered_one_by_one_and_stored_once(
+def test_batches_received_in_one_segment_are_answered_one_by_one_and_stored_once(
     client: Client, server: Daemon, topic: str
 ) -> None:
     other = f"{topic}_other"
@@ -74,7 +74,7 @@ def test_what_comes_in_one_piece_is_answered_one_by_one_and_stored_once(
     assert sorted(int(body.split()[0]) for body in consume(client, topic, 502)) == list(range(502))
 
 
-def test_a_client_that_consumes_what_it_publishes_may_mix_both(client: Client, server: Daemon, topic: str) -> None:
+def test_a_client_may_publish_and_consume_on_one_connection(client: Client, server: Daemon, topic: str) -> None:
     client.sub(topic, rdy_count=2500)
     found: list[Message] = []
     for turn in range(20):
@@ -107,7 +107,7 @@ def test_a_client_that_consumes_what_it_publishes_may_mix_both(client: Client, s
     ],
     ids=["size", "count", "message", "topic", "command", "state"],
 )
-def test_what_stands_before_a_bad_command_is_accepted(
+def test_commands_before_a_bad_one_are_accepted(
     client: Client, server: Daemon, topic: str, bad: Callable[[str], bytes], error: str
 ) -> None:
     batches = [mpub(topic, numbered(50 * number, 50)) for number in range(3)]
@@ -220,7 +220,7 @@ def test_a_count_too_small_leaves_the_rest_as_the_next_command(client: Client, s
         (21, "E_BAD_MESSAGE", "MPUB failed to read message body"),
     ],
 )
-def test_end_of_file_in_mid_body_is_told_exactly_and_nothing_is_queued(
+def test_an_end_of_file_within_the_body_has_an_exact_error_and_queues_nothing(
     client: Client, server: Daemon, topic: str, kept_bytes: int, code: str, text: str
 ) -> None:
     client.send(f"MPUB {topic}\n".encode() + mpub_body([b"one", b"two"])[:kept_bytes])

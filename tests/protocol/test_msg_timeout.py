@@ -56,7 +56,7 @@ def test_a_message_timed_out_is_not_in_flight(client: Client, server: Daemon, ti
 
 
 @pytest.mark.slow
-def test_a_message_timed_out_may_go_to_another_consumer_who_then_owns_it(connect: Connect, timed_topic: str) -> None:
+def test_a_timed_out_message_may_go_to_another_consumer_which_then_owns_it(connect: Connect, timed_topic: str) -> None:
     first, second = connect(), connect()
     first.pub(timed_topic, b"x")
     consumer(first, timed_topic)
@@ -73,7 +73,9 @@ def test_a_message_timed_out_may_go_to_another_consumer_who_then_owns_it(connect
 
 
 @pytest.mark.slow
-def test_what_a_client_leaves_behind_waits_for_its_timeout(connect: Connect, server: Daemon, timed_topic: str) -> None:
+def test_messages_of_a_departed_client_wait_for_their_timeout(
+    connect: Connect, server: Daemon, timed_topic: str
+) -> None:
     first, second = connect(), connect()
     first.mpub(timed_topic, [b"1", b"2"])
     consumer(first, timed_topic, rdy_count=2)
@@ -86,7 +88,7 @@ def test_what_a_client_leaves_behind_waits_for_its_timeout(connect: Connect, ser
     server.wait_for_channel(timed_topic, "c", timeout_count=2, in_flight_count=2, depth=0)
 
 
-def test_what_a_client_leaves_behind_stays_in_flight_at_first(connect: Connect, server: Daemon, topic: str) -> None:
+def test_messages_of_a_departed_client_stay_in_flight(connect: Connect, server: Daemon, topic: str) -> None:
     first = connect()
     first.pub(topic, b"x")
     consumer(first, topic, msg_timeout_ms=60_000)
@@ -115,7 +117,7 @@ def test_touching_helps_no_longer_than_the_greatest_timeout(
 
 
 @pytest.mark.slow
-def test_the_timeout_of_the_server_holds_for_who_names_none(
+def test_the_timeout_of_the_server_is_the_default(
     connect: Connect, narrow_server: Daemon, narrow_timed_topic: str
 ) -> None:
     client = connect(narrow_server)
@@ -126,7 +128,7 @@ def test_the_timeout_of_the_server_holds_for_who_names_none(
 
 
 @pytest.mark.slow
-def test_a_message_that_times_out_makes_room_for_the_next(client: Client, server: Daemon, timed_topic: str) -> None:
+def test_a_timed_out_message_frees_a_place_for_the_next(client: Client, server: Daemon, timed_topic: str) -> None:
     client.mpub(timed_topic, [b"1", b"2"])
     consumer(client, timed_topic)
     first = client.read_message()

@@ -44,7 +44,7 @@ def test_with_rdy_one_every_message_comes_at_once(client: Client, connect: Conne
         client.fin(message)
 
 
-def test_a_response_brings_what_was_buffered(client: Client, server: Daemon, topic: str) -> None:
+def test_a_response_flushes_buffered_messages(client: Client, server: Daemon, topic: str) -> None:
     client.identify(output_buffer_timeout=-1)
     client.sub(topic, rdy_count=100)
     assert server.http("POST", "/mpub", b"1\n2\n3\n", topic=topic).status == 200
@@ -54,7 +54,7 @@ def test_a_response_brings_what_was_buffered(client: Client, server: Daemon, top
     assert sorted(frame.type for frame in frames) == [0, 2, 2, 2]
 
 
-def test_a_heartbeat_brings_what_was_buffered(client: Client, connect: Connect, topic: str) -> None:
+def test_a_heartbeat_flushes_buffered_messages(client: Client, connect: Connect, topic: str) -> None:
     client.identify(output_buffer_timeout=-1, heartbeat_interval=1000)
     client.sub(topic, rdy_count=100)
     connect().pub(topic, b"x")

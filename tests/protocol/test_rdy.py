@@ -32,7 +32,7 @@ def test_rdy_is_a_ceiling_and_not_used_up(client: Client, server: Daemon, topic:
     server.wait_for_channel(topic, "c", in_flight_count=0, depth=0)
 
 
-def test_each_fin_makes_room_for_one(client: Client, server: Daemon, topic: str) -> None:
+def test_each_fin_permits_one_more_delivery(client: Client, server: Daemon, topic: str) -> None:
     client.mpub(topic, BODIES)
     client.sub(topic, rdy_count=2)
     client.fin(client.read_messages(2)[0])

@@ -1,4 +1,4 @@
-"""MPUBs in slices: the view of other clients meanwhile, and the remaining messages if a slice is interrupted.
+"""MPUBs in slices: the view of other clients between slices, and the remaining messages after an interruption.
 
 The daemon stores small batches in slices, and stops between two slices for as long as a file is there.
 """
@@ -138,7 +138,7 @@ def test_other_publishers_to_the_topic_wait_and_all_other_clients_do_not(sliced:
     assert b"second" in bodies
 
 
-def test_a_sliced_batch_tells_the_ids_of_its_messages(sliced: Sliced) -> None:
+def test_the_answer_to_a_sliced_batch_has_the_ids_of_its_messages(sliced: Sliced) -> None:
     with Client(sliced.daemon.tcp_address) as client:
         client.identify(message_ids=True)
         client.send(mpub("t", BATCH))
@@ -193,7 +193,7 @@ def test_a_bad_message_at_the_end_of_a_large_batch_refuses_all_of_it(sliced: Sli
     sliced.daemon.wait_for_topic("t", message_count=0)
 
 
-def test_a_kill_in_the_middle_leaves_nothing_of_the_batch_and_all_of_what_was_answered(sliced: Sliced) -> None:
+def test_a_kill_during_a_batch_keeps_none_of_it_and_all_acknowledged_messages(sliced: Sliced) -> None:
     with Client(sliced.daemon.tcp_address) as client:
         client.send(mpub("t", BATCH) + pub("t", b"before"))
         client.expect_ok(2)

@@ -78,7 +78,7 @@ def bring_into(client: Client, state: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "command", "answer"), CELLS)
-def test_each_command_is_allowed_only_where_it_makes_sense(
+def test_each_command_is_allowed_only_in_its_states(
     client: Client, state: str, command: bytes, answer: Frame | None
 ) -> None:
     bring_into(client, state)

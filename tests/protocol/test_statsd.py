@@ -105,7 +105,7 @@ def test_keys_types_and_their_order(start: Start, statsd: StatsdServer) -> None:
     ]
 
 
-def test_gauges_are_values_and_counters_what_they_grew_by(start: Start, statsd: StatsdServer) -> None:
+def test_gauges_are_sent_as_values_and_counters_as_differences(start: Start, statsd: StatsdServer) -> None:
     daemon = start(*FLAGS, address=f"127.0.0.1:{statsd.port}")
     expected = {
         **{f"topic.orders.{key}": entry for key, entry in TOPIC.items()},

@@ -84,7 +84,7 @@ def test_a_channel_takes_no_more_consumers_than_the_limit(connect: Connect, narr
     narrow_server.wait_for_channel(topic, "c", client_count=2)
 
 
-def test_a_consumer_that_leaves_makes_room_for_another(connect: Connect, narrow_server: Daemon, topic: str) -> None:
+def test_a_departed_consumer_frees_its_place_for_another(connect: Connect, narrow_server: Daemon, topic: str) -> None:
     first, second = connect(narrow_server), connect(narrow_server)
     first.sub(topic)
     second.sub(topic)

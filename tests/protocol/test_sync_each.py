@@ -3,6 +3,7 @@
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ WITH_CONTROLLED_COMMITS = """
 import errno
 import os
 import sys
+import time
 import time
 from pyqd.diskqueue.files import JournalFile
 from pyqd.primitives.errors import StorageError
@@ -131,7 +133,7 @@ def test_an_ok_leaves_when_its_commit_is_in_the_journal(controlled: Controlled, 
 
 
 @pytest.mark.parametrize("kind", ["PUB", "MPUB", "DPUB"])
-def test_a_failed_commit_is_told_to_the_publisher_and_what_it_had_is_durable_with_the_next(
+def test_a_failed_commit_is_reported_to_the_publisher_and_its_messages_are_durable_with_the_next(
     controlled: Controlled, topic: str, kind: str
 ) -> None:
     command = {"PUB": pub(topic, b"x"), "MPUB": mpub(topic, [b"x", b"y"]), "DPUB": dpub(topic, 60_000, b"x")}[kind]
@@ -149,9 +151,7 @@ def test_a_failed_commit_is_told_to_the_publisher_and_what_it_had_is_durable_wit
     assert controlled.daemon.http("GET", "/ping").status == 200
 
 
-def test_a_failed_commit_is_told_to_all_that_wait_for_it_and_for_nothing_else(
-    controlled: Controlled, topic: str
-) -> None:
+def test_a_failed_commit_is_reported_to_its_waiting_publishers_only(controlled: Controlled, topic: str) -> None:
     controlled.hold()
     first, *others = clients = [controlled.client() for _ in range(5)]
     first.send(pub(topic, b"x"))
@@ -207,7 +207,9 @@ def test_publishes_that_come_in_one_piece_share_a_commit_and_are_answered_in_ord
     assert controlled.count(topic) == 3 + 160
 
 
-def test_a_refused_command_behind_a_publish_is_told_behind_its_ok(controlled: Controlled, topic: str) -> None:
+def test_the_error_of_a_command_after_a_publish_follows_the_ok_of_the_publish(
+    controlled: Controlled, topic: str
+) -> None:
     with controlled.client() as client:
         client.send(pub(topic, b"x") + b"NONSENSE\n")
         client.expect_ok()
@@ -252,3 +254,35 @@ def test_a_publisher_over_http_waits_for_the_commit_too(controlled: Controlled, 
     assert controlled.daemon.http("POST", "/pub", b"x", topic=topic).status == 503
     controlled.switch("failing", False)
     assert controlled.daemon.http("POST", "/pub", b"x", topic=topic).status == 200
+
+
+@pytest.mark.parametrize("kind", ["SUB", "MPUB"])
+def test_a_command_behind_a_publish_that_is_refused_is_not_executed(
+    controlled: Controlled, topic: str, kind: str
+) -> None:
+    large = mpub(topic, [b"x" * 100_000] * 20)
+    command = {"SUB": f"SUB {topic} c\n".encode(), "MPUB": large}[kind]
+    controlled.hold()
+    with controlled.client() as client:
+        client.send(pub(topic, b"x") + command)
+        controlled.wait_held()
+        time.sleep(0.2)
+        controlled.switch("failing", True)
+        controlled.release()
+        assert client.read_frame().data.startswith(b"E_PUB_FAILED ")
+        client.expect_closed()
+    assert controlled.daemon.channel(topic, "c") is None
+
+
+def test_a_publisher_that_waits_for_a_slow_commit_is_not_closed_for_its_silence(
+    controlled: Controlled, topic: str
+) -> None:
+    with controlled.client() as client:
+        client.send(identify({"heartbeat_interval": 1000}))
+        client.expect_ok()
+        controlled.hold()
+        client.send(pub(topic, b"x"))
+        controlled.wait_held()
+        time.sleep(2.5)
+        controlled.release()
+        client.expect_ok()

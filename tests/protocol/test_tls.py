@@ -87,7 +87,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("policy", ["true", "tcp-https"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_where_tls_is_required_identify_is_the_only_command_without_it(run: Run, policy: str, command: bytes) -> None:
+def test_required_tls_permits_only_identify_before_the_upgrade(run: Run, policy: str, command: bytes) -> None:
     daemon = run(f"-tls-required={policy}")
     with connect(daemon) as client:
         client.send(identify({}))
@@ -98,7 +98,7 @@ def test_where_tls_is_required_identify_is_the_only_command_without_it(run: Run,
 
 @pytest.mark.parametrize("compression", ["snappy", "deflate"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_where_tls_is_required_compression_alone_is_not_enough(run: Run, compression: str, command: bytes) -> None:
+def test_compression_alone_does_not_satisfy_required_tls(run: Run, compression: str, command: bytes) -> None:
     with connect(run("-tls-required")) as client:
         assert client.identify(**{compression: True})[compression] is True
         client.start_snappy() if compression == "snappy" else client.start_deflate()
@@ -106,13 +106,13 @@ def test_where_tls_is_required_compression_alone_is_not_enough(run: Run, compres
         client.expect_fatal("E_INVALID", b"cannot " + command + b" in current state (TLS required)")
 
 
-def test_where_tls_is_required_it_is_enough(run: Run, certificates: Certificates) -> None:
+def test_an_upgrade_to_tls_satisfies_required_tls(run: Run, certificates: Certificates) -> None:
     with secured(run("-tls-required"), certificates.client_context()) as client:
         client.expect_alive()
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/ping"), ("POST", "/pub?topic=t"), ("PUT", "/nothing/here")])
-def test_where_tls_is_required_http_is_refused_whatever_is_asked_for(run: Run, method: str, path: str) -> None:
+def test_required_tls_refuses_every_plain_http_request(run: Run, method: str, path: str) -> None:
     daemon = run("-tls-required")
     reply = daemon.http(method, path, b"body")
     assert reply.status == 403
@@ -121,7 +121,7 @@ def test_where_tls_is_required_http_is_refused_whatever_is_asked_for(run: Run, m
     assert reply.headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
-def test_where_tls_is_required_for_tcp_http_is_open(run: Run) -> None:
+def test_tls_required_for_tcp_leaves_http_open(run: Run) -> None:
     assert run("-tls-required=tcp-https").http("GET", "/ping").body == b"OK"
 
 
@@ -148,7 +148,7 @@ def test_https_takes_a_large_body_and_many_requests_on_one_connection(run: Run, 
     daemon.wait_for_topic("https", message_count=4)
 
 
-def test_plain_http_on_the_https_port_harms_nobody(run: Run, certificates: Certificates) -> None:
+def test_plain_http_on_the_https_port_is_harmless(run: Run, certificates: Certificates) -> None:
     daemon = run()
     with socket.create_connection(("127.0.0.1", https_port(daemon)), WAIT_S) as plain:
         plain.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -158,7 +158,7 @@ def test_plain_http_on_the_https_port_harms_nobody(run: Run, certificates: Certi
     assert https_get(daemon, certificates.client_context(), "/ping") == (200, b"OK")
 
 
-def test_a_handshake_that_fails_is_told_in_plain_text(run: Run) -> None:
+def test_a_failed_handshake_is_reported_in_plain_text(run: Run) -> None:
     with connect(run()) as client:
         assert client.identify(tls_v1=True)["tls_v1"] is True
         client.send(b"this is no TLS at all, and long enough to be a record\n")
@@ -193,7 +193,7 @@ def test_a_client_auth_policy_lets_no_client_in_without_a_certificate(
         ("something else", "stranger", True),
     ],
 )
-def test_a_client_auth_policy_says_whose_certificates_do(
+def test_a_client_auth_policy_selects_the_accepted_certificates(
     run: Run, certificates: Certificates, policy: str, shown: str, welcome: bool
 ) -> None:
     daemon = run(f"-tls-client-auth-policy={policy}", f"-tls-root-ca-file={certificates.authority.path}")
@@ -269,7 +269,7 @@ def test_answers_that_wait_for_a_sync_come_through_tls(run: Run, certificates: C
 
 
 @pytest.mark.slow
-def test_a_handshake_that_does_not_go_on_ends_in_seconds_and_holds_up_nobody(
+def test_a_stalled_handshake_ends_within_seconds_and_delays_no_other_client(
     run: Run, certificates: Certificates
 ) -> None:
     daemon = run()
@@ -289,7 +289,7 @@ def test_a_handshake_that_does_not_go_on_ends_in_seconds_and_holds_up_nobody(
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS"])
-def test_plain_http_on_the_https_port_is_told_so(run: Run, method: str) -> None:
+def test_plain_http_on_the_https_port_gets_an_explanation(run: Run, method: str) -> None:
     daemon = run()
     with socket.create_connection(("127.0.0.1", https_port(daemon)), timeout=WAIT_S) as plain:
         plain.sendall(f"{method} /ping HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())

@@ -90,7 +90,7 @@ def test_every_channel_gets_every_message(connect: Connect, topic: str) -> None:
     assert all(messages == received[0] for messages in received)
 
 
-def test_the_first_channel_gets_what_came_before_it_and_later_ones_do_not(
+def test_the_first_channel_gets_earlier_messages_and_later_channels_do_not(
     connect: Connect, server: Daemon, topic: str
 ) -> None:
     producer, first, second = connect(), connect(), connect()
@@ -108,7 +108,7 @@ def test_the_first_channel_gets_what_came_before_it_and_later_ones_do_not(
     server.wait_for_channel(topic, "second", message_count=1)
 
 
-def test_a_channel_keeps_messages_while_nobody_listens(connect: Connect, server: Daemon, topic: str) -> None:
+def test_a_channel_keeps_messages_without_consumers(connect: Connect, server: Daemon, topic: str) -> None:
     consumer = connect()
     consumer.sub(topic)
     consumer.close()
@@ -137,7 +137,7 @@ def test_each_message_goes_to_one_consumer_of_a_channel(connect: Connect, server
     assert sorted(received) == bodies
 
 
-def test_who_has_no_room_leaves_messages_to_the_others(connect: Connect, topic: str) -> None:
+def test_a_consumer_without_ready_count_leaves_messages_to_the_others(connect: Connect, topic: str) -> None:
     idle, full, ready = connect(), connect(), connect()
     idle.sub(topic, rdy_count=0)
     full.sub(topic, rdy_count=1)
@@ -215,7 +215,7 @@ def test_an_ephemeral_topic_with_a_lasting_channel_stays(connect: Connect, serve
     server.wait_for_channel(name, "c", depth=1)
 
 
-def test_an_ephemeral_topic_discards_what_is_more_than_its_memory(
+def test_an_ephemeral_topic_discards_messages_beyond_its_memory_queue(
     connect: Connect, narrow_server: Daemon, topic: str
 ) -> None:
     name = f"{topic}#ephemeral"
@@ -223,7 +223,7 @@ def test_an_ephemeral_topic_discards_what_is_more_than_its_memory(
     narrow_server.wait_for_topic(name, depth=3, message_count=10, backend_depth=0)
 
 
-def test_a_lasting_topic_keeps_what_is_more_than_its_memory(
+def test_a_durable_topic_keeps_messages_beyond_its_memory_queue(
     connect: Connect, narrow_server: Daemon, topic: str
 ) -> None:
     client = connect(narrow_server)

@@ -186,7 +186,7 @@ def test_a_client_that_does_not_read_gets_all_of_it_later(
 
 @pytest.mark.pyqd_only("nsqd loses what it has received with IDENTIFY")
 @pytest.mark.parametrize("kind", ["snappy", "deflate"])
-def test_what_is_sent_with_identify_is_the_beginning_of_the_compressed_stream(
+def test_bytes_sent_with_identify_begin_the_compressed_stream(
     connect: Connect, upgrading_server: Daemon, topic: str, kind: str
 ) -> None:
     client = connect(upgrading_server)
@@ -224,7 +224,7 @@ def test_the_deflate_level_is_at_most_that_of_the_server(
     client.pub(topic, b"x")
 
 
-def test_what_pays_is_compressed_and_what_does_not_is_sent_as_it_is(upgraded: Upgrading, topic: str) -> None:
+def test_compressible_data_is_compressed_and_other_data_is_stored(upgraded: Upgrading, topic: str) -> None:
     client = upgraded(snappy=True)
     stream = client._socket
     assert isinstance(stream, SnappyStream)
@@ -332,7 +332,7 @@ def stored_block(data: bytes) -> bytes:
     return b"\0" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data + b"\0\0\0\xff\xff"
 
 
-def test_stats_tell_which_upgrades_a_client_has(
+def test_stats_show_the_upgrades_of_a_client(
     upgraded: Upgrading, upgrading_server: Daemon, upgrades: dict[str, object], topic: str
 ) -> None:
     client = upgraded(**upgrades)

@@ -8,9 +8,13 @@ from typing import Any
 
 import gevent
 import pytest
+from OpenSSL import SSL
 
 from pyqd.apps.listeners import tls_server
 from pyqd.durability.group_commit import GroupCommit
+from pyqd.hot.net.tls import Tls
+from pyqd.hot.net.transport import Transport
+from pyqd.hot.primitives.clock import wall
 from pyqd.hot.tcp.ioloop import IoLoop
 from pyqd.hot.tcp.output import ClientOutput
 from pyqd.hot.tcp.publisher import Publisher
@@ -24,8 +28,15 @@ PARTS = (Connection, IoLoop, ClientOutput, Publisher)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[TcpServer]:
+def errors() -> list[BaseException]:
+    """Errors of scheduled runs."""
+    return []
+
+
+@pytest.fixture
+def server(tmp_path: Path, errors: list[BaseException]) -> Iterator[TcpServer]:
     broker = broker_on(tmp_path)
+    broker.scheduler.on_error = errors.append
     hub: Any = gevent.get_hub()
     broker.scheduler.on_wake_wanted = lambda: hub.loop.run_callback(broker.scheduler.run_wakes)
     durability = GroupCommit(broker, hub.threadpool.spawn, hub.loop.run_callback)
@@ -78,3 +89,61 @@ def test_a_client_that_leaves_is_freed_without_the_collector(server: TcpServer, 
         assert count_parts() == before
     finally:
         gc.enable()
+
+
+class FailingTls:
+    """Connection of OpenSSL that has nothing to read and cannot encrypt."""
+
+    def recv_into(self, _into: object) -> int:
+        raise SSL.WantReadError
+
+    def send(self, _data: object) -> int:
+        raise MemoryError
+
+    def bio_read(self, _size_bytes: int) -> bytes:
+        raise SSL.WantReadError
+
+    def shutdown(self) -> None:
+        raise SSL.Error
+
+
+def receive(client: socket.socket, text: bytes) -> bytes:
+    """Return what comes up to a text."""
+    received = b""
+    with gevent.Timeout(10):
+        while text not in received:
+            gevent.socket.wait_read(client.fileno())
+            received += client.recv(4096)
+    return received
+
+
+def test_a_client_is_closed_if_a_delivery_fails_between_its_messages(
+    server: TcpServer, errors: list[BaseException]
+) -> None:
+    topic = server.broker.topic("t")
+    clients = []
+    for number in range(2):
+        client, accepted = socket.socketpair()
+        clients.append(client)
+        accepted.setblocking(False)
+        client.setblocking(False)
+        server.accept_client(accepted, f"127.0.0.1:{number}")
+        client.sendall(b"  V2SUB t c%d\n" % number)
+        receive(client, b"OK")
+    failing, other = sorted(server.connections, key=lambda each: each.remote_address)
+    failing.ioloop.upgrade(Transport(failing.socket.fileno(), Tls(FailingTls())))  # type: ignore[arg-type]
+    failing.output.rdy = other.output.rdy = 10
+    topic.publish_body(b"message", wall())
+    receive(clients[1], b"message")
+    assert [type(error) for error in errors] == [MemoryError]
+    assert failing.gone
+    assert not other.gone
+    with gevent.Timeout(10):
+        while failing in server.connections:
+            gevent.sleep(0.001)
+    assert topic.channel("c0").in_flight_count == 1
+    clients[0].close()
+    clients[1].close()
+    with gevent.Timeout(10):
+        while server.connections:
+            gevent.sleep(0.001)

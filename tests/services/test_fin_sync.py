@@ -16,7 +16,7 @@ from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
 from tests.services.test_group_commit import Held
 from tests.services.test_syncer import RecordingFiles, files_of
-from tests.support.storage import broker_on, consumer_on, options_for, run_turns
+from tests.support.storage import broker_on, consumer_on, options_for, run_all_wakes
 
 MINUTE_NS = 60 * 10**9
 
@@ -54,7 +54,7 @@ def taken(broker: Broker, count: int, channel_name: str = "c") -> tuple[Any, Con
     consumer = consumer_on(channel)
     for _ in range(count):
         topic.publish_body(b"x", time.time_ns())
-    run_turns(broker)
+    run_all_wakes(broker)
     ids = []
     while (message := channel.take_message(consumer)) is not None:
         ids.append(message[0])
@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_written_keeps_no_other_channel(
 
 @pytest.mark.parametrize("what", ["channel", "topic"])
 @pytest.mark.parametrize("when", ["gathering", "writing"])
-def test_what_is_deleted_during_a_round_is_let_go(
+def test_a_channel_deleted_during_a_round_is_released(
     broker: Broker, held: Held, fin_sync: FinSync, what: str, when: str
 ) -> None:
     channel, consumer, ids = taken(broker, 1)
@@ -259,7 +259,7 @@ def test_a_finished_dead_letter_makes_its_original_durable_first(
     channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="letters"))
     settle(broker, held)
     assert channel.requeue_message(consumer, ids[0], 0) == 0
-    run_turns(broker)
+    run_all_wakes(broker)
     letter = letters.take_message(reader)
     assert letter is not None
     assert channel.dead_letters_unsynced == 1

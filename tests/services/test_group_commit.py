@@ -93,7 +93,7 @@ def test_an_ok_waits_for_the_sync_of_its_record(broker: Broker, held: Held, comm
     assert topic.log.synced_end == 1
 
 
-def test_those_who_come_in_one_pass_share_a_sync(broker: Broker, held: Held, commit: GroupCommit) -> None:
+def test_publishers_of_one_pass_share_a_sync(broker: Broker, held: Held, commit: GroupCommit) -> None:
     topics = [broker.topic(name) for name in ("one", "two", "three")]
     for topic in topics:
         topic.publish_body(b"x", time.time_ns())
@@ -104,7 +104,7 @@ def test_those_who_come_in_one_pass_share_a_sync(broker: Broker, held: Held, com
     assert held.jobs == []
 
 
-def test_those_who_come_during_a_sync_share_the_next(broker: Broker, held: Held, commit: GroupCommit) -> None:
+def test_publishers_that_arrive_during_a_sync_share_the_next(broker: Broker, held: Held, commit: GroupCommit) -> None:
     topic = broker.topic("t")
     first = publish(commit, topic)
     assert held.come.wait(WAIT_S)
@@ -289,7 +289,9 @@ def test_a_bug_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
 
 
 @pytest.mark.parametrize("failing", [".seg", "/state"])
-def test_an_ok_is_not_given_for_what_the_syncer_lost_beside_the_round(tmp_path: Path, held: Held, failing: str) -> None:
+def test_a_range_that_the_syncer_lost_during_the_round_is_synced_before_the_ok(
+    tmp_path: Path, held: Held, failing: str
+) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files, sync_every=1)
     commit = GroupCommit(broker, held.run, gevent.get_hub().loop.run_callback)
@@ -309,7 +311,7 @@ def test_an_ok_is_not_given_for_what_the_syncer_lost_beside_the_round(tmp_path: 
     broker.close()
 
 
-def test_a_round_that_succeeds_says_nothing_of_what_the_syncer_failed_at(tmp_path: Path, held: Held) -> None:
+def test_a_successful_round_does_not_hide_a_failure_of_the_syncer(tmp_path: Path, held: Held) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files, sync_every=1)
     commit = GroupCommit(broker, held.run, gevent.get_hub().loop.run_callback)

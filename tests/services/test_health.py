@@ -70,7 +70,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     made.broker.close()
 
 
-def test_too_little_room_is_bad_for_as_long_as_it_lasts(watched: Watched) -> None:
+def test_health_is_bad_while_free_space_is_too_small(watched: Watched) -> None:
     assert watched.ping() == (200, b"OK")
     watched.files.free = 1 << 20
     status, body = watched.ping()

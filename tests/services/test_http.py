@@ -53,7 +53,7 @@ def test_an_unknown_path_is_not_found(app: HttpApp, path: str) -> None:
         ("POST", "/config/x", "GET, HEAD, OPTIONS, PUT"),
     ],
 )
-def test_a_wrong_method_is_told_the_right_ones(app: HttpApp, method: str, path: str, allow: str) -> None:
+def test_the_answer_to_a_wrong_method_names_the_allowed_ones(app: HttpApp, method: str, path: str, allow: str) -> None:
     reply = app.request(method, path)
     assert (reply.status, reply.body) == (405, b'{"message":"METHOD_NOT_ALLOWED"}')
     assert reply.headers["Allow"] == allow
@@ -87,7 +87,7 @@ def test_a_request_behind_a_head_is_answered(app: HttpApp) -> None:
     assert said.count(b"\r\n\r\nOK") == 1
 
 
-def test_head_of_what_only_post_does_is_refused_and_does_nothing(app: HttpApp) -> None:
+def test_head_on_a_post_route_is_refused_and_has_no_effect(app: HttpApp) -> None:
     said = app.exchange(b"HEAD /topic/create?topic=by_head HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
     assert said.endswith(b"\r\n\r\n")
@@ -213,7 +213,7 @@ def test_http_1_0_closes_unless_asked_to_stay(app: HttpApp) -> None:
         b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_refused_and_the_connection_closed(app: HttpApp, data: bytes) -> None:
+def test_invalid_http_is_refused_and_the_connection_closed(app: HttpApp, data: bytes) -> None:
     said = app.exchange(data)
     assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert said.endswith(b"\r\n\r\n400 Bad Request")
@@ -249,7 +249,7 @@ def test_a_bad_request_that_offers_another_protocol_is_refused(app: HttpApp) -> 
     assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200", b"400"]
 
 
-def test_a_client_that_expects_it_is_told_to_continue(app: HttpApp) -> None:
+def test_a_client_that_expects_100_continue_gets_it(app: HttpApp) -> None:
     with app.connect() as connection:
         connection.sendall(
             b"POST /pub?topic=e HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
@@ -262,7 +262,9 @@ def test_a_client_that_expects_it_is_told_to_continue(app: HttpApp) -> None:
 @pytest.mark.parametrize(
     ("target", "length", "status"), [(b"/pub?topic=e", 1001, b"413"), (b"/nothing", 3, b"404"), (b"/ping", 3, b"405")]
 )
-def test_a_client_is_not_told_to_continue_in_vain(app: HttpApp, target: bytes, length: int, status: bytes) -> None:
+def test_a_request_that_will_be_refused_gets_no_100_continue(
+    app: HttpApp, target: bytes, length: int, status: bytes
+) -> None:
     said = app.exchange(
         b"POST %b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (target, length)
     )
@@ -282,7 +284,7 @@ def test_the_answer_to_a_body_too_big_reaches_a_client_that_sends_it_all(app: Ht
     assert reply.headers["Connection"] == "close"
 
 
-def test_after_a_body_a_little_too_big_the_connection_goes_on(app: HttpApp) -> None:
+def test_after_a_body_slightly_too_large_the_connection_stays_open(app: HttpApp) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=10)
     connection.request("POST", "/pub?topic=e", body=bytes(1001))
     assert read_reply(connection.getresponse()).status == 413
@@ -310,7 +312,7 @@ def test_endless_trailers_are_cut_off(app: HttpApp) -> None:
         assert read_to_end(connection).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_body_where_none_is_wanted_is_dropped(app: HttpApp) -> None:
+def test_an_unexpected_body_is_dropped(app: HttpApp) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", app.port, timeout=10)
     for _ in range(2):
         connection.request("GET", "/ping", body=bytes(5000))
@@ -326,7 +328,7 @@ def test_a_large_answer_waits_for_a_slow_reader_and_others_do_not(app: HttpApp) 
         assert len(read_to_end(slow)) > 32 << 20
 
 
-def test_a_client_that_goes_away_harms_nobody(app: HttpApp) -> None:
+def test_a_client_that_disconnects_is_harmless(app: HttpApp) -> None:
     for data in (
         b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
         b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1",
@@ -384,7 +386,7 @@ def test_a_unix_socket_serves_and_goes_with_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_address_in_use_is_said_in_the_words_of_nsqd(app: HttpApp, tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported_with_nsqd_s_text(app: HttpApp, tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
         HttpApp(tmp_path, f"127.0.0.1:{app.port}")
     where = f"127.0.0.1:{app.port}"

@@ -45,7 +45,7 @@ def test_limits_are_shown_changed_and_taken_away(app: HttpApp, channel: str) -> 
     assert app.post(f"/channel/limits?{channel}&max_attempts=0").json() == none
 
 
-def test_a_burst_too_small_for_the_rate_is_shown_as_what_it_is_taken_for(app: HttpApp, channel: str) -> None:
+def test_a_burst_too_small_for_the_rate_is_shown_with_its_effective_value(app: HttpApp, channel: str) -> None:
     assert app.post(f"/channel/limits?{channel}&rate=1000&burst=1").json()["burst"] == 10
 
 
@@ -55,7 +55,7 @@ def test_the_dead_letter_topic_is_made_at_once(app: HttpApp, channel: str) -> No
     assert topic["depth"] == 0
 
 
-def test_statistics_show_limits_where_there_are_some_and_else_nsqds_keys_alone(app: HttpApp, channel: str) -> None:
+def test_statistics_show_limits_only_of_channels_that_have_some(app: HttpApp, channel: str) -> None:
     def shown() -> dict[str, object]:
         (topic,) = app.get(f"/stats?format=json&{channel}").json()["topics"]
         return dict(topic["channels"][0])
@@ -89,7 +89,7 @@ def test_statistics_show_limits_where_there_are_some_and_else_nsqds_keys_alone(a
         ("max_attempts=5&dead_letter_topic=dead%23ephemeral", "INVALID_DEAD_LETTER_TOPIC"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(app: HttpApp, channel: str, query: str, code: str) -> None:
+def test_impossible_limits_are_refused_and_change_nothing(app: HttpApp, channel: str, query: str, code: str) -> None:
     reply = app.post(f"/channel/limits?{channel}&{query}")
     assert (reply.status, reply.json()["message"]) == (400, code)
     assert app.get(f"/channel/limits?{channel}").json() == names_of(channel) | NONE

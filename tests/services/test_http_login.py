@@ -24,6 +24,7 @@ from tests.support.authd import Answer, AuthServer, Query, entry, state
 from tests.support.certificates import Certificates
 from tests.support.server import Daemon, Reply, free_port, pyqd, running, wait_until
 
+RESTART = "POST /restart"
 RIGHT_OF = {
     OPEN: ["GET /ping"],
     STATUS: [
@@ -33,6 +34,8 @@ RIGHT_OF = {
         "GET /topic/retention",
         "GET /topic/quota",
         "GET /channel/limits",
+        "GET /drain",
+        "GET /restart",
     ],
     PUBLISH: ["POST /pub", "POST /mpub"],
     CONSUME: [
@@ -58,6 +61,8 @@ RIGHT_OF = {
         "POST /channel/pause",
         "POST /channel/unpause",
         "POST /channel/limits",
+        "POST /drain",
+        RESTART,
         "GET /config/:opt",
         "PUT /config/:opt",
         "GET /debug/pprof/",
@@ -178,9 +183,11 @@ def test_every_route_names_its_right(tmp_path: Path) -> None:
 def test_a_route_is_open_to_its_right_and_to_no_other(server: Daemon, right: str) -> None:
     for route in RIGHT_OF[right]:
         method, path = route.replace(":opt", "log_level").split()
-        # No profile is made of this.
-        path += "?seconds=x"
-        statuses = {held: request(server, method, path, token).status for held, token in TOKEN_OF.items()}
+        # Invalid arguments: no profile is recorded, and no drain begins.
+        path += "?seconds=x&timeout=x"
+        # Only those whom it refuses ask for a restart, which has no arguments that could be invalid.
+        tokens = {held: token for held, token in TOKEN_OF.items() if route != RESTART or held != right}
+        statuses = {held: request(server, method, path, token).status for held, token in tokens.items()}
         for held, status in statuses.items():
             if right in (OPEN, STATUS, held):
                 assert status not in (401, 403), (route, held)
@@ -189,14 +196,14 @@ def test_a_route_is_open_to_its_right_and_to_no_other(server: Daemon, right: str
         assert (request(server, method, path).status == 401) == (right != OPEN), route
 
 
-def test_who_does_not_log_in_is_told_how(server: Daemon) -> None:
+def test_a_request_without_a_login_is_told_how_to_log_in(server: Daemon) -> None:
     reply = request(server, "POST", "/pub?topic=t", body=b"x")
     assert (reply.status, reply.body) == (401, b'{"message":"UNAUTHORIZED"}')
     assert reply.headers["www-authenticate"] == 'Bearer realm="pyqd", Basic realm="pyqd"'
     assert reply.headers["content-type"] == "application/json; charset=utf-8"
 
 
-def test_who_may_not_is_told_so(server: Daemon) -> None:
+def test_a_request_without_the_right_is_refused_with_the_reason(server: Daemon) -> None:
     reply = request(server, "POST", "/pub?topic=t", TOKEN_OF[CONSUME], b"x")
     assert (reply.status, reply.body) == (403, b'{"message":"FORBIDDEN"}')
     assert "www-authenticate" not in reply.headers
@@ -272,7 +279,7 @@ def test_a_token_for_some_topics_is_for_nothing_else(server: Daemon, method: str
     assert request(server, method, path, ORDERS_TOKEN, b"x").status == status
 
 
-def test_what_is_open_to_all_is_in_the_file(start: Start) -> None:
+def test_routes_open_to_all_are_listed_in_the_file(start: Start) -> None:
     daemon = start([*LINES, "anonymous status,publish open_*"])
     assert request(daemon, "GET", "/stats").status == 200
     assert request(daemon, "POST", "/pub?topic=open_t", body=b"x").status == 200
@@ -293,7 +300,7 @@ def test_failed_logins_are_logged_and_limited_and_known_tokens_are_not(start: St
     assert TOKEN_OF[STATUS] not in log
 
 
-def test_what_is_beyond_the_limit_is_told_to_wait(start: Start) -> None:
+def test_logins_beyond_the_limit_of_failures_get_a_retry_after(start: Start) -> None:
     daemon = start(LINES)
     for _ in range(FAILURES_AT_ONCE_MAX + 20):
         reply = request(daemon, "GET", "/stats", UNKNOWN_TOKEN)
@@ -455,7 +462,7 @@ def test_auth_servers_are_asked_once_until_their_answer_expires(asking: Daemon, 
     assert request(asking, "GET", "/ping").status == 200
 
 
-def test_a_slow_auth_server_holds_nobody_else_up(asking: Daemon, authd: AuthServer) -> None:
+def test_a_slow_auth_server_delays_no_other_request(asking: Daemon, authd: AuthServer) -> None:
     def slow(query: Query) -> Answer:
         if query.secret == "slow":
             authd.released.wait(10)
@@ -481,7 +488,7 @@ def test_auth_servers_are_not_asked_beyond_the_limit_of_failures(asking: Daemon,
 
 
 @pytest.mark.slow
-def test_over_https_auth_servers_are_told_of_the_certificate(tmp_path: Path, authd: AuthServer) -> None:
+def test_over_https_auth_servers_get_the_name_of_the_certificate(tmp_path: Path, authd: AuthServer) -> None:
     certificates = Certificates(tmp_path)
     flags = (
         *certificates.server_flags(),

@@ -93,7 +93,7 @@ def test_ready_messages_are_shown_in_the_order_of_the_queue_and_stay_there(app: 
         assert page(app, "ready", f"&channel=c&state={state}")["messages"] == []
 
 
-def test_a_cursor_goes_on_where_it_was_while_messages_come_and_go(app: HttpApp) -> None:
+def test_a_cursor_resumes_at_its_position_while_messages_are_added_and_finished(app: HttpApp) -> None:
     make(app, "moving", "c")
     publish(app, "moving", *[b"%d" % number for number in range(6)])
     first = page(app, "moving", "&channel=c&limit=3")
@@ -133,7 +133,7 @@ def test_bodies_come_as_text_or_base64_and_no_longer_than_4096_bytes(app: HttpAp
     assert message["size"] == 4
 
 
-def test_what_a_topic_without_a_channel_holds_is_shown(app: HttpApp) -> None:
+def test_messages_of_a_topic_without_a_channel_are_listed(app: HttpApp) -> None:
     make(app, "held")
     publish(app, "held", b"a", b"b")
     publish(app, "held", b"later", query="&defer=30000")

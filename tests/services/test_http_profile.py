@@ -67,7 +67,7 @@ def test_a_format_that_is_unknown_is_400(app: HttpApp) -> None:
     assert (reply.status, reply.body) == (400, b'{"message":"INVALID_FORMAT"}')
 
 
-def test_py_spy_draws_what_the_daemon_does_and_gives_its_stacks(tmp_path: Path) -> None:
+def test_py_spy_draws_a_flame_graph_of_the_daemon_and_returns_its_stacks(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     stopped = threading.Event()
 
@@ -93,7 +93,9 @@ def test_py_spy_draws_what_the_daemon_does_and_gives_its_stacks(tmp_path: Path) 
     assert app.stop() == 0, app.log_text()
 
 
-def test_one_profile_at_a_time_bounded_and_the_loop_goes_on(app: HttpApp, tools: Path, tmp_path: Path) -> None:
+def test_profiles_run_one_at_a_time_are_bounded_and_do_not_block_the_loop(
+    app: HttpApp, tools: Path, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     install(

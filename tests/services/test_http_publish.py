@@ -43,7 +43,7 @@ def test_a_published_body_is_in_the_topic(app: HttpApp) -> None:
     assert stats_of(app, "one") == (1, 1, 5)
 
 
-def test_the_answer_names_what_was_published(tmp_path: Path) -> None:
+def test_the_answer_names_the_published_messages(tmp_path: Path) -> None:
     app = HttpApp(tmp_path)
     named = [
         app.post("/pub?topic=t", b"a"),
@@ -185,7 +185,7 @@ def test_a_bad_binary_body_refuses_all(app: HttpApp, body: bytes, code: str) -> 
     assert stats_of(app, "badbinary") == (0, 0, 0)
 
 
-def test_what_follows_a_binary_body_is_ignored(app: HttpApp) -> None:
+def test_bytes_after_a_binary_body_are_ignored(app: HttpApp) -> None:
     assert app.post("/mpub?topic=trailing&binary=true", binary(b"a") + b"whatever").body == b"OK"
     assert stats_of(app, "trailing") == (1, 1, 1)
 

@@ -51,7 +51,7 @@ def test_requests_do_not_depend_on_how_the_bytes_come(step: int) -> None:
     assert taken.state == State.IDLE
 
 
-def test_requests_do_not_depend_on_where_the_bytes_are_cut_once() -> None:
+def test_requests_split_once_at_any_byte_are_read_alike() -> None:
     for cut in range(len(STREAM)):
         taken = reader()
         taken.feed(memoryview(STREAM)[:cut])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyqd.wire import records
+from pyqd.fallback import records
 from tests.services.conftest import HttpApp
 
 
@@ -124,7 +124,7 @@ def test_a_position_is_found_by_time(app: HttpApp) -> None:
     assert record.body == b"3"
 
 
-def test_a_channel_is_moved_and_told_beforehand_what_that_means(app: HttpApp) -> None:
+def test_a_seek_reports_its_effect_in_a_dry_run_and_moves_the_channel(app: HttpApp) -> None:
     publish(app, "moved", *[b"%d" % number for number in range(20)])
     app.post("/channel/create?topic=moved&channel=c")
     answer = {
@@ -143,7 +143,7 @@ def test_a_channel_is_moved_and_told_beforehand_what_that_means(app: HttpApp) ->
 
 
 @pytest.mark.parametrize(("start", "to"), [("earliest", 0), ("latest", 20), ("7", 7), ("-1h", 0), ("0s", 0)])
-def test_a_channel_begins_where_it_is_told(app: HttpApp, start: str, to: int) -> None:
+def test_a_channel_begins_at_the_given_start(app: HttpApp, start: str, to: int) -> None:
     topic = "begin" + start
     publish(app, topic, *[b"%d" % number for number in range(20)])
     for channel in ("first", "second"):

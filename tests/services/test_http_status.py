@@ -21,7 +21,7 @@ MEMORY = [
 ]
 
 
-def test_info_says_where_the_daemon_is(app: HttpApp) -> None:
+def test_info_shows_the_addresses_of_the_daemon(app: HttpApp) -> None:
     info = app.get("/info").json()
     assert info.pop("start_time") > 1_700_000_000
     assert list(info.items()) == [

@@ -18,7 +18,7 @@ def test_retention_is_shown_changed_and_given_back_to_the_flags(app: HttpApp) ->
     assert app.post("/topic/retention?topic=r&bytes=default&time=default").json() == none
 
 
-def test_a_quota_refuses_publishing_and_raising_it_lets_it_go_on(app: HttpApp) -> None:
+def test_a_quota_refuses_publishing_until_it_is_raised(app: HttpApp) -> None:
     assert app.post("/topic/create?topic=q").status == 200
     shown = {"topic": "q", "bytes": 256 * KIB, "own_bytes": 1, "used": 64 * KIB, "refused": None}
     assert app.post("/topic/quota?topic=q&bytes=1").json() == shown

@@ -210,7 +210,7 @@ def test_scrapes_at_once_each_get_all(app: HttpApp) -> None:
     assert len({series_count(text) for text in texts}) == 1
 
 
-def test_too_many_topics_are_said_once_in_the_log_and_in_a_metric(tmp_path: Path) -> None:
+def test_too_many_topics_are_reported_once_in_the_log_and_in_a_metric(tmp_path: Path) -> None:
     small = HttpApp(tmp_path, flags=(*FLAGS, "--metrics-max-series=30"))
     try:
         for number in range(4):
@@ -232,7 +232,7 @@ def test_promtool_has_nothing_to_say(app: HttpApp) -> None:
 
 
 @pytest.mark.slow
-def test_the_daemon_tells_of_its_loop_its_syncs_and_its_clients(tmp_path: Path) -> None:
+def test_metrics_show_the_loop_the_syncs_and_the_clients(tmp_path: Path) -> None:
     daemon = Daemon(pyqd(), tmp_path, ["-sync-timeout=100ms"])
     started_s = time.monotonic()
     daemon.start()
@@ -254,7 +254,7 @@ def test_the_daemon_tells_of_its_loop_its_syncs_and_its_clients(tmp_path: Path) 
         daemon.stop()
 
 
-def test_long_work_gives_way_to_sockets() -> None:
+def test_long_work_yields_to_sockets() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     read: list[bytes] = []

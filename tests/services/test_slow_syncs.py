@@ -40,7 +40,9 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.slow
-def test_what_a_full_socket_takes_again_during_a_sync_leaves_after_it(daemon: Daemon, tmp_path: Path) -> None:
+def test_messages_that_a_socket_accepts_again_during_a_sync_leave_after_the_sync(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     with Client(daemon.tcp_address) as publisher:
         publisher.send(b"".join(pub("full", BODY) for _ in range(COUNT)))
         publisher.expect_ok(COUNT)

@@ -16,6 +16,7 @@ from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
+from pyqd.hot.diskqueue.journal import CommitBuffer
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.http.messages import Request
 from pyqd.primitives.errors import StorageError
@@ -107,7 +108,7 @@ def test_a_new_topic_is_synced_with_its_directories(broker: Broker, files: Recor
     assert {"t.topic/", "t.topic/log/", "t.topic/c.channel/", "topics/"} <= directories
 
 
-def test_what_has_not_changed_is_not_synced_again(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+def test_unchanged_ranges_are_not_synced_again(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
     broker.topic("quiet").channel("c")
     publish(broker, "quiet")
     publish(broker, "busy")
@@ -147,7 +148,7 @@ def test_a_pause_is_synced(broker: Broker, files: RecordingFiles, syncer: Syncer
     assert "t.topic/c.channel/ledger" in files.taken()
 
 
-def test_a_parked_message_is_synced_before_the_ledger_that_tells_of_it(
+def test_a_parked_message_is_synced_before_the_ledger_that_refers_to_it(
     broker: Broker, files: RecordingFiles, syncer: Syncer
 ) -> None:
     broker.topic("t").channel("c")
@@ -162,7 +163,7 @@ def test_a_parked_message_is_synced_before_the_ledger_that_tells_of_it(
     assert "t.topic/c.channel/parked/" in synced
 
 
-def test_what_is_ephemeral_is_not_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
+def test_ephemeral_topics_and_channels_are_not_synced(broker: Broker, files: RecordingFiles, syncer: Syncer) -> None:
     publish(broker, "t#ephemeral")
     channel = broker.topic("t").channel("c#ephemeral")
     syncer.sync_dirty()
@@ -200,7 +201,7 @@ def test_a_failure_shows_in_the_health_until_a_sync_succeeds(
     assert broker.health() == "OK"
 
 
-def test_what_is_appended_during_a_sync_is_dirty_after_it(
+def test_records_appended_during_a_sync_are_dirty_after_it(
     broker: Broker, files: RecordingFiles, syncer: Syncer
 ) -> None:
     publish(broker, "t")
@@ -215,7 +216,7 @@ def test_what_is_appended_during_a_sync_is_dirty_after_it(
     assert log.synced_end == log.end
 
 
-def test_a_segment_that_is_used_anew_during_a_sync_is_dirty_after_it(tmp_path: Path, files: RecordingFiles) -> None:
+def test_a_segment_reused_during_a_sync_is_dirty_after_it(tmp_path: Path, files: RecordingFiles) -> None:
     broker = Broker(parse_args([f"--data-path={tmp_path}", "--max-bytes-per-file=65536"]), files)
     broker.load()
     syncer = Syncer(broker, run_inline)
@@ -274,7 +275,7 @@ def test_many_topics_go_in_several_jobs(broker: Broker, files: RecordingFiles) -
     assert len([path for path in files.taken() if path.endswith("/state")]) == 22
 
 
-def test_what_a_load_finds_durable_is_not_synced(tmp_path: Path, files: RecordingFiles) -> None:
+def test_ranges_that_a_load_finds_durable_are_not_synced(tmp_path: Path, files: RecordingFiles) -> None:
     options = parse_args([f"--data-path={tmp_path}", "--sync-timeout=1h"])
     broker = Broker(options, files)
     broker.load()
@@ -334,7 +335,29 @@ def test_a_sync_runs_in_a_thread_after_the_timeout(tmp_path: Path, files: Record
     broker.close()
 
 
-def test_a_bug_in_a_sync_is_told_of_and_the_next_sync_is_tried(broker: Broker, files: RecordingFiles) -> None:
+def test_a_start_that_finds_a_journal_syncs_at_once_and_removes_it(tmp_path: Path, files: RecordingFiles) -> None:
+    options = parse_args([f"--data-path={tmp_path}", "--sync-every=1", "--sync-timeout=1h"])
+    killed = Broker(options, files)
+    killed.load()
+    publish(killed, "t")
+    commit = CommitBuffer()
+    assert killed.topic("t").journal_into(commit, b"t")
+    former = tmp_path / "journal" / "1"
+    former.parent.mkdir()
+    former.write_bytes(commit.finish(1, 1, 0, 0))
+    broker = Broker(options, files)
+    broker.journal.file_bytes = 64 << 10
+    broker.load()
+    syncer = Syncer(broker, run_inline)
+    syncer.start()
+    with gevent.Timeout(10):
+        while former.exists():
+            gevent.sleep(0.01)
+    syncer.stop()
+    broker.close()
+
+
+def test_an_internal_error_in_a_sync_is_reported_and_the_next_sync_runs(broker: Broker, files: RecordingFiles) -> None:
     class BrokenError(Exception):
         """Error that no disk raises."""
 
@@ -390,7 +413,7 @@ def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, mo
 
 
 @pytest.mark.parametrize("failing", [".seg", "/state", "/ledger"])
-def test_what_a_failed_sync_has_lost_is_written_by_the_next(tmp_path: Path, failing: str) -> None:
+def test_ranges_lost_by_a_failed_sync_are_written_by_the_next(tmp_path: Path, failing: str) -> None:
     files = ForgetfulFiles()
     broker = broker_on(tmp_path, files)
     syncer = Syncer(broker, run_inline)

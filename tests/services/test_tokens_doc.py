@@ -19,7 +19,7 @@ def block(language: str) -> str:
 
 
 @pytest.mark.parametrize("line", [line for line in block("text").splitlines() if line[0] != "#"])
-def test_a_line_of_the_sample_lets_nobody_in_as_it_stands(line: str, tmp_path: Path) -> None:
+def test_an_unchanged_line_of_the_sample_admits_no_login(line: str, tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(line + "\n")
     if line.split()[0] == ANONYMOUS:

@@ -310,6 +310,12 @@ class Administration(Operations):
                 self.do("sub_at", GRAVEYARD_NUMBER, CHANNELS.index(name), 99)
             for _ in range(3):
                 self.do("advance", 3)
+            count = -1
+            while count < len(self.letters):
+                # With --sync-fin the next ones come when the FINs of the former are synced.
+                count = len(self.letters)
+                self.do("jobs")
+                self.do("advance", 3)
         if not self.letters_lost:
             missing = self.vanished - self.letters - self.letters_unreadable
             expect(not missing, "dead letters are lost:", sorted(missing))

@@ -23,10 +23,11 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files, JournalFile, _pinned
+from pyqd.diskqueue.files import MAKING, NO_CLAIM, PAGE_BYTES, Files, JournalFile, _pinned
 from pyqd.hot.diskqueue.mapping import Mapping, map_file
 from pyqd.primitives.errors import CorruptionError, StorageError, storage_error
 from tests.simulation import deaths
@@ -311,6 +312,11 @@ class SimulatedFiles(Files):
         if self.disk.free_pages < pages:
             raise self._refuse(operation, path, errno.ENOSPC)
 
+    def _truncate(self, directory: Directory, name: str) -> None:
+        """Free the blocks of a file that an earlier process has left, as open(2) with O_TRUNC does."""
+        if name in directory.entries:
+            self.disk.change((directory, name, None))
+
     def _require_readable(self, inode: Inode, path: str, start: int = 0, end: int = WITHOUT_LIMIT) -> None:
         if not inode.is_readable(start, end):
             raise self._refuse("read", path, errno.EIO)
@@ -350,6 +356,7 @@ class SimulatedFiles(Files):
         self._call("create", path, OPEN)
         directory, name = self._parent("create", path)
         inode = Inode(size_bytes)
+        self._truncate(directory, name + MAKING)
         self._take("reserve", path, inode.pages)
         self.disk.change((directory, name + MAKING, inode))
         try:
@@ -370,6 +377,7 @@ class SimulatedFiles(Files):
         self._call("create", path, OPEN)
         directory, name = self._parent("create", path)
         inode = Inode(mapping.size_bytes)
+        self._truncate(directory, name + MAKING)
         self._take("reserve", path, inode.pages)
         self.disk.change((directory, name + MAKING, inode))
         try:
@@ -531,15 +539,21 @@ class SimulatedFiles(Files):
         os.pwrite(inode.fd, content[part:], part)
 
     def append(self, path: str, content: bytes) -> None:
-        raise NotImplementedError("a broker appends to no small file")
+        raise AssertionError("no broker appends to a small file")
 
     def write(self, path: str, content: bytes) -> None:
         beside = path + ".new"
-        self._call("write", path, OPEN, SPACE)
         directory, name = self._parent("write", path)
         inode = Inode(len(content))
-        if name + ".new" not in directory.entries:
-            self._take("write", path, inode.pages)
+        try:
+            self._call("write", path, OPEN, SPACE)
+            if name + ".new" not in directory.entries:
+                self._take("write", path, inode.pages)
+        except StorageError:
+            if not self.dead:
+                # What an earlier process has left goes with it.
+                self._truncate(directory, name + ".new")
+            raise
         self.disk.change((directory, name + ".new", inode))
         try:
             self._fill(inode, content, path, grows=True)
@@ -564,11 +578,14 @@ class SimulatedFiles(Files):
         self._call("write", path, SYNC)
         inode.write_back(0, inode.size_bytes)
 
-    def new_journal_file(self, path: str, size_bytes: int) -> "SimulatedJournalFile":
+    def new_journal_file(
+        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+    ) -> "SimulatedJournalFile":
         self._call("create", path, OPEN)
         directory, name = self._parent("create", path)
         inode = Inode(size_bytes)
-        self._take("reserve", path, inode.pages)
+        with reserving:
+            self._take("reserve", path, inode.pages)
         self.disk.change((directory, name, inode))
         try:
             self._call("reserve", path, SPACE)

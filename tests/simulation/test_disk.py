@@ -35,7 +35,7 @@ def cut(disk, chance=0.0):
     return SimulatedFiles(disk, deaths.library())
 
 
-def test_a_power_cut_keeps_what_was_synced_under_a_name_that_was(disk, files):
+def test_a_power_cut_keeps_synced_bytes_under_a_synced_name(disk, files):
     mapping = files.new_mapped(PATH, 2 * PAGE, False)
     mapping.view()[0] = 1
     files.sync(mapping, 0, PAGE)
@@ -47,13 +47,13 @@ def test_a_power_cut_keeps_what_was_synced_under_a_name_that_was(disk, files):
     assert after.read(PATH)[PAGE] == 0
 
 
-def test_a_power_cut_takes_a_file_whose_directory_was_not_synced(disk, files):
+def test_a_power_cut_removes_a_file_if_its_directory_was_not_synced(disk, files):
     mapping = files.new_mapped(PATH, PAGE, False)
     files.sync(mapping, 0, PAGE)
     assert not cut(disk).exists(PATH)
 
 
-def test_a_power_cut_may_keep_what_was_not_synced(disk, files):
+def test_a_power_cut_may_keep_unsynced_bytes(disk, files):
     files.new_mapped(PATH, PAGE, False).view()[0] = 1
     assert cut(disk, chance=1.0).read(PATH)[0] == 1
 
@@ -133,7 +133,7 @@ def test_a_full_disk_refuses_a_file_and_leaves_none(disk, files):
     assert disk.free_pages == 1
 
 
-def test_a_removed_file_gives_its_room_back(disk, files):
+def test_the_space_of_a_removed_file_is_reclaimed(disk, files):
     files.new_mapped(PATH, 2 * PAGE, False)
     assert disk.used_pages == 2
     files.remove(PATH)

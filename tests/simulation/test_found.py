@@ -14,7 +14,7 @@ def test_a_channel_made_on_a_full_disk_is_whole_though_it_cannot_park(simulate):
     )
 
 
-def test_what_could_not_be_parked_is_parked_before_what_comes_later(simulate):
+def test_messages_that_could_not_be_parked_are_parked_before_later_ones(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -29,7 +29,7 @@ def test_what_could_not_be_parked_is_parked_before_what_comes_later(simulate):
     )
 
 
-def test_what_was_finished_and_synced_once_does_not_come_again(simulate):
+def test_messages_finished_and_synced_are_not_redelivered(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -56,7 +56,7 @@ def test_a_topic_deleted_before_a_clean_stop_is_not_brought_back_by_a_power_cut(
     )
 
 
-def test_what_is_deferred_stays_so_if_the_log_survives_a_power_cut_and_the_state_does_not(simulate):
+def test_deferred_messages_stay_deferred_if_the_log_survives_a_power_cut_and_the_state_does_not(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -124,7 +124,7 @@ def test_a_channel_of_a_paused_topic_has_no_depth_below_zero_after_a_power_cut(s
     )
 
 
-def test_what_a_power_cut_during_a_seek_leaves_twice_is_so_after_a_clean_stop(simulate):
+def test_duplicates_of_a_power_cut_during_a_seek_are_the_same_after_a_clean_stop(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -211,7 +211,7 @@ def test_a_batch_behind_a_deferred_message_that_cannot_be_parked_is_delivered_in
     )
 
 
-def test_a_deferred_message_that_was_delivered_for_want_of_room_keeps_its_attempts_over_a_kill(simulate):
+def test_a_deferred_message_delivered_early_for_lack_of_space_keeps_its_attempts_over_a_kill(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -295,7 +295,7 @@ def test_a_full_disk_starts_parked_messages_whose_ledger_a_power_cut_has_removed
     )
 
 
-def test_a_full_disk_starts_what_a_death_in_a_sync_has_left_half(simulate):
+def test_a_start_on_a_full_disk_after_a_death_during_a_sync(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -381,7 +381,7 @@ def test_a_fin_far_ahead_that_was_synced_once_does_not_come_again(simulate):
     )
 
 
-def test_a_sync_after_a_failed_one_of_the_process_before_writes_what_that_one_has_not(simulate):
+def test_a_sync_writes_the_ranges_that_the_previous_process_failed_to_sync(simulate):
     simulate(
         sync_each=True,
         steps=[
@@ -458,7 +458,7 @@ def test_a_seek_after_a_kill_within_a_cancellation_leaves_the_message_out_or_not
     )
 
 
-def test_a_deleted_topic_that_a_power_cut_brings_back_knows_what_was_cancelled(simulate):
+def test_a_deleted_topic_restored_by_a_power_cut_keeps_its_cancelled_messages(simulate):
     simulate(
         sync_each=True,
         steps=[
@@ -473,7 +473,7 @@ def test_a_deleted_topic_that_a_power_cut_brings_back_knows_what_was_cancelled(s
     )
 
 
-def test_a_seek_that_a_full_disk_refuses_leaves_the_channel_where_it_was(simulate):
+def test_a_seek_that_a_full_disk_refuses_keeps_the_position_of_the_channel(simulate):
     simulate(
         sync_each=True,
         steps=[
@@ -498,7 +498,7 @@ def test_a_seek_that_a_full_disk_refuses_leaves_the_channel_where_it_was(simulat
     )
 
 
-def test_what_a_channel_takes_over_after_a_power_cut_is_its_own_after_the_next(simulate):
+def test_messages_that_a_channel_takes_over_after_a_power_cut_stay_in_it_after_the_next(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -522,7 +522,7 @@ def test_what_a_channel_takes_over_after_a_power_cut_is_its_own_after_the_next(s
     )
 
 
-def test_a_channel_that_a_power_cut_brings_back_keeps_what_was_cancelled(simulate):
+def test_a_channel_restored_by_a_power_cut_keeps_its_cancelled_messages(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -557,7 +557,7 @@ def test_dead_letters_that_only_an_ephemeral_channel_took_end_with_it(simulate):
     )
 
 
-def test_what_a_power_cut_took_of_messages_that_a_topic_holds_is_in_no_channel_s_depth(simulate):
+def test_messages_of_a_topic_lost_in_a_power_cut_count_in_no_depth_of_a_channel(simulate):
     simulate(
         sync_each=False,
         steps=[
@@ -675,7 +675,7 @@ def test_limits_found_after_a_kill_within_their_change_are_durable_with_the_next
     )
 
 
-def test_a_start_that_cannot_put_back_what_the_journal_has_is_refused_and_the_next_one_has_it(simulate):
+def test_a_start_that_cannot_replay_the_journal_is_refused_and_the_next_start_replays_it(simulate):
     simulate(
         sync_each=True,
         steps=[
@@ -685,4 +685,106 @@ def test_a_start_that_cannot_put_back_what_the_journal_has_is_refused_and_the_ne
             ("begin_sync",),
         ],
         features=["journal", "unmapping", "writes"],
+    )
+
+
+def test_a_full_disk_has_room_for_a_segment_that_a_power_cut_has_left_half_made(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("fill_segment",),
+            ("job", 2, 0),
+            ("jobs",),
+            ("commit", 0, 5),
+            ("fill", 0),
+            ("cut", 2, 1),
+        ],
+        features=["journal", "unmapping", "writes"],
+    )
+
+
+def test_a_write_that_fails_removes_the_leftover_of_an_earlier_process(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("die_at_call", 3, 0, 0),
+            ("stop",),
+            ("fail", 0, 0, 1),
+            ("housekeep",),
+        ],
+        features=["journal", "unmapping", "writes"],
+    )
+
+
+def test_a_channel_that_was_spared_emptied_messages_keeps_its_own_after_a_power_cut(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("mpub", 1, 0, 0),
+            ("create_channel", 0, 0),
+            ("limit", 0, 0, 1),
+            ("pause_topic", 0, 1),
+            ("pub", 2, 0),
+            ("sync",),
+            ("mpub", 1, 1, 0),
+            ("empty_topic", 0),
+            ("cut", 3, 0),
+        ],
+        features=["fins", "unmapping", "writes"],
+    )
+
+
+def test_attempts_of_a_parked_message_are_the_same_at_each_start_after_a_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("sync",),
+            ("dpub", 0, 0, 0),
+            ("create_channel", 0, 0),
+            ("http_pub", 0, 5, 0, 0),
+            ("advance", 0),
+            ("stop",),
+            ("sub", 0, 0, 14396),
+            ("dmpub", 0, 0, 0, 0),
+            ("die_at_call", 0, 3, 0),
+            ("fin", 0, 0, 0),
+            ("kill",),
+        ],
+        features=["fins", "unmapping", "writes"],
+    )
+
+
+def test_a_message_parked_after_a_power_cut_survives_a_kill_and_another_power_cut(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("dpub", 0, 639, 0),
+            ("sub", 1, 0, 0),
+            ("jobs",),
+            ("advance", 0),
+            ("cut", 0, 0),
+            ("sub", 0, 0, 1),
+            ("job", 0, 0),
+            ("fin", 0, 0, 0),
+            ("pub", 0, 0),
+            ("cut", 3, 48401),
+            ("kill",),
+            ("cut", 0, 0),
+        ],
+        features=["fins", "unmapping", "writes"],
+    )
+
+
+def test_more_dead_letters_than_a_consumers_rdy_come_with_sync_fin(simulate):
+    simulate(
+        sync_each=False,
+        steps=[
+            ("sub", 1, 1, 18970),
+            ("mpub", 1, 5, 0),
+            ("limit", 0, 0, 1),
+            ("sub", 1, 1, 59684),
+            ("mpub", 1, 5, 0),
+            ("stop",),
+        ],
+        features=["fins", "unmapping", "writes"],
     )

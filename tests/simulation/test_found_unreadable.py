@@ -182,7 +182,7 @@ def test_a_parked_message_that_takes_the_place_of_a_lost_one_that_was_dropped_su
     )
 
 
-def test_a_paused_topic_holds_nothing_where_its_log_has_a_hole(simulate):
+def test_a_hole_in_the_log_of_a_paused_topic_counts_as_no_messages(simulate):
     simulate(
         sync_each=True,
         steps=[
@@ -279,6 +279,36 @@ def test_a_page_that_cannot_be_read_keeps_nothing_else_of_a_commit_from_being_pu
             ("pub", 0, 0),
             ("jobs",),
             ("spoil", 1, 0, 43820),
+        ],
+        features=FEATURES,
+    )
+
+
+def test_a_segment_of_a_parked_log_may_have_the_number_of_one_of_the_log_in_the_journal(simulate):
+    simulate(
+        sync_each=True,
+        steps=[
+            ("die_at_call", 0, 1, 0),
+            ("sub", 0, 0, 0),
+            ("dmpub", 1, 1, 0, 0),
+            ("mpub", 1, 2, 0),
+            ("mpub", 2, 0, 0),
+            ("pub", 0, 0),
+            ("create_channel_at", 1, 0, 0),
+            ("create_channel", 0, 0),
+            ("sync",),
+            ("spoil", 0, 0, 0),
+            ("die_at_call", 0, 1, 0),
+            ("fin", 0, 0, 0),
+            ("dmpub", 1, 34120, 0, 0),
+            ("http_pub", 1, 1, 52510, 2),
+            ("sync",),
+            ("dmpub", 1, 1, 0, 0),
+            ("delete_topic", 0),
+            ("jobs",),
+            ("pub", 0, 0),
+            ("write_back", 1, 22852),
+            ("spoil", 2, 0, 8),
         ],
         features=FEATURES,
     )

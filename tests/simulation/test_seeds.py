@@ -13,7 +13,7 @@ BLOCKS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "count"), BLOCKS)
-def test_the_broker_does_what_the_model_says_whatever_fails(first: int, count: int) -> None:
+def test_the_broker_matches_the_model_under_all_faults(first: int, count: int) -> None:
     with quiet() as failures:
         for seed in range(first, first + count):
             failure = play(made_from(seed), failures).failure

@@ -129,7 +129,8 @@ class Excuses:
         self.topics.add(topic)
         log = log_of(path)
         if log is not None:
-            content = with_journal(disk, path, inode.now())
+            # A parked log has no entries in the journal, though a segment of it may have the number of one of the log.
+            content = inode.now() if channel else with_journal(disk, path, inode.now())
             self.lost.setdefault(log, set()).update(numbers_in(content, pages))
             if not channel:
                 self.hidden.setdefault(topic, set()).update(numbers_behind_end(content, pages))
@@ -148,7 +149,7 @@ class Excuses:
 
 
 def with_journal(disk: "Disk", path: str, content: bytes) -> bytes:
-    """Return the content of a segment's file after the start has restored the journal's records."""
+    """Return the content of a segment of a topic's log after a start has restored the journal's records."""
     topic = path.partition("/topics/")[2].partition(".topic/")[0]
     number = path.rpartition("/")[2].removesuffix(".seg")
     changed = bytearray(content)

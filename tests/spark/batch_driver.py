@@ -1,6 +1,6 @@
-"""A driver that tests kill: reads a topic in one batch and writes it as a Parquet table, and then the next table.
+"""Driver program, killed by tests, that reads a topic in one batch into a Parquet table, then into the next table.
 
-Its tasks stop at a gate in the middle of their ranges, so that a test can kill something while they stand there. What
+Its tasks stop at a gate in the middle of their ranges, so that a test can kill a process while they wait. What
 stops them is defined here and not imported: as a program, it is sent to executors that have nothing of the tests.
 
 Usage: python batch_driver.py MASTER NSQD TOPIC GATE TABLE [GATE TABLE]...

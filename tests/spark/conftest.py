@@ -6,6 +6,7 @@ directory run in one process, see tests/conftest.py, as a session takes 10 s and
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,11 +18,11 @@ import pytest
 from pyqd_spark import java
 from tests.support.machine import Machine
 from tests.support.reader import Reader
-from tests.support.server import Daemon, pyqd
+from tests.support.server import Daemon, daemons_running, pyqd
 from tests.support.spark_cluster import Cluster, cluster
 from tests.support.spark_home import settings, spark_home
 from tests.support.spark_java import fast_java
-from tests.support.spark_side import lasting_port
+from tests.support.spark_side import servers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,15 +89,10 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, 
     """Two daemons for the session; no test stops or kills them, and each test has topics of its own."""
     directory = tmp_path_factory.mktemp("brokers")
     daemons = (Daemon(pyqd(), directory / "a"), Daemon(pyqd(), directory / "b"))
-    try:
+    with daemons_running() as start:
         for daemon in daemons:
-            daemon.start()
+            start(daemon)
         yield daemons
-        for daemon in daemons:
-            daemon.stop()
-    finally:
-        for daemon in daemons:
-            daemon.kill()
 
 
 @pytest.fixture
@@ -109,22 +105,9 @@ def broker(brokers: tuple[Daemon, Daemon]) -> Iterator[Daemon]:
 @pytest.fixture
 def make_broker(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start a daemon of the test's own, make_broker(*flags), which it may stop, kill and start again."""
-    made: list[Daemon] = []
-
-    def make(*flags: str) -> Daemon:
-        daemon = Daemon(pyqd(), tmp_path / f"broker-{len(made)}", flags)
-        # Its clients wait for it under this address when it is killed.
-        daemon.tcp_port, daemon.http_port = lasting_port(), lasting_port()
-        made.append(daemon)
-        return daemon.start()
-
-    try:
-        yield make
-        for daemon in made:
-            daemon.stop()
-    finally:
-        for daemon in made:
-            daemon.kill()
+    # Clients of a killed daemon reconnect to the same address, so its ports must last.
+    with servers(tmp_path) as start:
+        yield functools.partial(start, pyqd())
 
 
 @pytest.fixture

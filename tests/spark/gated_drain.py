@@ -1,4 +1,4 @@
-"""A drain on Spark whose tasks stop at a gate, so that a test can kill a process meanwhile.
+"""Drain on Spark whose tasks stop at a gate, so that a test can kill a process during the drain.
 
 As a program for spark-submit it is `pyq_spark` itself, whose tasks stop at the gate. The directory of the gate is its
 first argument, the others are those of `pyq_spark`.

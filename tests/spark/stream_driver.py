@@ -1,4 +1,4 @@
-"""A driver that tests kill: lands a topic as a Parquet table, batch after batch, until it has as many rows as told.
+"""Driver program, killed by tests, that streams a topic into a Parquet table until the table has ROWS rows.
 
 Usage: python stream_driver.py NSQD TOPIC DIRECTORY ROWS ROWS_PER_BATCH
 """

@@ -108,7 +108,7 @@ def test_the_node_is_the_one_that_reading_by_position_names(start: Starter, path
     assert [row["node"] for row in drain(options(daemon, path, maxMessages=1))] == [node]
 
 
-def test_the_node_is_the_address_where_only_that_is_known(daemon: Daemon, path: Path) -> None:
+def test_the_node_is_the_address_if_only_the_address_is_known(daemon: Daemon, path: Path) -> None:
     fill(daemon, 1)
     given = options(daemon, path, nsqdTcp=tcp_address(daemon), maxMessages=1)
     del given["nsqd"]
@@ -138,7 +138,9 @@ def test_max_messages_is_shared_by_the_connections(start: Starter, path: Path) -
     assert len(fewer.partitions()) == 1
 
 
-def test_an_end_in_time_lands_what_is_in_hand(start: Starter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_ends_in_time_lands_the_messages_it_has_received(
+    start: Starter, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon = start(pyqd())
     fill(daemon, 5000)
     published = threading.Event()
@@ -255,7 +257,7 @@ def test_a_channel_is_drained_over_tls(start: Starter, path: Path, tmp_path: Pat
     daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0)
 
 
-def test_nothing_is_taken_where_the_directory_is_not_that_of_the_driver(daemon: Daemon, path: Path) -> None:
+def test_no_messages_are_taken_if_the_directory_is_not_that_of_the_driver(daemon: Daemon, path: Path) -> None:
     fill(daemon, 10)
     reader = PyqdChannelReader(ChannelSettings.of(options(daemon, path)))
     [part] = reader.partitions()
@@ -265,7 +267,7 @@ def test_nothing_is_taken_where_the_directory_is_not_that_of_the_driver(daemon: 
     daemon.wait_for_channel("t", "c", depth=10, in_flight_count=0)
 
 
-def test_what_the_broker_refuses_fails_the_task_with_its_words(daemon: Daemon, path: Path) -> None:
+def test_a_refusal_of_the_broker_fails_the_task_with_its_text(daemon: Daemon, path: Path) -> None:
     with pytest.raises(BrokerError, match=r"subscribing to no/topic, channel c: E_BAD_TOPIC SUB topic name"):
         drain(options(daemon, path, topic="no/topic"))
 
@@ -309,10 +311,12 @@ def breaking_broker(closes_after: bytes | None) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closes_after", [b"RDY", b"CLS", None])
-def test_a_broker_whose_connections_always_break_is_given_up(path: Path, closes_after: bytes | None) -> None:
+def test_a_broker_whose_connections_always_break_is_reported_as_unreachable(
+    path: Path, closes_after: bytes | None
+) -> None:
     with breaking_broker(closes_after) as address:
         given = {"nsqdTcp": address, "topic": "t", "channel": "c", "path": str(path), "idleTimeoutMs": "100"}
-        with pytest.raises(UnreachableError, match=r"breaks again and again, tried for 0\.5 s"):
+        with pytest.raises(UnreachableError, match=r"breaks repeatedly, tried for 0\.5 s"):
             drain({**given, "requestTimeoutMs": "200", "retryTimeoutMs": "500"})
 
 

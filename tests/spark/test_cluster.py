@@ -195,7 +195,7 @@ def test_executors_read_every_message_of_all_brokers_once(two_workers: Cluster, 
         ("compact", f"{COUNT:,} rows"),
     ],
 )
-def test_a_job_does_on_a_cluster_what_it_does_elsewhere(seen: Seen, job: str, said: str) -> None:
+def test_a_job_has_the_same_result_on_a_cluster(seen: Seen, job: str, said: str) -> None:
     ended = seen.jobs[job]
     assert ended.code == cli.DONE, ended.err
     assert said in ended.out
@@ -206,15 +206,15 @@ def test_a_replay_on_a_cluster_publishes_each_message_once(seen: Seen, brokers: 
     assert sum((broker.topic(AGAIN) or {"message_count": 0})["message_count"] for broker in brokers) == COUNT
 
 
-def test_what_went_wrong_in_a_task_of_a_job_is_said_in_a_sentence(seen: Seen) -> None:
+def test_the_failure_of_a_task_of_a_job_is_reported_in_one_sentence(seen: Seen) -> None:
     ended = seen.jobs["refused replay"]
     assert ended.code == cli.FAILED
-    assert "pyq_spark: publishing failed, what was sent stays sent: 127.0.0.1:" in ended.err
+    assert "pyq_spark: publishing failed, earlier messages stay published: 127.0.0.1:" in ended.err
     assert 'E_BAD_TOPIC MPUB topic name "no/topic" is not valid' in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_a_drain_by_spark_submit_goes_on_in_the_table_with_nothing_but_the_zip(submitted: Ended, place: Path) -> None:
+def test_a_drain_by_spark_submit_continues_a_table_with_only_the_zip(submitted: Ended, place: Path) -> None:
     assert submitted.code == cli.DONE, submitted.err
     assert f"run 2: {LATER:,} rows" in submitted.out
     assert numbers(place / "table") == list(range(COUNT + LATER))

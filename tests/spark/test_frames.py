@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyqd.fallback import mpub as mpub_in_python
 from pyqd.hot.wire import mpub
 from pyqd_spark import frames
-from pyqd_spark.frames import Column, command_in_python
+from pyqd_spark.frames import Column
 from tests.support import nsq
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
@@ -40,14 +41,14 @@ def test_both_forms_give_the_same_bytes(
                 found.append(column.command(b"MPUB t\n", found[-1][1], len(bodies), body_bytes_max, prefix, 40))
             return found
 
-    assert made(mpub.command) == made(command_in_python)
+    assert made(mpub.command) == made(mpub_in_python.command)
     if not timed and not prefix:
         assert b"".join(data for data, _ in made(mpub.command)).count(b"MPUB t\n") == len(made(mpub.command))
 
 
 def test_a_column_in_python_is_the_mpub_of_its_rows() -> None:
     column = Column.of(pa.array([b"a", b"bc"], pa.binary()))
-    made = command_in_python(b"MPUB t\n", column.offsets, column.data, 0, 2, 1 << 20)
+    made = mpub_in_python.command(b"MPUB t\n", column.offsets, column.data, 0, 2, 1 << 20)
     assert made == (nsq.mpub("t", [b"a", b"bc"]), 2)
 
 
@@ -56,4 +57,4 @@ def test_rows_that_are_no_messages_are_refused_in_python_too(bodies: list[bytes]
     column = Column.of(pa.array(bodies, pa.binary()))
     data = column.data if b"" in bodies else memoryview(column.data)[:1]
     with pytest.raises(ValueError, match=said):
-        command_in_python(b"MPUB t\n", column.offsets, data, 0, 2, 1 << 20)
+        mpub_in_python.command(b"MPUB t\n", column.offsets, data, 0, 2, 1 << 20)

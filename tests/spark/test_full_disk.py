@@ -77,7 +77,7 @@ def drain_is_resumed(chosen: Any, disk: Path, runner: Runner) -> None:
     assert Table(str(table)).open_plan() is None
 
 
-def test_a_drain_onto_a_full_disk_fails_clearly_and_goes_on_when_there_is_room(
+def test_a_drain_onto_a_full_disk_fails_clearly_and_resumes_when_there_is_space(
     broker: Daemon, topic: str, disk: Path
 ) -> None:
     publish(broker, topic)
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_to_the_last_byte_is_named_before_anything_is_planne
     assert numbers_in(files(disk / "table")) == list(range(10))
 
 
-def test_a_channel_that_is_drained_onto_a_full_disk_keeps_what_has_not_landed(
+def test_a_channel_drained_onto_a_full_disk_keeps_the_messages_that_have_not_landed(
     broker: Daemon, topic: str, disk: Path
 ) -> None:
     broker.http("POST", "/topic/create", topic=topic)
@@ -142,7 +142,7 @@ def test_a_channel_that_is_drained_onto_a_full_disk_keeps_what_has_not_landed(
 
 
 @pytest.mark.parametrize("left_bytes", [0, 1 << 19])
-def test_a_compaction_onto_a_full_disk_changes_nothing_and_is_done_when_there_is_room(
+def test_a_compaction_onto_a_full_disk_changes_nothing_and_runs_when_there_is_space(
     broker: Daemon, topic: str, disk: Path, left_bytes: int
 ) -> None:
     table, count = disk / "table", 500
@@ -160,7 +160,7 @@ def test_a_compaction_onto_a_full_disk_changes_nothing_and_is_done_when_there_is
     assert numbers_in(files(table)) == list(range(count))
 
 
-def test_a_profile_onto_a_full_disk_fails_and_is_written_when_there_is_room(
+def test_a_profile_onto_a_full_disk_fails_and_is_written_when_there_is_space(
     spark: SparkSession, broker: Daemon, topic: str, disk: Path
 ) -> None:
     publish(broker, topic, 10)

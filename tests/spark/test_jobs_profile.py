@@ -150,7 +150,7 @@ def test_paths_are_of_the_local_file_system_whatever_the_default_of_spark_is(
     assert pq.read_table(tmp_path / "p" / "minutes").num_rows > 0
 
 
-def test_a_profile_does_not_replace_what_it_has_not_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_profile_does_not_replace_files_of_others(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(JobError, match="holds other files"):
         profile(ProfileOptions(str(tmp_path), path=str(tmp_path)), spark, QUIET)

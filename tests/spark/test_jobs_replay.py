@@ -42,7 +42,7 @@ def batch(count: int) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("rate", [0.5, 3.0, 1000.0, 250_000.0])
 @pytest.mark.parametrize("work_s", [0.0, 0.001])
-def test_at_no_moment_are_more_rows_out_than_the_rate_allows(rate: float, work_s: float) -> None:
+def test_at_no_time_are_more_rows_published_than_the_rate_allows(rate: float, work_s: float) -> None:
     time = Time(work_s)
     count = 0
     for piece in paced([batch(5), batch(0), batch(2000)], rate, time.clock, time.sleep):

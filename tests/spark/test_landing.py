@@ -40,7 +40,7 @@ def names(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_was_written_is_read_again(tmp_path: Path, compression: str) -> None:
+def test_written_rows_are_read_back(tmp_path: Path, compression: str) -> None:
     landed = land_batches(tmp_path, "a.parquet", SCHEMA, [batch(0, 10), batch(10, 5)], compression=compression)
     table = pq.read_table(landed.path)
     assert table.schema == SCHEMA
@@ -67,7 +67,7 @@ def test_a_file_is_hidden_until_it_lands(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.parquet"]
 
 
-def test_what_did_not_land_is_removed_and_the_old_file_stays(tmp_path: Path) -> None:
+def test_a_file_that_did_not_land_is_removed_and_the_old_one_stays(tmp_path: Path) -> None:
     land_batches(tmp_path, "a.parquet", SCHEMA, [batch(0, 3)])
 
     def interrupted() -> Iterator[pa.RecordBatch]:
@@ -113,7 +113,7 @@ def test_a_name_that_readers_would_not_see_is_refused(tmp_path: Path, name: str)
 
 
 def test_an_unknown_compression_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="none of zstd, snappy"):
+    with pytest.raises(ValueError, match="expected one of zstd, snappy"):
         Landing(tmp_path, "a.parquet", SCHEMA, compression="rar")
     assert names(tmp_path) == []
 
@@ -154,7 +154,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert names(tmp_path) == []
 
 
-def test_the_sweep_leaves_what_others_have_hidden(tmp_path: Path) -> None:
+def test_the_sweep_keeps_hidden_files_of_others(tmp_path: Path) -> None:
     (tmp_path / ".a.parquet.crc").touch()
     (tmp_path / "_SUCCESS").touch()
     assert remove_hidden(tmp_path) == []

@@ -91,7 +91,7 @@ def test_a_topic_is_read_from_all_brokers_that_have_registered_it(
     assert read(lookup.http_address, subscribe=topic) == list(range(1, 2000, 2))
 
 
-def test_a_topic_that_nobody_has_registered_is_an_error_that_names_who_was_asked(lookup: Lookupd, topic: str) -> None:
+def test_an_unregistered_topic_is_an_error_that_names_the_lookup_daemons(lookup: Lookupd, topic: str) -> None:
     with pytest.raises(BrokerError, match=rf"no broker has topic {topic} \(asked: {lookup.http_address}\)"):
         read(lookup.http_address, subscribe=topic)
 
@@ -172,7 +172,7 @@ def test_a_channel_of_an_nsqd_that_registers_itself_is_consumed(
         daemon.wait_for_channel(topic, "c", depth=0, in_flight_count=0)
 
 
-def test_a_channel_of_ours_is_consumed_where_the_lookup_daemon_says(
+def test_a_channel_is_consumed_at_the_brokers_of_the_lookup_daemon(
     lookup: Lookupd, register: Register, start: Starter, topic: str, tmp_path: Path
 ) -> None:
     daemons = [start(pyqd()) for _ in range(2)]

@@ -104,7 +104,7 @@ def test_a_stream_is_published_with_ids_of_query_batch_and_partition(
     assert {tuple(label.decode().split("/")[:2]) for label, _ in rows} == {(name, "0"), (name, "1")}
 
 
-def test_what_the_broker_refuses_is_what_spark_says(spark: SparkSession, broker: Daemon) -> None:
+def test_a_refusal_of_the_broker_is_the_error_of_spark(spark: SparkSession, broker: Daemon) -> None:
     writer = numbered(spark, 1, 1).write.format("pyqd").option("nsqd", http_address(broker)).mode("append")
     with pytest.raises(Exception, match='E_BAD_TOPIC MPUB topic name "no/topic" is not valid'):
         writer.option("topic", "no/topic").save()

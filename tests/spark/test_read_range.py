@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyqd.wire import record_columns
+from pyqd.fallback import columns as columns_in_python
 from pyqd_spark import decode, source
 from pyqd_spark.brokers import BrokerClient, BrokerError, UnreachableError
 from pyqd_spark.decode import read_range
@@ -20,7 +20,7 @@ from pyqd_spark.plan import LogRange
 from pyqd_spark.read_options import Settings, parse_settings
 from pyqd_spark.reader import PyqdReader, batch_ranges
 from tests.support.http_stub import http_stub, json_answer
-from tests.support.numbered import addresses_of, body_of, let_go, publish_bodies, publish_numbers
+from tests.support.numbered import addresses_of, body_of, publish_bodies, publish_numbers, publish_until_dropped
 
 
 def settings(daemons: Any, topic: str, **options: str) -> Settings:
@@ -81,8 +81,8 @@ def test_pages_of_any_size_make_the_same_rows(broker, topic, monkeypatch):
 def test_without_anything_compiled_the_rows_are_the_same(broker, topic, monkeypatch):
     publish_numbers(broker, topic, 0, 3000)
     whole = read(settings(broker, topic))
-    assert decode.decode is not record_columns.decode
-    monkeypatch.setattr(decode, "decode", record_columns.decode)
+    assert decode.decode is not columns_in_python.decode
+    monkeypatch.setattr(decode, "decode", columns_in_python.decode)
     assert read(settings(broker, topic)) == whole
 
 
@@ -99,7 +99,7 @@ def test_an_empty_topic_has_no_rows(broker, topic):
     assert list(PyqdReader(settings(broker, topic)).read(InputPartition(None))) == []
 
 
-def test_a_topic_that_nobody_has_is_an_error(broker, topic):
+def test_a_topic_that_no_broker_has_is_an_error(broker, topic):
     with pytest.raises(BrokerError, match=f"no broker has topic {topic}"):
         batch_ranges(settings(broker, topic))
 
@@ -143,7 +143,7 @@ def planned(broker, topic) -> tuple[Any, str, Any]:
 
 def test_positions_no_longer_kept_fail_or_are_left_out(planned):
     broker, topic, read_planned = planned
-    earliest = let_go(broker, topic, 100)
+    earliest = publish_until_dropped(broker, topic, 100)
     with pytest.raises(DataLossError, match=rf"POSITION_GONE; the oldest message kept has {earliest}"):
         read_planned()
     assert numbers_in(read_planned(failOnDataLoss="false")) == []
@@ -157,11 +157,11 @@ def test_a_topic_that_vanished_fails_or_is_left_out(planned):
     assert read_planned(failOnDataLoss="false").num_rows == 0
 
 
-def test_a_topic_that_was_made_again_is_not_taken_for_the_one_before(planned):
+def test_a_re_created_topic_is_not_mistaken_for_the_former_one(planned):
     broker, topic, read_planned = planned
     broker.http("POST", "/topic/delete", topic=topic)
     publish_numbers(broker, topic, 1000, 1200)
-    with pytest.raises(DataLossError, match="was deleted and made again"):
+    with pytest.raises(DataLossError, match="was deleted and re-created"):
         read_planned()
     assert read_planned(failOnDataLoss="false").num_rows == 0
 
@@ -242,7 +242,7 @@ def test_a_read_that_is_given_up_ends_its_thread(broker, topic, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_what_is_told_with_an_error_goes_all_the_way(topic):
+def test_the_details_of_an_error_reach_the_driver(topic):
     with http_stub(lambda *_: json_answer({"message": "FORBIDDEN"}, 403)) as stub:
         one = LogRange(topic, "n", 0, stub.address, 0, 0, 10)
         asked = parse_settings({"nsqd": stub.address, "subscribe": topic}, streaming=False)

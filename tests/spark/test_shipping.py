@@ -15,7 +15,7 @@ import pytest
 import pyqd
 from pyqd_spark import shipping
 
-PURE = ("primitives", "wire")
+PURE = ("primitives", "fallback")
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,12 @@ def test_a_template_is_read_from_the_zip(archive: Path) -> None:
     assert shown == [["profile.html"], f"{archive}/pyqd_spark/__init__.py"]
 
 
-def test_a_compiled_module_is_an_import_error_where_none_is_installed(archive: Path) -> None:
+def test_a_missing_compiled_module_is_an_import_error(archive: Path) -> None:
     code = "try:\n    import pyqd.hot.primitives.crc32c\nexcept ImportError:\n    print(json.dumps('absent'))"
     assert ask(archive, code) == "absent"
 
 
-def test_a_compiled_module_of_the_same_version_is_taken_from_where_it_is_installed(
-    archive: Path, tmp_path: Path
-) -> None:
+def test_an_installed_compiled_module_of_the_same_version_is_used(archive: Path, tmp_path: Path) -> None:
     code = "import pyqd; from pyqd.hot.primitives import crc32c; print(json.dumps([pyqd.__file__, crc32c.__file__]))"
     installed = make_installed(tmp_path, pyqd.__version__)
     assert ask(archive, code, installed) == [

@@ -60,7 +60,7 @@ def test_bodies_are_left_out_when_asked(spark, broker, topic, options):
         ({"subscribe": "no-such-topic"}, "no broker has topic no-such-topic"),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_told(spark, broker, topic, options, given, said):
+def test_a_faulty_batch_is_reported_with_the_reason(spark, broker, topic, options, given, said):
     with pytest.raises((AnalysisException, PythonException)) as caught:
         spark.read.format("pyqd").options(**{**options, **given}).load().count()
     assert said in str(caught.value)
@@ -72,7 +72,7 @@ def stream(spark, options, path, **more):
     return writer.option("path", str(path / "table"))
 
 
-def test_a_stream_lands_what_there_is_and_goes_on_there(spark, brokers, topic, options, tmp_path):
+def test_a_stream_lands_existing_messages_and_resumes_after_them(spark, brokers, topic, options, tmp_path):
     publish_numbers(brokers[0], topic, 0, 5000)
     publish_numbers(brokers[1], topic, 5000, 8000)
     for last in (8000, 10_000):
@@ -82,10 +82,10 @@ def test_a_stream_lands_what_there_is_and_goes_on_there(spark, brokers, topic, o
         publish_numbers(brokers[0], topic, last, 10_000)
 
 
-def test_a_stream_fails_when_what_it_should_read_is_gone(spark, broker, topic, options, tmp_path):
+def test_a_stream_fails_when_its_next_messages_are_gone(spark, broker, topic, options, tmp_path):
     publish_numbers(broker, topic, 0, 10)
     stream(spark, options, tmp_path).trigger(availableNow=True).start().awaitTermination()
     broker.http("POST", "/topic/delete", topic=topic)
     publish_numbers(broker, topic, 0, 20)
-    with pytest.raises(StreamingQueryException, match="deleted and made again"):
+    with pytest.raises(StreamingQueryException, match="deleted and re-created"):
         stream(spark, options, tmp_path).trigger(availableNow=True).start().awaitTermination()

@@ -13,7 +13,7 @@ from pyqd_spark.decode import read_range
 from pyqd_spark.discovery import DataLossError
 from pyqd_spark.read_options import parse_settings
 from pyqd_spark.stream import PyqdStreamReader
-from tests.support.numbered import addresses_of, let_go, publish_numbers
+from tests.support.numbered import addresses_of, publish_numbers, publish_until_dropped
 
 ALL = ReadAllAvailable()
 
@@ -81,7 +81,7 @@ def query(brokers, topic, request):
         one.close()
 
 
-def test_a_stream_starts_behind_the_newest_and_reads_what_comes(query, broker, topic):
+def test_a_stream_starts_after_the_newest_message_and_reads_later_ones(query, broker, topic):
     publish_numbers(broker, topic, 0, 10)
     stream = query()
     assert stream.run() == []
@@ -90,7 +90,7 @@ def test_a_stream_starts_behind_the_newest_and_reads_what_comes(query, broker, t
     assert stream.run() == []
 
 
-def test_latest_stays_where_it_was_when_the_first_batch_is_planned_again(query, broker, topic):
+def test_latest_keeps_its_position_when_the_first_batch_is_planned_again(query, broker, topic):
     publish_numbers(broker, topic, 0, 10)
     stream = query()
     assert stream.plan()
@@ -134,7 +134,7 @@ def test_the_limit_is_shared_over_the_nodes(query, brokers, topic):
     assert len(stream.offsets) == 10
 
 
-def test_available_now_ends_at_what_there_was_at_the_start(query, broker, topic):
+def test_available_now_ends_at_the_end_that_the_log_had_at_the_start(query, broker, topic):
     publish_numbers(broker, topic, 0, 100)
     stream = query(startingOffsets="earliest", maxOffsetsPerTrigger="40")
     stream.reader.prepareForTriggerAvailableNow()
@@ -176,20 +176,20 @@ def test_messages_that_are_not_kept_any_more_fail_or_are_left_out(query, broker,
     streams = [query(broker, startingOffsets="earliest", failOnDataLoss=lose) for lose in ("true", "false")]
     for stream in streams:
         assert stream.run() == list(range(10))
-    earliest = let_go(broker, topic, 10)
+    earliest = publish_until_dropped(broker, topic, 10)
     with pytest.raises(DataLossError, match=f"offset 10 is not kept any more, the oldest message has {earliest}"):
         streams[0].run()
     assert streams[1].run()[0] == earliest
 
 
-def test_a_topic_that_was_made_again_fails_or_is_read_from_its_beginning(query, broker, topic):
+def test_a_re_created_topic_fails_the_read_or_is_read_from_its_beginning(query, broker, topic):
     publish_numbers(broker, topic, 0, 10)
     streams = [query(broker, startingOffsets="earliest", failOnDataLoss=lose) for lose in ("true", "false")]
     for stream in streams:
         stream.run()
     broker.http("POST", "/topic/delete", topic=topic)
     publish_numbers(broker, topic, 100, 150)
-    with pytest.raises(DataLossError, match="deleted and made again, offset 10 was of the one before"):
+    with pytest.raises(DataLossError, match="deleted and re-created, and offset 10 was of the former topic"):
         streams[0].run()
     assert streams[1].run() == list(range(100, 150))
     assert streams[1].run() == []

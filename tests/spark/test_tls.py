@@ -134,7 +134,7 @@ def test_a_scheme_before_an_address_wins_over_tls(start: Starter, certificates: 
         publish({**given, "tls": "false", "nsqd": f"https://{https_address(daemon)}"})
 
 
-def test_a_client_shows_its_certificate_where_one_is_required(
+def test_a_client_presents_its_certificate_if_one_is_required(
     strict: Daemon, certificates: Certificates, tmp_path: Path
 ) -> None:
     given = trusting(certificates, nsqd=https_address(strict), **showing(certificates.client))
@@ -155,7 +155,7 @@ def test_publishing_and_consuming_take_certificates_to_any_broker(
 
 @pytest.mark.parametrize("shown", ["no certificate", "another one"])
 @pytest.mark.parametrize("act", [read, publish, empty_channel])
-def test_whoever_shows_no_certificate_that_is_required_is_told_so_at_once(
+def test_a_client_without_the_required_certificate_is_refused_at_once(
     strict: Daemon, certificates: Certificates, act: Act, shown: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TlsError, match=r"the other side refuses: .*tlsCert"):
@@ -167,7 +167,7 @@ def test_whoever_shows_no_certificate_that_is_required_is_told_so_at_once(
 
 
 @pytest.mark.parametrize("act", [publish, empty_channel])
-def test_a_broker_tells_over_tcp_too_that_it_wants_a_certificate(
+def test_a_missing_client_certificate_is_reported_over_tcp_too(
     start: Starter, implementation: Implementation, certificates: Certificates, act: Act, tmp_path: Path
 ) -> None:
     daemon = start(implementation, *strict_flags(certificates))
@@ -201,15 +201,13 @@ def test_an_address_has_to_be_one_of_the_certificate(optional: Daemon, certifica
         read(given)
 
 
-def test_certificates_are_not_looked_at_where_that_is_said(optional: Daemon) -> None:
+def test_certificates_are_not_verified_if_the_option_says_so(optional: Daemon) -> None:
     given = {"tls": "true", "tlsInsecureSkipVerify": "true", "nsqd": https_address(optional)}
     assert publish(given, topic="unseen").rows == COUNT
     assert read({**given, "subscribe": "unseen"}) == bodies()
 
 
-def test_the_wrong_port_is_told_from_the_right_one(
-    optional: Daemon, strict: Daemon, certificates: Certificates
-) -> None:
+def test_the_wrong_port_is_recognised(optional: Daemon, strict: Daemon, certificates: Certificates) -> None:
     plain = "{}:{}".format(*optional.http_address)
     with pytest.raises(TlsError, match=r"the port speaks no TLS.*write http://"):
         read(trusting(certificates, nsqd=plain))
@@ -264,7 +262,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_option(certificates: Certi
 
 
 @pytest.mark.parametrize("name", ["tlsRootCaFile", "tlsCert", "tlsInsecureSkipVerify"])
-def test_options_of_tls_are_refused_where_nothing_is_spoken_over_it(name: str) -> None:
+def test_options_of_tls_are_refused_without_tls(name: str) -> None:
     with pytest.raises(OptionError, match=f"option {name} is given and TLS is not: set tls=true"):
         parse_settings({"nsqd": "a", "subscribe": "t", name: "true"}, streaming=False)
     given = {"nsqd": "https://a", "subscribe": "t", name: "true"}

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyqd.fallback import mpub
 from pyqd_spark import frames, writer
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.options import OptionError
@@ -121,7 +122,7 @@ def in_an_hour() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=50)
 
 
-def test_messages_wait_until_the_moment_in_deferred_until(daemon: Daemon) -> None:
+def test_messages_wait_until_the_time_in_deferred_until(daemon: Daemon) -> None:
     with nsq.Client(daemon.tcp_address) as client:
         client.sub("t", "c", rdy_count=10)
         past = datetime.datetime(1999, 1, 1, tzinfo=datetime.timezone.utc)
@@ -165,7 +166,7 @@ def test_an_id_is_the_same_in_every_attempt(start: Starter) -> None:
     assert bodies_of(daemon, "t", 14) == expected * 2
 
 
-@pytest.mark.parametrize("command", [frames.command, frames.command_in_python])
+@pytest.mark.parametrize("command", [frames.command, mpub.command])
 def test_commands_keep_to_the_bytes_that_a_broker_takes(
     start: Starter, implementation: Implementation, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +242,7 @@ def test_a_broker_that_is_not_there_is_passed_over(start: Starter, option: str) 
     assert bodies_of(daemon, "t", 10) == numbered(10)
 
 
-def test_where_no_broker_is_there_all_are_named() -> None:
+def test_if_no_broker_is_reachable_all_are_named() -> None:
     addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     options = {"nsqdTcp": ",".join(addresses), "topic": "t", "retryTimeoutMs": "0"}
     with pytest.raises(UnreachableError) as raised:
@@ -262,9 +263,7 @@ def test_a_broker_that_comes_back_is_waited_for(start: Starter) -> None:
     assert set(bodies_of(daemon, "t", message_count(daemon))) == set(numbered(20))
 
 
-def test_what_a_killed_broker_had_not_answered_goes_to_the_next(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_unanswered_by_a_killed_broker_go_to_the_next(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "WINDOW_COMMANDS", 4)
     first, second = start(pyqd()), start(pyqd())
 
@@ -320,9 +319,7 @@ class MuteBroker:
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_only_what_was_not_answered_is_sent_again(
-    start: Starter, answers: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_unanswered_batches_are_sent_again(start: Starter, answers: int, caplog: pytest.LogCaptureFixture) -> None:
     daemon, mute = start(pyqd()), MuteBroker(answers)
     batches = [batch(value=numbered(10, 10 * index)) for index in range(6)]
     with caplog.at_level(logging.WARNING, "pyqd_spark"):
@@ -333,7 +330,7 @@ def test_only_what_was_not_answered_is_sent_again(
     assert mute.address in caplog.text
 
 
-def test_a_connection_that_was_idle_for_long_is_made_again(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_idle_for_long_is_reconnected(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "IDLE_LONGEST_S", -1.0)
     daemon = start(pyqd())
     publisher = writer.Publisher(settings(**to(daemon)), 0)
@@ -349,7 +346,7 @@ def test_a_connection_that_was_idle_for_long_is_made_again(start: Starter, monke
     assert bodies_of(daemon, "t", 10) == numbered(10)
 
 
-def test_tls_and_a_secret_are_used_where_they_are_given(start: Starter, tmp_path: Path) -> None:
+def test_tls_and_a_secret_are_used_if_given(start: Starter, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     authd = AuthServer()
     daemon = start(pyqd(), *certificates.server_flags(), f"-auth-http-address={authd.address}")
@@ -395,7 +392,7 @@ def test_options_that_make_no_sense_are_named_before_anything_runs(options: dict
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (schema("body"), 'no use for column "body"'),
+        (schema("body"), 'cannot write column "body"'),
         (schema("topic"), "no column value"),
         (schema("value", value=IntegerType()), "column value is int and has to be binary or string"),
         (schema("value", "deferred_until", "defer_ms"), "drop one"),
@@ -416,7 +413,7 @@ def test_published_messages_cannot_be_overwritten() -> None:
         PyqdArrowWriter({"nsqd": "a", "topic": "t"}, schema("value"), overwrite=True)
 
 
-def test_writers_publish_and_tell_what_they_did(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+def test_writers_publish_and_report_their_counts(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
     daemon = start(pyqd())
     table = PyqdArrowWriter(to(daemon), schema("value"))
     stream = PyqdStreamArrowWriter(to(daemon), schema("value"))

@@ -5,9 +5,9 @@ from typing import Any
 
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.durability.syncer import Syncer, run_inline
-from pyqd.hot.primitives.clock import mono, wall
+from pyqd.hot.primitives.clock import mono
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import broker_on, consumer_on, publish
 
 BODY_BYTES = 16
 CHANNEL_VALUES = {
@@ -39,11 +39,6 @@ assert len(set(TOPIC_VALUES.values())) == len(TOPIC_VALUES)
 IN_FLIGHT_TIMEOUT_NS = 1
 
 
-def publish(topic: Any, count: int) -> None:
-    for number in range(count):
-        topic.publish_body(body_of(number, BODY_BYTES), wall())
-
-
 def take(channel: Any, consumer: Any, count: int) -> list[int]:
     """Return the ids of messages taken."""
     return [channel.take_message(consumer)[0] for _ in range(count)]
@@ -64,13 +59,13 @@ def distinct_broker(path: Path, **flags: Any) -> Any:
     limits = ChannelSettings(max_attempts=1, dead_letter_topic="dead")
     broker.topic("dead")
     channel.set_limits(limits)
-    publish(topic, CHANNEL_VALUES["dead_letters"])
+    publish(topic, CHANNEL_VALUES["dead_letters"], BODY_BYTES)
     requeue(channel, consumer, take(channel, consumer, CHANNEL_VALUES["dead_letters"]))
     broker.scheduler.run_wakes()
     Syncer(broker, run_inline).sync_all()
     broker.delete_topic("dead")
     channel.set_limits(NO_LIMITS)
-    publish(topic, 100)
+    publish(topic, 100, BODY_BYTES)
     take(channel, hasty, CHANNEL_VALUES["timed_out"])
     broker.scheduler.run_timers(mono() + SECOND_NS)
     requeue(channel, consumer, take(channel, consumer, CHANNEL_VALUES["deferred"]), HOUR_NS)
@@ -82,6 +77,6 @@ def distinct_broker(path: Path, **flags: Any) -> Any:
     broker.scheduler.run_wakes()
     channel.pause(True)
     topic.pause(True)
-    publish(topic, TOPIC_VALUES["depth"])
+    publish(topic, TOPIC_VALUES["depth"], BODY_BYTES)
     topic.log.damage.add(TOPIC_VALUES["damage"], TOPIC_VALUES["damage_lost"], 1000)
     return broker

@@ -51,7 +51,7 @@ class HttpStub:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; open connections are left alone."""
+        """Stop listening; open connections stay open."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

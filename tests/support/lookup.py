@@ -100,7 +100,7 @@ class Registration:
         assert self._ask(b"PING\n") == OK
 
     def register(self, topic: str) -> None:
-        """Tell that the broker has a topic."""
+        """Register a topic of the broker."""
         answer = self._ask(b"REGISTER %s\n" % topic.encode())
         assert answer == OK, answer
 

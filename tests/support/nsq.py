@@ -187,6 +187,14 @@ class Client:
     def read_messages(self, count: int) -> list[Message]:
         return [self.read_message() for _ in range(count)]
 
+    def finish_exactly(self, count: int) -> list[Message]:
+        """Read exactly so many messages and finish them. Asserts that the server sends no more messages."""
+        messages = self.read_messages(count)
+        for message in messages:
+            self.fin(message)
+        self.expect_alive()
+        return messages
+
     def expect_response(self, data: bytes) -> None:
         assert self.read_frame() == (RESPONSE, data)
 

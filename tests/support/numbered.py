@@ -1,4 +1,4 @@
-"""Messages that are numbered, so that it can be told of each whether it is there, and how often."""
+"""Numbered messages, so that a test can count the occurrences of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def publish_numbers(daemon: Daemon, topic: str, start: int, stop: int, size_byte
         publish_bodies(daemon, topic, [body_of(number, size_bytes) for number in numbers])
 
 
-def let_go(daemon: Daemon, topic: str, start: int) -> int:
+def publish_until_dropped(daemon: Daemon, topic: str, start: int) -> int:
     """Publish from a number on, each with the position of its number, until the log has dropped all earlier messages.
 
     Returns: the position of the oldest kept message.

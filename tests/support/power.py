@@ -10,10 +10,11 @@ import random
 import stat
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pyqd.broker.broker import BOOT_ID
-from pyqd.diskqueue.files import PAGE_BYTES, Files, JournalFile
+from pyqd.diskqueue.files import NO_CLAIM, PAGE_BYTES, Files, JournalFile
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import StorageError
 
@@ -66,7 +67,7 @@ class PowerFiles(Files):
         self._adopt(str(root))
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
@@ -112,9 +113,11 @@ class PowerFiles(Files):
             self._mapped[mapping.address] = self._know(path)
         return mapping
 
-    def new_journal_file(self, path: str, size_bytes: int) -> JournalFile:
+    def new_journal_file(
+        self, path: str, size_bytes: int, reserving: AbstractContextManager[object] = NO_CLAIM
+    ) -> JournalFile:
         with self._lock:
-            return PowerJournalFile(self, super().new_journal_file(path, size_bytes), self._know(path))
+            return PowerJournalFile(self, super().new_journal_file(path, size_bytes, reserving), self._know(path))
 
     def write_through(self, number: int, offset: int, content: memoryview, path: str) -> None:
         """Write to a file, and to stable storage."""
@@ -191,7 +194,7 @@ class PowerFiles(Files):
         return {(self._mapped[mapping.address], at) for at in range(0, mapping.size_bytes, PAGE_BYTES)}
 
     def write_changes(self, changes: Iterable[Change]) -> None:
-        """Let the kernel write these changes, of its own accord."""
+        """Have the simulated kernel write these changes without a sync."""
         with self._lock:
             for number, place in changes:
                 if isinstance(place, int):

@@ -23,7 +23,7 @@ from tests.support.server import POLL_S
 BLOCK_WAIT_S = 200.0
 PING = "http://127.0.0.1:4151/ping"
 LOWEST_FD = 10
-# Both programs read the name of a file with a block and the name of its output, then tell that they are done.
+# Both programs read the name of a file with a block and the name of its output, then report the end of the block.
 # Standard input and the pipe are not for the commands of a block.
 BASH = """\
 set -euo pipefail

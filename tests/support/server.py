@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -77,7 +78,7 @@ def pyqd() -> Implementation:
 def nsqd(path: str) -> Implementation:
     """Return the nsqd binary at path.
 
-    Its queue scan looks at 20 random channels every 100 ms. A session of tests makes hundreds, so it is told to look at
+    Its queue scan looks at 20 random channels every 100 ms. A session of tests makes hundreds, so its flag selects
     all of them: otherwise a time-out would take as many seconds as there are hundreds.
     """
     return Implementation("nsqd", (path,), ("-queue-scan-selection-count=10000",))
@@ -93,7 +94,7 @@ def wait_until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S)
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that nothing listened on a moment ago.
+    """Return a loopback TCP port that was free when it was probed.
 
     It lies below the range that the system gives to outgoing connections, or one of these could have it whenever the
     daemon is not running.
@@ -123,14 +124,64 @@ def listens(pid: int, port: int) -> bool:
 
 
 @contextlib.contextmanager
-def running(daemon: Daemon) -> Iterator[Daemon]:
-    """Start a daemon for a block, after which it must stop cleanly. After an error in the block it is killed."""
+def daemons_running() -> Iterator[Callable[[Daemon], Daemon]]:
+    """Give a block a function that starts a daemon.
+
+    After the block each daemon must stop cleanly; after an error in the block all are killed.
+    """
+    started: list[Daemon] = []
+
+    def start(daemon: Daemon) -> Daemon:
+        started.append(daemon)
+        return daemon.start()
+
     try:
-        daemon.start()
-        yield daemon
-        daemon.stop()
+        yield start
+        for daemon in started:
+            daemon.stop()
     finally:
-        daemon.kill()
+        for daemon in started:
+            daemon.kill()
+
+
+@contextlib.contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    """Start a daemon for a block; see `daemons_running`."""
+    with daemons_running() as start:
+        yield start(daemon)
+
+
+class Adopted:
+    """Process that is no child of this one, with the methods of a Popen. Its exit code is unknown, and shown as 0."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return 0 if the process has ended; None if it runs."""
+        return 0 if self._has_ended(0.0) else None
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end. Raises: subprocess.TimeoutExpired."""
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        os.close(self._fd)
+        return 0
+
+    def _has_ended(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+        signal.pidfd_send_signal(self._fd, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
 
 
 class Daemon:
@@ -147,7 +198,7 @@ class Daemon:
         self.flags = tuple(flags)
         self.tcp_port = 0
         self.http_port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Adopted | None = None
         self._log_checked_bytes = 0
 
     @property
@@ -215,6 +266,28 @@ class Daemon:
         """Kill the process and start another: same data directory, same ports."""
         self.kill()
         self.start()
+
+    def wait_ended(self) -> int:
+        """Wait until the process has ended by itself. Returns: its exit code."""
+        assert self._process is not None
+        code = self._process.wait(START_WAIT_S)
+        self._process = None
+        self._check_log()
+        return code
+
+    def hand_over(self) -> None:
+        """Have the process hand over to a successor, which is the process of this daemon from then on."""
+        assert self._process is not None
+        reply = self.http("POST", "/restart")
+        assert reply.status == 200, reply
+        successor = Adopted(reply.json()["pid"])
+        assert self._process.wait(START_WAIT_S) == 0
+        self._process = successor
+        assert self.http("GET", "/restart").json()["pid"] == successor.pid
+
+    def adopt(self, pid: int) -> None:
+        """Take a process that another one has started for the process of this daemon."""
+        self._process = Adopted(pid)
 
     def restart(self) -> None:
         """Stop cleanly and start again: same data directory, same ports."""

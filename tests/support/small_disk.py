@@ -35,12 +35,12 @@ def mounted(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def enlarge(path: Path, size_bytes: int) -> None:
-    """Make room on a file system that was mounted here."""
+    """Free space on a file system that was mounted here."""
     mount(path, size_bytes, REMOUNT)
 
 
 def fill(path: Path) -> None:
-    """Take all that is left of a disk with one file."""
+    """Fill the remaining space of a disk with one file."""
     found = os.statvfs(path.parent)
     with open(path, "wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, found.f_bfree * found.f_frsize)

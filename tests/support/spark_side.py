@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support import nsq
-from tests.support.server import Daemon, Implementation, nsqd, pyqd
+from tests.support.server import Daemon, Implementation, daemons_running, nsqd, pyqd
 
 # Below those that Linux gives to outgoing connections.
 PORTS = (15_000, 32_000)
@@ -32,21 +33,15 @@ def parametrize_implementation(metafunc: pytest.Metafunc) -> None:
 @contextlib.contextmanager
 def servers(directory: Path) -> Iterator[Starter]:
     """Give a function that starts a daemon, start(implementation, *flags); all end with the block."""
-    made: list[Daemon] = []
+    numbers = itertools.count()
 
     def start(implementation: Implementation, *flags: str) -> Daemon:
-        daemon = Daemon(implementation, directory / f"server-{len(made)}", flags)
+        daemon = Daemon(implementation, directory / f"server-{next(numbers)}", flags)
         daemon.tcp_port, daemon.http_port = lasting_port(), lasting_port()
-        made.append(daemon)
-        return daemon.start()
+        return start_daemon(daemon)
 
-    try:
+    with daemons_running() as start_daemon:
         yield start
-        for daemon in made:
-            daemon.stop()
-    finally:
-        for daemon in made:
-            daemon.kill()
 
 
 def lasting_port() -> int:

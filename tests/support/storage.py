@@ -13,6 +13,7 @@ from pyqd.hot.broker.consumer import Consumer
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.hot.diskqueue.segment import Segment
 from pyqd.hot.diskqueue.segmentpool import SegmentPool
+from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.durations import MINUTE_NS
 from pyqd.primitives.errors import DiskFull
@@ -23,7 +24,7 @@ RECORD_HEADER_BYTES = 48
 
 
 class FullFiles(Files):
-    """A disk with room for so many new files: `room` is how many more, None for no limit."""
+    """Files on a disk with space for `room` more new files; None: no limit."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -81,6 +82,17 @@ def body_of(number: int, size_bytes: int = 16) -> bytes:
     return (number.to_bytes(8, "little") * (size_bytes // 8 + 1))[:size_bytes]
 
 
+def number_in(body: bytes) -> int:
+    """Return the number of a body made by `body_of`."""
+    return int.from_bytes(body[:8], "little")
+
+
+def publish(topic: Any, count: int = 1, size_bytes: int = 16, start: int = 0, due_ns: int = 0) -> list[int]:
+    """Publish bodies numbered from `start`, each as a message of its own. Returns: the ids of the messages."""
+    numbers = range(start, start + count)
+    return [topic.publish_body(body_of(number, size_bytes), wall(), due_ns) for number in numbers]
+
+
 def frames_of(bodies: Sequence[bytes]) -> Frames:
     """Return messages as an MPUB has them."""
     data = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
@@ -108,9 +120,25 @@ def consumer_on(channel: Any, msg_timeout_ns: int = MINUTE_NS) -> Consumer:
     return consumer
 
 
-def run_turns(broker: Any) -> None:
-    """Run the scheduled wakes until none is left: channels park the messages they have read, and settle them."""
+def take_all(channel: Any, consumer: Consumer) -> list[tuple[int, int, int, bytes]]:
+    """Return (id, attempts, timestamp, body) of every message that the channel can deliver; all stay in flight."""
+    return list(iter(lambda: channel.take_message(consumer), None))
+
+
+def finish_all(channel: Any) -> list[int]:
+    """Deliver all ready messages to a new consumer that finishes each. Returns: their numbers, in order."""
+    consumer = consumer_on(channel)
+    numbers = []
+    while (message := channel.take_message(consumer)) is not None:
+        numbers.append(number_in(message[3]))
+        assert message[3] == body_of(numbers[-1], len(message[3]))
+        assert channel.finish_message(consumer, message[0]) == 0
+    return numbers
+
+
+def run_all_wakes(broker: Any) -> None:
+    """Run scheduled wakes until none remains: channels park the messages that they have read, and settle them."""
     for _ in range(10_000):
         if not broker.scheduler.run_wakes():
             return
-    raise AssertionError("the turns do not come to an end")
+    raise AssertionError("the wakes do not come to an end")

@@ -5,6 +5,7 @@ Each has the methods of a socket that a test's client uses.
 
 from __future__ import annotations
 
+import abc
 import socket
 import zlib
 from typing import Any
@@ -18,7 +19,7 @@ IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 RAW = -15
 
 
-class Stream:
+class Stream(abc.ABC):
     """Common part of both compressions: everything but the bytes goes to the socket below."""
 
     def __init__(self, below: Any) -> None:
@@ -56,11 +57,13 @@ class Stream:
             if decoded:
                 return decoded
 
+    @abc.abstractmethod
     def encode(self, data: bytes) -> bytes:
-        raise NotImplementedError
+        """Return the form of data on the wire."""
 
+    @abc.abstractmethod
     def decode(self, wire: bytes) -> bytes:
-        raise NotImplementedError
+        """Return the data in bytes of the wire; empty if none is complete."""
 
 
 class DeflateStream(Stream):

@@ -1,4 +1,4 @@
-"""Addresses: what is TCP, what is the path of a unix socket, and what is refused."""
+"""Addresses: TCP addresses, paths of unix sockets, and invalid ones."""
 
 import re
 
@@ -30,7 +30,7 @@ from pyqd.primitives.addresses import TcpAddress, UnixAddress, split_address
         ("a:[80]", UnixAddress("a:[80]")),
     ],
 )
-def test_what_splits_into_host_and_port_is_tcp_and_all_else_a_path(
+def test_an_address_with_host_and_port_is_tcp_and_any_other_a_path(
     text: str, address: TcpAddress | UnixAddress
 ) -> None:
     assert split_address(text) == address

@@ -161,7 +161,7 @@ def test_the_epoch_of_a_log_that_nothing_was_appended_to_outlives_a_restart(tmp_
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_an_empty_log_goes_on_in_its_segment_after_a_power_failure_on_a_full_disk(tmp_path, restart):
+def test_an_empty_log_continues_in_its_segment_after_a_power_failure_on_a_full_disk(tmp_path, restart):
     topic = broker_on(tmp_path).topic("t")
     topic.channel("c")
     files = FullFiles()
@@ -223,7 +223,7 @@ def test_a_start_that_ends_while_an_empty_segment_begins_again_keeps_the_place_i
     topic.check()
 
 
-def test_a_log_without_a_segment_opens_on_a_full_disk_and_goes_on_once_there_is_room(tmp_path):
+def test_a_log_without_a_segment_opens_on_a_full_disk_and_accepts_records_once_there_is_space(tmp_path):
     topic = broker_on(tmp_path).topic("t")
     topic.channel("c")
     for path in segments_of(tmp_path):
@@ -245,7 +245,7 @@ def test_a_log_without_a_segment_opens_on_a_full_disk_and_goes_on_once_there_is_
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"format": 1, "epoch": -1}'])
-def test_a_node_file_that_is_none_is_set_aside_and_made_anew(tmp_path, content):
+def test_an_invalid_node_file_is_set_aside_and_re_created(tmp_path, content):
     (tmp_path / "node.json").write_text(content)
     assert broker_on(tmp_path).power_failed
     assert (tmp_path / "node.json.bad").read_text() == content

@@ -29,7 +29,7 @@ class Machine:
         self.now_s += MEMORY_LOOK_S
 
 
-def test_without_memory_nothing_new_is_made_and_all_that_exists_goes_on(tmp_path: Path) -> None:
+def test_without_memory_nothing_is_created_and_existing_objects_keep_working(tmp_path: Path) -> None:
     computer = Machine()
     broker = Broker(options_for(tmp_path), capacity=computer.capacity())
     broker.load()

@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import os
-import struct
 
 import pytest
 
@@ -13,7 +12,16 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
-from tests.support.storage import SEGMENT_HEADER_BYTES, FullFiles, body_of, broker_on, consumer_on
+from tests.support.storage import (
+    SEGMENT_HEADER_BYTES,
+    FullFiles,
+    body_of,
+    broker_on,
+    consumer_on,
+    number_in,
+    publish,
+    take_all,
+)
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = range(3)
 RING_BITS_MIN = 8 * 4096
@@ -38,20 +46,8 @@ def counts(channel):
     return channel.depth, channel.in_flight_count, channel.deferred_count
 
 
-def publish(topic, count, size_bytes=16, start=0):
-    for number in range(start, start + count):
-        topic.publish_body(body_of(number, size_bytes), wall())
-
-
-def take_all(channel, consumer):
-    taken = []
-    while (message := channel.take_message(consumer)) is not None:
-        taken.append(message)
-    return taken
-
-
 def number_of(message):
-    return struct.unpack_from("<Q", message[3])[0]
+    return number_in(message[3])
 
 
 def test_messages_come_in_order_each_once_with_one_attempt(topic):
@@ -111,7 +107,7 @@ def test_a_channel_at_the_end_of_a_segment_reads_on_after_that_segment_was_recyc
     assert topic.log.size_bytes() < (300 + 200) * (size_bytes + 60) + (1 << 18)
 
 
-def test_answers_tell_what_is_not_in_flight_and_what_is_anothers(topic):
+def test_results_distinguish_not_in_flight_from_owned_by_another_consumer(topic):
     channel = topic.channel("c")
     owner, other = consumer_on(channel), consumer_on(channel)
     publish(topic, 1)
@@ -170,7 +166,7 @@ def test_fresh_and_requeued_messages_alternate(topic):
     assert all((one < 4) != (other < 4) for one, other in itertools.pairwise(numbers))
 
 
-def test_what_is_held_too_long_is_taken_back(topic):
+def test_a_message_in_flight_beyond_its_timeout_returns_to_the_channel(topic):
     channel = topic.channel("c")
     slow, fast = consumer_on(channel, 2 * MINUTE_NS), consumer_on(channel, MINUTE_NS)
     publish(topic, 2)
@@ -204,7 +200,7 @@ def test_touch_puts_the_timeout_off_up_to_a_limit(tmp_path):
     assert counts(channel) == (1, 0, 0)
 
 
-def test_the_timeout_of_a_consumer_that_left_finds_nobody(topic):
+def test_the_timeout_of_a_departed_consumer_is_harmless(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     publish(topic, 1)
@@ -263,7 +259,7 @@ def test_sampled_out_messages_are_finished(topic):
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_restart_brings_back_what_was_not_finished_with_its_attempts(kept, tmp_path, closed):
+def test_a_restart_restores_unfinished_messages_with_their_attempts(kept, tmp_path, closed):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     publish(kept, 400, 500)
@@ -326,7 +322,7 @@ def test_a_channel_whose_attempts_cannot_be_saved_costs_no_other_channel_theirs(
     assert attempts == {"a": 4, "b": 2, "c": 4}
 
 
-def test_a_full_disk_leaves_a_message_in_flight_where_it_cannot_be_parked(kept):
+def test_on_a_full_disk_a_message_stays_in_flight_if_it_cannot_be_parked(kept):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     publish(kept, 1)
@@ -342,7 +338,7 @@ def test_a_full_disk_leaves_a_message_in_flight_where_it_cannot_be_parked(kept):
     assert counts(channel) == (0, 0, 1)
 
 
-def test_a_full_disk_leaves_a_message_in_flight_where_finishing_needs_room(kept, tmp_path):
+def test_on_a_full_disk_a_message_stays_in_flight_if_finishing_it_needs_space(kept, tmp_path):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     kept.publish_bodies([b"x"] * (RING_BITS_MIN + 1), wall())
@@ -382,7 +378,7 @@ def pass_the_retry(topic):
     topic.broker.scheduler.run_wakes()
 
 
-def test_a_message_that_sampling_drops_waits_where_the_ledger_has_no_room_for_that(kept):
+def test_a_message_dropped_by_sampling_waits_if_the_ledger_cannot_grow(kept):
     channel = kept.channel("c")
     consumer = consumer_on(channel)
     first = fill_ring(kept, channel, consumer, 40)
@@ -403,7 +399,7 @@ def test_a_message_that_sampling_drops_waits_where_the_ledger_has_no_room_for_th
     assert counts(channel) == (0, 0, 0)
 
 
-def test_a_lost_record_that_the_ledger_has_no_room_for_does_not_keep_others_from_redelivery(kept, tmp_path):
+def test_a_lost_record_that_does_not_fit_the_ledger_does_not_block_redelivery_of_others(kept, tmp_path):
     channel = kept.channel("c")
     fill_ring(kept, channel, consumer_on(channel), 3)
     with open(kept.log.active.mapping.path, "r+b") as file:

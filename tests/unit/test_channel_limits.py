@@ -10,7 +10,7 @@ from pyqd.broker import message_lookup, peek
 from pyqd.broker.channel_settings import NO_LIMITS, ChannelSettings
 from pyqd.primitives.durations import SECOND_NS
 from tests.support.held_clock import HeldClock
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import body_of, broker_on, consumer_on, publish
 
 RATE = 10
 TOKEN_NS = SECOND_NS // RATE
@@ -29,11 +29,6 @@ def topic(tmp_path: Path) -> Any:
     return topic
 
 
-def publish(topic: Any, count: int, clock: HeldClock) -> None:
-    for number in range(count):
-        topic.publish_body(body_of(number), clock.wall_ns)
-
-
 def next_look_ns(topic: Any, clock: HeldClock) -> int | None:
     """Run the turns that are wanted. Returns: when the scheduler wants to be called next; None: never."""
     topic.scheduler.run_wakes()
@@ -48,7 +43,7 @@ def test_a_channel_whose_consumers_take_no_more_does_not_look_again(
     channel = topic.channel("c")
     consumer = consumer_on(channel, msg_timeout_ns=50 * SECOND_NS)
     channel.set_limits(ChannelSettings(rate=RATE, burst=5))
-    publish(topic, 10, clock)
+    publish(topic, 10)
     for _ in range(ready_count):
         # The consumer's message in flight fills its RDY; its time-out is the next event.
         channel.take_message(consumer)
@@ -64,7 +59,7 @@ def test_a_channel_without_a_token_looks_again_when_one_has_come(topic: Any, clo
     consumer_on(channel)
     channel.set_limits(ChannelSettings(rate=RATE, burst=1))
     channel.rate_limit.take(1, clock.mono_ns)
-    publish(topic, 10, clock)
+    publish(topic, 10)
     assert next_look_ns(topic, clock) == clock.mono_ns + TOKEN_NS
     clock.advance(TOKEN_NS // 4)
     channel.limit_attempts(0)
@@ -76,7 +71,7 @@ def test_a_token_that_comes_within_a_turn_is_waited_for_too(
 ) -> None:
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 10, clock)
+    publish(topic, 10)
     message = channel.take_message(consumer)
     channel.set_limits(ChannelSettings(rate=RATE, burst=1, max_attempts=1, dead_letter_topic="none"))
     channel.requeue_message(consumer, message[0], 0)
@@ -100,7 +95,7 @@ MANY = 5000
 def many_returned(topic: Any, clock: HeldClock) -> Any:
     """Have the messages of the channel delivered once and given back."""
     channel = topic.channel("c")
-    publish(topic, MANY, clock)
+    publish(topic, MANY)
     consumer = consumer_on(channel)
     for guid in [channel.take_message(consumer)[0] for _ in range(MANY)]:
         channel.requeue_message(consumer, guid, 0)
@@ -113,7 +108,7 @@ def small_turns(topic: Any) -> None:
         topic.check()
 
 
-def test_what_waits_is_sorted_by_another_limit_over_several_turns(topic: Any, clock: HeldClock) -> None:
+def test_waiting_messages_are_sorted_by_a_new_limit_over_several_runs(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
     channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     assert (0 < channel.dead_letters_pending < MANY, channel.depth) == (True, MANY)
@@ -141,14 +136,14 @@ def test_a_channel_emptied_before_all_is_sorted_has_nothing(topic: Any, clock: H
     channel = many_returned(topic, clock)
     channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))
     channel.empty()
-    publish(topic, 3, clock)
+    publish(topic, 3)
     small_turns(topic)
     assert (channel.dead_letters_pending, channel.depth) == (0, 3)
 
 
-def test_what_is_cancelled_or_comes_back_before_all_is_sorted_is_sorted_too(topic: Any, clock: HeldClock) -> None:
+def test_messages_cancelled_or_returned_during_sorting_are_sorted_too(topic: Any, clock: HeldClock) -> None:
     channel = many_returned(topic, clock)
-    publish(topic, 10, clock)
+    publish(topic, 10)
     consumer = consumer_on(channel)
     held = [channel.take_message(consumer)[0] for _ in range(10)]
     channel.set_limits(ChannelSettings(max_attempts=1, dead_letter_topic="dead"))

@@ -1,21 +1,21 @@
-"""Tests of pyqd.hot.wire.columns and of pyqd.wire.record_columns: one set for both."""
+"""Tests of pyqd.hot.wire.columns and of pyqd.fallback.columns: one set for both."""
 
 import struct
 
 import pytest
 
+from pyqd.fallback import columns as columns_in_python
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.primitives import crc32c
 from pyqd.hot.wire import columns
-from pyqd.wire import record_columns
 from tests.support.storage import FullFiles, body_of
 
 SIZES = (1, 7, 8, 9, 100, 1000, 1, 3, 5, 2)
 EPOCH = 3 << 48
 
 
-@pytest.fixture(params=[columns.decode, record_columns.decode], ids=["compiled", "plain"])
+@pytest.fixture(params=[columns.decode, columns_in_python.decode], ids=["compiled", "plain"])
 def decode(request):
     return request.param
 
@@ -127,7 +127,7 @@ def test_behind_a_damaged_size_nothing_is_believed(decode, data):
     assert (positions_in(found), found.lost, found.following) == ([0, 1], 0, EPOCH + 2)
 
 
-def test_what_stands_for_a_lost_record_is_counted_as_lost(decode, data):
+def test_the_placeholder_of_a_lost_record_is_counted_as_lost(decode, data):
     found = decode(changed(data, 42, b"\x01\0"), EPOCH)
     assert (positions_in(found), found.lost, found.damaged) == (list(range(1, 10)), 1, 0)
 
@@ -144,7 +144,7 @@ def test_missing_ordinals_are_counted(decode, data):
     assert decode(data[starts[4] :], EPOCH + 1).lost == 3
 
 
-def test_a_later_epoch_may_go_on_at_an_ordinal_that_was_there_before(decode, data):
+def test_a_later_epoch_may_continue_at_an_ordinal_that_was_used_before(decode, data):
     found = decode(data, (2 << 48) + 5)
     assert (found.rows, found.lost) == (10, 0)
 

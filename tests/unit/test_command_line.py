@@ -77,7 +77,7 @@ def test_a_flag_behind_a_command_is_one_of_that_command(
     assert mistake(tool_of_commands(), arguments, capsys) == said
 
 
-def test_the_beginning_of_a_flag_will_do_where_abbreviations_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_may_be_abbreviated_if_abbreviations_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert tool().parse_args(["--work=pub"]).workload == "pub"
     said = mistake(tool(allow_abbrev=False), ["--work=pub"], capsys)
     assert said == "tool: unknown flag --work; did you mean --workload? (tool --help lists all flags)\n"
@@ -99,7 +99,7 @@ def test_words_after_two_dashes_are_no_flags() -> None:
         (["tests.simulation", "--sede=1"], "did you mean --seed? (python -m tests.simulation --help lists all flags)"),
     ],
 )
-def test_the_tools_tell_a_misspelt_flag_in_one_line(command: list[str], said: str) -> None:
+def test_the_tools_report_a_misspelt_flag_in_one_line(command: list[str], said: str) -> None:
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.rstrip().endswith(said)

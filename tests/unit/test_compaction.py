@@ -6,7 +6,7 @@ from pyqd.broker import reclaimer
 from pyqd.hot.broker.stragglers import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
-from tests.support.storage import body_of, broker_on, consumer_on, run_turns
+from tests.support.storage import body_of, broker_on, consumer_on, publish, run_all_wakes
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -20,9 +20,8 @@ def eager(monkeypatch):
 
 
 def park(topic, count, due_ns, start=0):
-    for number in range(start, start + count):
-        topic.publish_body(body_of(number, BODY_BYTES), wall(), due_ns)
-    run_turns(topic.broker)
+    publish(topic, count, BODY_BYTES, start, due_ns)
+    run_all_wakes(topic.broker)
 
 
 def work_off(channel, consumer):
@@ -93,7 +92,7 @@ def test_a_log_that_is_mostly_unfinished_is_not_copied(tmp_path):
     assert channel.parked.log.end == end
 
 
-def test_who_has_a_moved_message_in_flight_keeps_it(tmp_path):
+def test_a_moved_message_stays_in_flight_at_its_consumer(tmp_path):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)

@@ -1,4 +1,4 @@
-"""Configuration files: which keys and values there are, and how mistakes are told."""
+"""Configuration files: keys, values, and error messages."""
 
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def test_values_are_as_toml_has_them_or_strings(name: str, found: Any, value: An
         ('tls_min_version = "ssl3.0"', 'unknown tlsVersionOption "ssl3.0" (tls1.0, tls1.1, tls1.2, tls1.3)'),
     ],
 )
-def test_a_wrong_value_is_told_with_file_line_and_key(tmp_path: Path, line: str, text: str) -> None:
+def test_a_wrong_value_is_reported_with_file_line_and_key(tmp_path: Path, line: str, text: str) -> None:
     path = written(tmp_path, f"# first\nid = 5\n{line}\n")
     with pytest.raises(StartupError) as caught:
         parse_args([f"--config={path}"])
@@ -161,14 +161,14 @@ def test_a_wrong_value_is_told_with_file_line_and_key(tmp_path: Path, line: str,
     assert str(caught.value) == f"failed to load config file {path} - line 3, {key}: {text}"
 
 
-def test_a_value_out_of_range_is_told_with_file_line_and_key(tmp_path: Path) -> None:
+def test_a_value_out_of_range_is_reported_with_file_line_and_key(tmp_path: Path) -> None:
     path = written(tmp_path, "\n\nid = 1024\n")
     with pytest.raises(StartupError) as caught:
         parse_args([f"--config={path}"])
     assert str(caught.value) == f"failed to instantiate pyqd - {path}, line 3, id: --node-id must be [0,1024)"
 
 
-def test_a_wrong_value_does_not_count_where_a_flag_replaces_it(tmp_path: Path) -> None:
+def test_a_wrong_value_that_a_flag_replaces_is_ignored(tmp_path: Path) -> None:
     path = written(tmp_path, 'id = "many"\n')
     assert parse_args([f"--config={path}", "--node-id=3"]).node_id == 3
 
@@ -214,7 +214,7 @@ def test_keys_without_effect_are_noticed(tmp_path: Path) -> None:
     )
 
 
-def test_a_line_is_found_where_strings_and_tables_have_the_same_text(tmp_path: Path) -> None:
+def test_a_line_is_found_although_strings_and_tables_have_the_same_text(tmp_path: Path) -> None:
     text = 'log_prefix = """\nid = 1\n"""\nnsqlookupd_tcp_addresses = [\n  "id = 3",\n]\n"id" = 2\n[other]\nid = 4\n'
     file = read_config(written(tmp_path, text))
     assert file.values["id"] == 2

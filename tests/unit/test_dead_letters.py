@@ -104,7 +104,7 @@ def test_the_log_names_both_ids(bench, caplog):
     assert f"CHANNEL(c): message {to_hex(guid).decode()} after 2 attempts is {letter} of topic dead" in caplog.text
 
 
-def test_a_limit_set_later_is_for_what_waits_as_well(bench):
+def test_a_limit_set_later_applies_to_waiting_messages(bench):
     bench.channel.set_limits(NO_LIMITS)
     bench.publish(b"x", b"y")
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_a_limit_set_later_is_for_what_waits_as_well(bench):
     assert bench.letters() == [b"x", b"y"]
 
 
-def test_a_limit_taken_away_gives_back_what_could_not_be_published(bench):
+def test_removing_a_limit_returns_dead_letters_that_could_not_be_published(bench):
     bench.broker.delete_topic("dead")
     bench.publish(b"x")
     bench.requeue()
@@ -127,7 +127,7 @@ def test_a_limit_taken_away_gives_back_what_could_not_be_published(bench):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_could_not_be_published_is_published_after_a_restart(bench, clean):
+def test_unpublished_dead_letters_are_published_after_a_restart(bench, clean):
     bench.broker.delete_topic("dead")
     bench.publish(b"x")
     bench.requeue()
@@ -167,7 +167,7 @@ def test_a_warning_comes_once_for_each_reason(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("how", ["empty", "seek", "delete"])
-def test_what_takes_messages_away_takes_dead_letters_that_wait(bench, how):
+def test_operations_that_remove_messages_remove_waiting_dead_letters(bench, how):
     Syncer(bench.broker, run_inline)
     bench.channel.parks_durably = True
     bench.publish(b"buried", b"doomed")
@@ -189,6 +189,17 @@ def test_what_takes_messages_away_takes_dead_letters_that_wait(bench, how):
     bench.turn()
     if how == "seek":
         assert [bench.take()[1] for _ in range(2)] == [1, 1]
+
+
+def test_a_draining_daemon_retries_dead_letters_every_second(bench):
+    bench.publish(b"x")
+    bench.requeue()
+    bench.broker.begin_drain()
+    bench.requeue()
+    bench.broker.scheduler.run_wakes()
+    now_ns = mono()
+    assert bench.broker.scheduler.run_timers(now_ns) >= now_ns + SECOND_NS // 2
+    assert (bench.channel.dead_letters_pending, bench.letters()) == (1, [])
 
 
 def test_an_ephemeral_channel_has_limits_too(tmp_path):
@@ -267,7 +278,7 @@ class TestSettings:
         "limits",
         [NO_LIMITS, LIMITS, ChannelSettings(rate=0.1, burst=3.5), ChannelSettings(1e9, 1e9, 65535, "x" * 64)],
     )
-    def test_what_is_kept_is_read_again(self, tmp_path, limits):
+    def test_saved_settings_are_read_back(self, tmp_path, limits):
         assert decode_settings(encode_settings(limits)) == limits
         channel = broker_on(tmp_path).topic("t").channel("c")
         channel.set_limits(limits)
@@ -285,7 +296,7 @@ class TestSettings:
         channel.ledger.note_finished(8 * 4096 * 3)
         assert decode_settings(channel.ledger.settings) == LIMITS
 
-    def test_one_that_was_torn_gives_way_to_the_one_before(self, tmp_path):
+    def test_a_torn_copy_is_replaced_by_the_previous_one(self, tmp_path):
         channel = broker_on(tmp_path).topic("t").channel("c")
         channel.set_limits(ChannelSettings(rate=1.0))
         channel.set_limits(ChannelSettings(rate=2.0))

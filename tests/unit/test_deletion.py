@@ -1,4 +1,4 @@
-"""Deleting topics and channels: whole or not at all, and nothing of it is left or comes back."""
+"""Deletion of topics and channels: whole or not at all, with no files left and no messages that return."""
 
 import errno
 import gc
@@ -65,7 +65,7 @@ def fill(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("what", ["topic", "channel"])
-def test_where_the_disk_refuses_nothing_has_changed(tmp_path: Path, what: str) -> None:
+def test_a_deletion_that_the_disk_refuses_changes_nothing(tmp_path: Path, what: str) -> None:
     files = Refusing()
     broker = broker_at(tmp_path, files)
     fill(broker)
@@ -125,7 +125,7 @@ def test_a_deletion_needs_no_mapping(tmp_path: Path, what: str) -> None:
     topic.check()
 
 
-def test_what_is_half_removed_is_gone_after_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_completes_an_interrupted_removal(tmp_path: Path) -> None:
     broker = broker_at(tmp_path)
     # No job in the background is run: the state after a kill just behind the rename.
     broker.in_background = broker.segment_jobs.in_background = lambda _job, _done: None
@@ -156,6 +156,21 @@ def test_a_deleted_topic_maps_no_file_though_someone_holds_it(tmp_path: Path) ->
         gc.enable()
     assert topic.exiting
     topic.publish_body(b"late", NOW_NS)
+    broker.close()
+
+
+def test_a_deleted_channel_with_unsynced_parked_messages_is_collected(tmp_path: Path) -> None:
+    broker = broker_at(tmp_path)
+    broker.parks_durably = True
+    fill(broker)
+    topic = broker.topic("t")
+    gone = weakref.ref(topic.channel("c").files)
+    assert topic.parking == set(topic.channels)
+    topic.delete_channel("c")
+    broker.scheduler.run_wakes()
+    gc.collect()
+    assert gone() is None
+    assert topic.parking == set(topic.channels)
     broker.close()
 
 
@@ -211,7 +226,7 @@ class FailingOnce(Files):
         super().sync_directory(path)
 
 
-def test_what_could_not_be_removed_is_removed_when_the_disk_works_again(
+def test_a_failed_removal_is_repeated_when_the_disk_works_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = FailingOnce()

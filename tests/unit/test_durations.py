@@ -117,7 +117,7 @@ def test_an_integer_is_read_as_a_go_literal(text: str, value: int) -> None:
     "text",
     ["", "-", "a", "1.0", "1e3", " 1", "1 ", "1\n", "08", "0x", "0b2", "0b", "_1", "1_", "1__0", "--1", "\u0661"],
 )
-def test_what_is_no_integer_is_a_parse_error(text: str) -> None:
+def test_an_invalid_integer_is_a_parse_error(text: str) -> None:
     with pytest.raises(ValueError, match=f"^{durations.PARSE_ERROR}$"):
         parse_int(text)
 

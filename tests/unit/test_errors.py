@@ -44,7 +44,7 @@ def test_the_raiser_may_decide_whether_an_error_is_fatal() -> None:
     assert ClientError("E_FIN_FAILED", "x", fatal=True).fatal
 
 
-def test_a_storage_error_tells_operation_path_and_reason() -> None:
+def test_a_storage_error_names_operation_path_and_reason() -> None:
     error = storage_error("sync", "/data/1", OSError(errno.EIO, "Input/output error", "other"))
     assert type(error) is StorageError
     assert (error.operation, error.path, error.filename, error.errno) == ("sync", "/data/1", "/data/1", errno.EIO)
@@ -52,7 +52,7 @@ def test_a_storage_error_tells_operation_path_and_reason() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_lack_of_room_or_quota_is_a_full_disk(number: int) -> None:
+def test_lack_of_space_or_quota_is_a_full_disk(number: int) -> None:
     error = storage_error("reserve", "/data/1", OSError(number, "no room"))
     assert type(error) is DiskFull
     assert error.operation == "reserve"
@@ -68,7 +68,7 @@ def test_an_os_error_without_number_becomes_an_input_output_error() -> None:
     assert (error.errno, error.strerror) == (errno.EIO, "odd")
 
 
-def test_corruption_tells_file_offset_and_detail() -> None:
+def test_corruption_names_file_offset_and_detail() -> None:
     error = CorruptionError("/data/1", 4096, "bad checksum")
     assert (error.file, error.offset, error.detail) == ("/data/1", 4096, "bad checksum")
     assert str(error) == "/data/1 is corrupt at offset 4096 - bad checksum"

@@ -84,7 +84,7 @@ def test_a_failed_reservation_leaves_no_file(files, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_process_left_half_made_is_in_nobodys_way(files, tmp_path):
+def test_a_file_half_made_by_a_killed_process_is_no_obstacle(files, tmp_path):
     (tmp_path / "file.making").write_bytes(b"x")
     mapping = files.new_mapped(str(tmp_path / "file"), 4096, False)
     assert bytes(mapping.view()) == bytes(4096)
@@ -109,7 +109,7 @@ def test_a_small_file_is_replaced_whole(files, tmp_path):
     assert os.listdir(tmp_path) == ["small"]
 
 
-def test_removing_what_is_gone_is_fine(files, tmp_path):
+def test_removing_a_missing_file_is_no_error(files, tmp_path):
     files.remove(str(tmp_path / "none"))
     files.remove_tree(str(tmp_path / "none"))
     files.make_directory(str(tmp_path / "made"))
@@ -137,7 +137,7 @@ def test_removing_what_is_gone_is_fine(files, tmp_path):
         ("sync", lambda files, path: files.sync_directory(path + "/none")),
     ],
 )
-def test_what_the_system_refuses_is_a_storage_error_that_names_the_operation(files, tmp_path, operation, call):
+def test_a_refusal_of_the_system_is_a_storage_error_that_names_the_operation(files, tmp_path, operation, call):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "directory").mkdir()
     with pytest.raises(StorageError) as caught:
@@ -146,7 +146,7 @@ def test_what_the_system_refuses_is_a_storage_error_that_names_the_operation(fil
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_file_whose_directory_is_moved_away_meanwhile_is_an_error_like_any_other(tmp_path):
+def test_a_file_in_a_moved_directory_is_a_storage_error(tmp_path):
     class Moving(Files):
         def rename(self, source, target):
             os.rename(tmp_path / "topic", tmp_path / "gone")
@@ -213,7 +213,9 @@ def test_a_file_with_holes_is_not_mapped_on_a_full_disk(files, tmp_path):
 
 
 @pytest.mark.usefixtures("no_room")
-def test_a_file_that_has_its_blocks_is_mapped_on_a_full_disk_though_the_file_system_asks_for_room(files, tmp_path):
+def test_a_file_with_reserved_blocks_is_mapped_on_a_full_disk_although_the_file_system_reports_no_space(
+    files, tmp_path
+):
     path = tmp_path / "whole"
     path.write_bytes(b"whole" * 4096)
     assert bytes(files.open_mapped(str(path)).view()) == b"whole" * 4096
@@ -227,7 +229,7 @@ def test_the_first_page_of_a_new_file_is_there_and_no_other(files, tmp_path):
     assert [number for number, here in enumerate(present) if here & 1] == [0]
 
 
-def test_what_is_made_dirty_again_is_stored_to_and_nothing_else_and_no_byte_changes(files, tmp_path):
+def test_dirtying_a_range_again_touches_only_its_pages_and_changes_no_byte(files, tmp_path):
     mapping = files.new_mapped(str(tmp_path / "new"), 8 * 4096, False)
     mapping.dirty_again(2 * 4096, 3 * 4096)
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -259,7 +261,7 @@ def test_a_small_file_is_overwritten_in_the_block_that_it_has(files, tmp_path, c
         files.write_in_place(str(tmp_path / "missing"), content)
 
 
-def test_a_small_file_is_overwritten_whole_where_a_write_takes_a_part(files, tmp_path, monkeypatch):
+def test_a_small_file_is_overwritten_whole_despite_partial_writes(files, tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"what was there")
     pwrite = os.pwrite

@@ -95,7 +95,7 @@ def test_the_first_argument_that_is_no_flag_ends_the_flags(argv: list[str], left
         (["-yes="], 'invalid boolean value "" for -yes: must be true or false'),
     ],
 )
-def test_a_mistake_is_told_in_gos_words_with_a_remedy(argv: list[str], text: str) -> None:
+def test_a_mistake_is_reported_in_go_s_words_with_a_remedy(argv: list[str], text: str) -> None:
     with pytest.raises(FlagError) as caught:
         goflags.parse(FLAGS, argv)
     assert str(caught.value) == text
@@ -176,7 +176,7 @@ def test_a_mistake_is_the_one_line_on_stderr_and_the_process_ends(
     assert capsys.readouterr() == ("", f"prog: {text} (prog --help lists all flags)\n")
 
 
-def test_a_key_is_the_name_with_underscores_unless_told_otherwise() -> None:
+def test_a_key_is_the_name_with_underscores_unless_declared_otherwise() -> None:
     assert {flag.name: flag.config_key for flag in FLAGS} == {
         "yes": "yes",
         "node-id": "id",
@@ -212,7 +212,7 @@ def test_a_flag_may_be_declared_once_only() -> None:
         (None, 9, 10, "--f must be at most 9"),
     ],
 )
-def test_a_value_out_of_range_is_told_with_its_range(
+def test_a_value_out_of_range_is_reported_with_the_range(
     minimum: int | None, maximum: int | None, value: int, text: str
 ) -> None:
     flag = goflags.Flag("f", "f", INT, 0, "", "f", minimum=minimum, maximum=maximum)

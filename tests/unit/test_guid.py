@@ -90,7 +90,7 @@ def test_resuming_after_a_smaller_id_changes_nothing():
 
 
 @pytest.mark.parametrize("last_id", [2**63, 2**64 - 1])
-def test_resuming_after_what_no_factory_made_is_refused(last_id):
+def test_resuming_after_an_impossible_id_is_refused(last_id):
     factory = GuidFactory(7)
     with pytest.raises(ValueError, match=r"2\*\*63"):
         factory.resume(last_id)

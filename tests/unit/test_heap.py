@@ -27,7 +27,7 @@ def drained(heap):
     return popped
 
 
-def test_a_new_heap_has_no_slots_and_nobody_waits():
+def test_a_new_heap_has_no_slots_and_no_entries():
     heap = Heap()
     assert (len(heap), heap.slot_count_max) == (0, 0)
     assert heap.peek_due() == NEVER_NS
@@ -52,7 +52,7 @@ def test_many_slots_come_out_by_deadline(order):
     assert [due_ns for due_ns, _ in drained(filled(deadlines))] == list(range(1000))
 
 
-def test_a_heap_that_grows_over_a_mebibyte_keeps_what_waits():
+def test_a_heap_that_grows_over_a_mebibyte_keeps_its_entries():
     heap = Heap(1000)
     deadlines = list(range(200_000))
     random.Random(2).shuffle(deadlines)
@@ -123,7 +123,7 @@ def test_the_mark_for_absence_cannot_be_a_slot():
         Heap().reserve(ABSENT)
 
 
-def test_after_clear_nobody_waits_and_all_slots_are_free():
+def test_after_clear_there_are_no_entries_and_all_slots_are_free():
     heap = filled([3, 1, 2])
     heap.clear()
     heap.check()
@@ -154,7 +154,7 @@ def test_a_slot_that_is_not_reserved_is_refused(slot):
         heap.update(slot, 5)
 
 
-def test_what_does_not_wait_cannot_be_removed_moved_or_asked():
+def test_an_absent_slot_cannot_be_removed_moved_or_queried():
     heap = Heap(2)
     with pytest.raises(AssertionError, match="does not wait"):
         heap.remove(0)

@@ -40,7 +40,7 @@ def front_of(served: socket.socket, publisher: PlainPublisher | None) -> HttpFro
 
 
 @pytest.mark.parametrize("publisher", [None, PlainPublisher(100, 100, 10, missing)])
-def test_what_is_not_answered_on_the_loop_is_handed_over(
+def test_requests_that_the_loop_does_not_answer_are_handed_over(
     pair: tuple[socket.socket, socket.socket], publisher: PlainPublisher | None
 ) -> None:
     client, served = pair

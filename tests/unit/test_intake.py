@@ -1,7 +1,6 @@
 """Tests of pyqd.hot.broker.intake and pyqd.hot.diskqueue.batchwriter: large batches stored in slices."""
 
 import os
-import struct
 
 import pytest
 
@@ -13,7 +12,16 @@ from pyqd.hot.primitives.guid import stepped
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of, run_turns
+from tests.support.storage import (
+    FullFiles,
+    body_of,
+    broker_on,
+    consumer_on,
+    finish_all,
+    frames_of,
+    number_in,
+    run_all_wakes,
+)
 
 SLICE_BYTES = 1000
 # In a log; twelve of them are a slice.
@@ -55,15 +63,7 @@ def frames(start, count, size_bytes=MESSAGE_BYTES):
 
 
 def numbers(topic):
-    return [struct.unpack_from("<Q", body)[0] for *_, body in topic.log.records()]
-
-
-def delivered(channel):
-    consumer = consumer_on(channel)
-    found = []
-    while (message := channel.take_message(consumer)) is not None:
-        found.append(struct.unpack_from("<Q", message[3])[0])
-    return found
+    return [number_in(body) for *_, body in topic.log.records()]
 
 
 def begun(topic, start=0, count=100, due_ns=0, size_bytes=MESSAGE_BYTES):
@@ -83,7 +83,7 @@ def reopened(tmp_path):
 def test_a_batch_is_stored_over_several_turns_and_seen_as_a_whole_after_the_last(topic):
     channel = topic.channel("c")
     topic.publish_body(body_of(500), wall())
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     queued = enqueue_frames(topic, frames(0, 100), wall())
     turns = 0
     while not queued.finished:
@@ -95,13 +95,13 @@ def test_a_batch_is_stored_over_several_turns_and_seen_as_a_whole_after_the_last
     assert queued.stored
     assert not topic.busy
     assert (topic.log.end, topic.message_count, topic.message_bytes) == (101, 101, 16 + 100 * MESSAGE_BYTES)
-    run_turns(topic.broker)
-    assert delivered(channel) == [500, *range(100)]
+    run_all_wakes(topic.broker)
+    assert finish_all(channel) == [500, *range(100)]
 
 
-def test_the_ids_of_a_sliced_batch_follow_one_another_and_the_last_is_told(topic):
+def test_the_ids_of_a_sliced_batch_are_consecutive_and_the_last_is_reported(topic):
     queued = begun(topic)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     guids = [guid for _, guid, *_ in topic.log.records()]
     assert guids == [stepped(queued.last_id, step) for step in range(-99, 1)]
     topic.publish_body(b"next", wall())
@@ -113,11 +113,11 @@ def test_a_small_batch_is_not_queued_unless_others_are(topic):
     assert must_queue(topic, frames(0, 100))
     begun(topic)
     assert must_queue(topic, frames(0, 1))
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert not must_queue(topic, frames(0, 1))
 
 
-def test_what_is_published_meanwhile_comes_behind_in_order_and_others_topics_do_not_wait(topic):
+def test_messages_published_during_a_batch_follow_in_order_and_other_topics_do_not_wait(topic):
     other = topic.broker.topic("other")
     first = begun(topic)
     told = []
@@ -127,7 +127,7 @@ def test_what_is_published_meanwhile_comes_behind_in_order_and_others_topics_do_
     other.publish_body(b"x", wall())
     assert other.depth == 1
     assert not first.finished
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert numbers(topic) == [*range(100), 200, *range(300, 350), 400]
     assert told == [200, 300, 400]
     assert not topic.busy
@@ -139,13 +139,13 @@ def test_large_batches_to_many_topics_share_the_work_of_a_turn(topic):
     batches = [enqueue_frames(each, frames(0, 400, 1000), wall()) for each in many]
     topic.broker.scheduler.run_wakes()
     assert 0 < sum(each.finished for each in batches) < 5
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert all(each.stored for each in batches)
     assert all(each.depth == 400 for each in many)
 
 
 @pytest.mark.parametrize("size_bytes", [MESSAGE_BYTES, 1000])
-def test_a_kill_between_slices_leaves_nothing_of_a_batch_and_all_of_what_was_before(topic, tmp_path, size_bytes):
+def test_a_kill_between_slices_keeps_none_of_the_batch_and_all_earlier_messages(topic, tmp_path, size_bytes):
     begin_small(2000, 20_000)
     topic.publish_body(body_of(7), wall())
     begun(topic, 100, 500, size_bytes=size_bytes)
@@ -173,37 +173,37 @@ def test_a_disk_that_fails_between_slices_refuses_the_whole_batch_and_leaves_not
     os.dup2(whole, fd)
     for each in (whole, full):
         os.close(each)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert behind.stored
     assert numbers(topic) == numbers(reopened(tmp_path)) == [7, 900]
     assert (topic.depth, topic.message_count) == (2, 2)
     topic.check()
 
 
-def test_a_batch_without_room_for_its_segment_is_refused_and_the_next_one_is_stored(topic, files):
+def test_a_batch_without_space_for_its_segment_is_refused_and_the_next_one_is_stored(topic, files):
     files.room = 0
     queued = enqueue_frames(topic, frames(0, 2000, 1000), wall())
     behind = enqueue_frames(topic, frames(5000, 1), wall())
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert isinstance(queued.error, DiskFull)
     assert behind.stored
     assert numbers(topic) == [5000]
 
 
-def test_a_batch_begins_again_where_the_log_goes_on_in_another_segment(topic):
+def test_a_batch_restarts_if_the_log_continues_in_another_segment(topic):
     queued = begun(topic)
     topic.log.shrink()
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert queued.stored
     assert numbers(topic) == list(range(100))
     assert topic.message_bytes == 100 * MESSAGE_BYTES
     topic.check()
 
 
-def test_a_batch_begins_again_where_a_page_ahead_of_it_cannot_be_read(topic):
+def test_a_batch_restarts_if_a_page_ahead_of_it_cannot_be_read(topic):
     queued = begun(topic)
     topic.log.pool.leave(topic.log.active)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert queued.stored
     assert numbers(topic) == list(range(100))
 
@@ -216,12 +216,12 @@ def test_a_cancelled_batch_leaves_nothing_and_the_next_one_is_stored(topic):
     queued.cancel()
     assert queued.finished
     assert not queued.stored
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert last.stored
     assert numbers(topic) == [200, 201]
 
 
-def test_a_deleted_topic_refuses_what_is_queued(topic):
+def test_a_deleted_topic_refuses_its_queued_batches(topic):
     told = []
     batches = [begun(topic), enqueue_frames(topic, frames(200, 1), wall())]
     for queued in batches:
@@ -232,7 +232,7 @@ def test_a_deleted_topic_refuses_what_is_queued(topic):
         assert queued.finished
         assert not queued.stored
         assert queued.error is None
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     again = topic.broker.topic("t")
     assert not again.busy
     assert again.depth == 0
@@ -250,8 +250,8 @@ def test_a_stop_between_slices_refuses_the_batch_and_is_clean(topic, tmp_path):
 def test_a_channel_made_between_slices_gets_the_whole_batch(topic):
     begun(topic)
     channel = topic.channel("c")
-    run_turns(topic.broker)
-    assert delivered(channel) == list(range(100))
+    run_all_wakes(topic.broker)
+    assert finish_all(channel) == list(range(100))
 
 
 @pytest.mark.parametrize("event", ["nothing", "channel", "pause", "unpause"])
@@ -263,20 +263,18 @@ def test_a_deferred_batch_is_deferred_whatever_happens_to_its_topic_between_slic
     if event in ("pause", "unpause"):
         topic.pause(event == "pause")
     channel = topic.channel("c")
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert queued.stored
     if event == "pause":
         assert (topic.depth, channel.deferred_count) == (100, 0)
         topic.pause(False)
-        run_turns(topic.broker)
+        run_all_wakes(topic.broker)
     assert (topic.depth, channel.depth, channel.deferred_count) == (0, 0, 100)
-    assert delivered(channel) == []
+    assert finish_all(channel) == []
     topic.check()
 
 
-def test_a_deferred_batch_without_room_to_park_it_is_refused_though_its_topic_had_no_channel_at_first(
-    topic, monkeypatch
-):
+def test_a_deferred_batch_without_space_to_park_it_is_refused_although_its_topic_had_no_channel(topic, monkeypatch):
     queued = begun(topic, 0, 100, wall() + HOUR_NS)
     topic.channel("c")
 
@@ -284,7 +282,7 @@ def test_a_deferred_batch_without_room_to_park_it_is_refused_though_its_topic_ha
         raise StorageError("reserve", "parked", 28, "No space left on device")
 
     monkeypatch.setattr(topic, "on_parking_wanted", refuse)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert isinstance(queued.error, StorageError)
     assert (topic.log.end, topic.message_count) == (0, 0)
     topic.check()
@@ -293,23 +291,23 @@ def test_a_deferred_batch_without_room_to_park_it_is_refused_though_its_topic_ha
 def test_a_deferred_batch_is_found_deferred_after_a_kill(topic, tmp_path):
     topic.channel("c")
     begun(topic, 0, 100, wall() + HOUR_NS)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     channel = reopened(tmp_path).channel("c")
-    run_turns(channel.topic.broker)
+    run_all_wakes(channel.topic.broker)
     assert channel.deferred_count == 100
 
 
-def test_an_ephemeral_topic_that_holds_its_messages_takes_what_it_has_room_for(tmp_path):
+def test_an_ephemeral_topic_without_a_channel_keeps_messages_up_to_its_memory_queue(tmp_path):
     topic = broker_on(tmp_path, mem_queue_size=30).topic("t#ephemeral")
     queued = begun(topic)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert queued.stored
     assert topic.depth == 30
     channel = topic.channel("c")
     begun(topic, 200)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert topic.message_count == 200
-    assert delivered(channel)[:30] == list(range(30))
+    assert finish_all(channel)[:30] == list(range(30))
 
 
 def test_dead_letters_wait_while_their_topic_stores_a_batch(topic):
@@ -323,10 +321,10 @@ def test_dead_letters_wait_while_their_topic_stores_a_batch(topic):
     assert channel.requeue_message(consumer, guid, 0) == 0
     topic.broker.scheduler.run_wakes()
     assert channel.depth == 1
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert numbers(topic) == list(range(100))
     with HeldClock() as clock:
         clock.advance(SECOND_NS)
         topic.broker.scheduler.run_timers(mono())
-        run_turns(topic.broker)
+        run_all_wakes(topic.broker)
     assert numbers(topic) == [*range(100), 900]

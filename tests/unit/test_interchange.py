@@ -46,7 +46,7 @@ def test_metadata_of_a_queue_is_three_lines():
     "content",
     [b"", b"5\n", b"5\n0,0\n", b"x\n0,0\n0,0\n", b"1\n0,-1\n0,0\n", b"1\n2,0\n1,0\n", b"1\n0,9\n0,3\n", bytes(16)],
 )
-def test_what_is_no_metadata_of_a_queue_is_refused(content):
+def test_invalid_metadata_of_a_queue_is_refused(content):
     with pytest.raises(ValueError, match="queue"):
         parse_meta(content)
 
@@ -65,7 +65,7 @@ def test_what_is_no_metadata_of_a_queue_is_refused(content):
         ("nsqd.dat", None),
     ],
 )
-def test_files_of_queues_are_told_by_their_names(name, found):
+def test_files_of_queues_are_recognised_by_their_names(name, found):
     assert parse_queue_file(name) == found
 
 
@@ -99,6 +99,6 @@ def test_keys_of_nsqd_dat_may_be_missing(content):
     "content",
     [b"", b"{", b"\xff", b"[]", b"7", b'{"topics":{}}', b'{"topics":[3]}', b'{"topics":[{"name":3}]}', b"[" * 100_000],
 )
-def test_what_is_no_nsqd_dat_is_refused(content):
+def test_an_invalid_nsqd_dat_is_refused(content):
     with pytest.raises(ValueError):  # noqa: PT011 - the parser of JSON has many texts
         parse_metadata(content)

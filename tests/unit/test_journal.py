@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from pyqd.diskqueue import journal as journal_module
-from pyqd.diskqueue.files import Files
+from pyqd.diskqueue.files import NO_CLAIM, Files
 from pyqd.diskqueue.journal import FILES_MAX, Journal
 from pyqd.diskqueue.redo import Redo, commits_in, entries_of
+from pyqd.diskqueue.space_limit import DiskReserve
 from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CommitBuffer
 from pyqd.primitives.errors import DiskFull, StorageError, storage_error
-from tests.support.storage import body_of, broker_on
+from tests.support.storage import broker_on, publish
 
 FILE_BYTES = 4 * BLOCK_SIZE
 
@@ -27,11 +28,6 @@ def broker(tmp_path):
 @pytest.fixture
 def topic(broker):
     return broker.topic("t")
-
-
-def publish(topic, size_bytes=100, count=1):
-    for number in range(count):
-        topic.publish_body(body_of(number, size_bytes), 1)
 
 
 def finished(buffer, generation=1, offset=0):
@@ -56,7 +52,7 @@ def gathered(buffer, *topics):
 
 
 def test_an_entry_has_the_bytes_of_the_segment_as_they_lie_there(topic):
-    publish(topic, 100, 3)
+    publish(topic, 3, 100)
     (found,) = finished(gathered(CommitBuffer(), topic))
     ((name, entry),) = entries_of(found, "file")
     segment = topic.log.active
@@ -70,35 +66,35 @@ def test_an_entry_has_the_bytes_of_the_segment_as_they_lie_there(topic):
     assert found.entries[at : at + entry.length] == content[: segment.tail]
 
 
-def test_a_commit_has_only_what_no_commit_before_has(topic):
+def test_a_commit_has_only_records_of_no_earlier_commit(topic):
     buffer = CommitBuffer()
-    publish(topic)
+    publish(topic, 1, 100)
     gathered(buffer, topic).note_durable()
     before = topic.log.active.tail
     assert topic.log.synced_end == 1
-    publish(topic)
+    publish(topic, 1, 100)
     ((_, entry),) = entries(gathered(buffer, topic))
     assert (entry.start, entry.length) == (before, topic.log.active.tail - before)
 
 
-def test_what_was_not_written_is_in_the_next_commit_too(topic):
+def test_unwritten_records_are_in_the_next_commit_too(topic):
     buffer = CommitBuffer()
-    publish(topic)
+    publish(topic, 1, 100)
     gathered(buffer, topic)
-    publish(topic)
+    publish(topic, 1, 100)
     ((_, entry),) = entries(gathered(buffer, topic))
     assert (entry.start, entry.length) == (0, topic.log.active.tail)
 
 
-def test_what_was_synced_otherwise_is_in_no_commit(topic):
-    publish(topic)
+def test_records_that_the_syncer_synced_are_in_no_commit(topic):
+    publish(topic, 1, 100)
     ranges, end = topic.log.dirty_ranges()
     topic.log.mark_synced(ranges, end)
     assert gathered(CommitBuffer(), topic).entry_count == 0
 
 
 def test_each_segment_has_an_entry_of_its_own(topic):
-    publish(topic, 20_000, 6)
+    publish(topic, 6, 20_000)
     found = [entry for _, entry in entries(gathered(CommitBuffer(), topic))]
     assert [entry.segment_number for entry in found] == [1, 2]
     assert [entry.start for entry in found] == [0, 0]
@@ -107,7 +103,7 @@ def test_each_segment_has_an_entry_of_its_own(topic):
 def test_all_topics_share_a_commit(broker):
     topics = [broker.topic(name) for name in ("a", "eleven_long", "x" * 64)]
     for topic in topics:
-        publish(topic)
+        publish(topic, 1, 100)
     found = dict(entries(gathered(CommitBuffer(), *topics)))
     assert list(found) == [topic.name for topic in topics]
     assert {entry.identity for entry in found.values()} == {topic.created_ns for topic in topics}
@@ -115,7 +111,7 @@ def test_all_topics_share_a_commit(broker):
 
 @pytest.mark.parametrize("size_bytes", [1, 7, 8, 3700, 3800, 3900, 4000, 5000])
 def test_a_commit_is_written_in_whole_blocks_with_zeros_behind_the_entries(topic, size_bytes):
-    publish(topic, 5000)
+    publish(topic, 1, 5000)
     buffer = gathered(CommitBuffer(), topic)
     # The memory has had a longer commit before.
     buffer.finish(1, 1, 0, 0)
@@ -129,10 +125,10 @@ def test_a_commit_is_written_in_whole_blocks_with_zeros_behind_the_entries(topic
     assert not any(content[buffer.used :])
 
 
-def test_the_memory_grows_with_a_commit_and_keeps_what_it_has(broker):
+def test_the_buffer_grows_with_a_commit_and_keeps_its_content(broker):
     small, large = broker.topic("small"), broker.topic("large")
-    publish(small)
-    publish(large, 50_000, 20)
+    publish(small, 1, 100)
+    publish(large, 20, 50_000)
     buffer = gathered(CommitBuffer(), small, large)
     found = entries(buffer)
     assert next(name for name, _ in found) == "small"
@@ -141,8 +137,8 @@ def test_the_memory_grows_with_a_commit_and_keeps_what_it_has(broker):
 
 def test_a_log_with_too_much_is_refused_and_leaves_the_commit_as_it_was(broker):
     small, large = broker.topic("small"), broker.topic("large")
-    publish(small)
-    publish(large, 60_000, 80)
+    publish(small, 1, 100)
+    publish(large, 80, 60_000)
     buffer = gathered(CommitBuffer(), small)
     used = buffer.used
     assert not large.journal_into(buffer, b"large")
@@ -154,7 +150,7 @@ def test_a_log_with_too_much_is_refused_and_leaves_the_commit_as_it_was(broker):
 
 def test_a_segment_that_was_recycled_while_its_commit_was_written_is_not_marked(topic):
     buffer = CommitBuffer()
-    publish(topic, 20_000, 4)
+    publish(topic, 4, 20_000)
     segment = topic.log.first
     gathered(buffer, topic)
     topic.log.trim_below(topic.log.active.first_ordinal)
@@ -166,12 +162,12 @@ def test_a_segment_that_was_recycled_while_its_commit_was_written_is_not_marked(
 
 def test_an_ephemeral_topic_adds_nothing(broker):
     topic = broker.topic("t#ephemeral")
-    publish(topic)
+    publish(topic, 1, 100)
     assert gathered(CommitBuffer(), topic).entry_count == 0
 
 
 def test_a_commit_with_a_changed_byte_is_none(topic):
-    publish(topic)
+    publish(topic, 1, 100)
     content = bytes(gathered(CommitBuffer(), topic).finish(1, 1, 0, 0))
     for at in (0, 12, 16, 24, 32, 40, 48, 64, 200):
         changed = bytearray(content)
@@ -205,10 +201,10 @@ class JournalFiles(Files):
         self.failing = False
         self.opened = {}
 
-    def new_journal_file(self, path, size_bytes):
+    def new_journal_file(self, path, size_bytes, reserving=NO_CLAIM):
         if self.full:
             raise DiskFull("reserve", path, 28, "No space left on device")
-        file = super().new_journal_file(path, size_bytes)
+        file = super().new_journal_file(path, size_bytes, reserving)
         self.opened[path] = file
         return file
 
@@ -235,7 +231,7 @@ def journal(tmp_path, files, jobs):
 
 def begun(journal, topic, size_bytes=100):
     """Publish, and return the place of the commit that has it; None if the journal has none."""
-    publish(topic, size_bytes)
+    publish(topic, 1, size_bytes)
     buffer = journal.begin()
     if buffer is None:
         return None
@@ -288,7 +284,7 @@ def test_commits_lie_behind_one_another_in_a_file_with_one_generation(journal, t
     assert [commit.generation for commit in commits_in(content, "file")] == [1, 1, 1]
 
 
-def test_a_commit_for_which_a_file_has_no_room_goes_to_another_with_the_next_generation(journal, jobs, topic):
+def test_a_commit_that_does_not_fit_a_file_goes_to_another_with_the_next_generation(journal, jobs, topic):
     for _ in range(4):
         write(journal, topic)
     jobs.run()
@@ -332,7 +328,7 @@ def test_a_sync_is_wanted_and_no_commit_is_taken_when_the_only_file_is_full(jour
     assert write(journal, topic).offset == 0
 
 
-def test_a_disk_without_room_leaves_a_warning_and_no_file(tmp_path, files, jobs, caplog):
+def test_a_full_disk_leaves_a_warning_and_no_file(tmp_path, files, jobs, caplog):
     files.full = True
     journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES)
     journal.start()
@@ -340,6 +336,23 @@ def test_a_disk_without_room_leaves_a_warning_and_no_file(tmp_path, files, jobs,
     assert journal.begin() is None
     assert "cannot create a journal file: failed to reserve" in caplog.text
     assert names(journal) == []
+    journal.close()
+
+
+def test_no_file_is_made_of_the_space_that_is_to_stay_free(tmp_path, jobs, caplog):
+    files = JournalFiles()
+    reserve = DiskReserve(files, str(tmp_path), files.free_bytes(str(tmp_path)))
+    journal = Journal(files, str(tmp_path / "files"), jobs.submit, FILE_BYTES, reserve)
+    journal.start()
+    jobs.run()
+    assert journal.begin() is None
+    assert "would be left free on the disk" in caplog.text
+    assert names(journal) == []
+    reserve.floor_bytes = 0
+    journal.begin()
+    journal.release(journal.cut())
+    jobs.run()
+    assert journal.begin() is not None
     journal.close()
 
 
@@ -354,7 +367,7 @@ def test_no_more_files_are_made_than_the_most(journal, jobs, topic):
     assert generations(journal) == list(range(1, FILES_MAX + 1))
 
 
-def test_a_sync_gives_up_what_was_written_before_it_began_and_nothing_later(journal, jobs, topic):
+def test_a_sync_releases_commits_written_before_it_began_and_no_later_ones(journal, jobs, topic):
     write(journal, topic)
     jobs.run()
     kept = journal.cut()
@@ -418,7 +431,7 @@ def test_files_are_used_again_and_no_more_are_kept_than_are_needed(journal, jobs
     assert len(generations(journal)) == 1
 
 
-def test_what_an_earlier_use_of_a_file_has_left_is_not_read(journal, jobs, topic):
+def test_commits_of_an_earlier_use_of_a_file_are_not_read(journal, jobs, topic):
     for _ in range(3):
         write(journal, topic)
     jobs.run()
@@ -521,9 +534,7 @@ def test_a_file_that_was_being_made_during_a_stop_is_not_used(tmp_path, files, j
     assert not os.path.exists(journal.directory)
 
 
-def test_what_a_killed_process_left_stays_until_the_first_sync_and_counts_meanwhile(
-    tmp_path, journal, files, jobs, topic
-):
+def test_journal_files_of_a_killed_process_stay_until_the_first_sync_and_count(tmp_path, journal, files, jobs, topic):
     write(journal, topic)
     jobs.run()
     left = redo_of(journal)
@@ -561,11 +572,11 @@ def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files,
 
 
 @pytest.mark.parametrize(("failed", "tries"), [(errno.EOPNOTSUPP, 1), (errno.ENOSPC, 3), (errno.EMFILE, 3)])
-def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_if_that_may_help(tmp_path, caplog, failed, tries):
+def test_a_file_that_cannot_be_created_is_reported_once_and_retried_if_that_may_help(tmp_path, caplog, failed, tries):
     class Refusing(Files):
         count = 0
 
-        def new_journal_file(self, path, _size_bytes):
+        def new_journal_file(self, path, _size_bytes, _reserving=NO_CLAIM):
             self.count += 1
             raise storage_error("write", path, OSError(failed, os.strerror(failed)))
 

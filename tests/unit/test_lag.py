@@ -9,7 +9,7 @@ from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import StorageError
-from tests.support.storage import body_of, broker_on, consumer_on, run_turns
+from tests.support.storage import body_of, broker_on, consumer_on, run_all_wakes
 
 # More than one turn parks, on any channel.
 MANY = 20_000
@@ -40,7 +40,7 @@ def test_deferred_messages_count_as_such_before_they_are_parked(topic):
     topic.broker.scheduler.run_wakes()
     assert 0 < sum(map(parked_count, channels)) < 3 * MANY
     assert [channel.deferred_count for channel in channels] == [MANY] * 3
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [MANY] * 3
     assert [channel.deferred_count for channel in channels] == [MANY] * 3
     topic.check()
@@ -53,7 +53,7 @@ def test_messages_published_meanwhile_are_parked_once_and_behind_them(topic):
     topic.publish_body(b"now", wall())
     topic.publish_body(b"later", wall(), wall() + HOUR_NS)
     assert (channel.depth, channel.deferred_count) == (1, MANY + 1)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count, parked_count(channel)) == (1, MANY + 1, MANY + 1)
     assert channel.take_message(consumer_on(channel))[3] == b"now"
 
@@ -69,22 +69,22 @@ def test_a_kill_between_two_slices_loses_nothing_and_doubles_nothing(topic, tmp_
     topic = broker_on(tmp_path).topic("t")
     channels = [topic.channels_by_name[name] for name in names]
     assert [(channel.depth, channel.deferred_count) for channel in channels] == [(0, MANY)] * 2
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     topic = broker_on(tmp_path).topic("t")
     assert [(channel.depth, channel.deferred_count) for channel in topic.channels_by_name.values()] == [(0, MANY)] * 2
 
 
-def test_the_first_channel_of_a_topic_shows_what_was_held_as_deferred_at_once(topic):
+def test_the_first_channel_of_a_topic_counts_its_deferred_messages_at_once(topic):
     defer(topic, MANY)
     topic.publish_body(b"now", wall())
     channel = topic.channel("c")
     assert (channel.depth, channel.deferred_count) == (1, MANY)
     assert parked_count(channel) < MANY
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count, parked_count(channel)) == (1, MANY, MANY)
 
 
-def test_what_a_paused_topic_held_is_parked_when_it_goes_on(topic):
+def test_deferred_messages_of_a_paused_topic_are_parked_after_the_pause(topic):
     channels = [topic.channel(name) for name in "ab"]
     topic.publish_body(b"before", wall(), wall() + HOUR_NS)
     topic.pause(True)
@@ -92,7 +92,7 @@ def test_what_a_paused_topic_held_is_parked_when_it_goes_on(topic):
     assert [channel.deferred_count for channel in channels] == [1, 1]
     topic.pause(False)
     assert [(channel.depth, channel.deferred_count) for channel in channels] == [(0, MANY + 1)] * 2
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [MANY + 1] * 2
 
 
@@ -100,21 +100,21 @@ def test_a_seek_shows_all_deferred_messages_behind_its_place_as_deferred(topic):
     channel = topic.channel("c")
     defer(topic, MANY)
     topic.publish_body(b"now", wall())
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     replay.move(topic, channel, replay.Place(position=100), replay.no_pause)
     assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count) == (1, MANY - 100)
     topic.check()
 
 
-def test_a_seek_while_the_channel_lags_forgets_what_it_lagged_behind(topic):
+def test_a_seek_of_a_lagging_channel_ends_its_lag(topic):
     channel = topic.channel("c")
     defer(topic, MANY)
     topic.broker.scheduler.run_wakes()
     replay.move(topic, channel, replay.Place(), replay.no_pause)
     assert (channel.depth, channel.deferred_count) == (0, 0)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count) == (0, 0)
 
 
@@ -125,12 +125,12 @@ def test_a_message_is_cancelled_or_put_off_before_it_is_parked(topic):
     for guid, action in ((last, message_lookup.cancel), (last - 1, message_lookup.reschedule_to(topic, wall()))):
         (outcome,) = message_lookup.change_message(topic, [channel], guid, action, replay.no_pause)
         assert (outcome.status, outcome.was) == (message_lookup.DONE, message_lookup.DEFERRED)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert channel.deferred_count + channel.depth == MANY - 1
     topic.check()
 
 
-def test_deferred_messages_for_which_there_is_no_room_wait_in_the_queue_until_there_is(topic):
+def test_deferred_messages_without_space_wait_in_the_queue_until_there_is_space(topic):
     channel = topic.channel("c")
     defer(topic, 1)
     defer(topic, 200, start=1, size_bytes=LARGE_BYTES)
@@ -142,14 +142,38 @@ def test_deferred_messages_for_which_there_is_no_room_wait_in_the_queue_until_th
     log = channel.parked.log
     jobs, log.pool.jobs = log.pool.jobs, FullDisk()
     log.pool.drop_spares()
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     parked = channel.deferred_count
     assert 0 < parked < 201
     assert channel.depth == 201 - parked
     log.pool.jobs = jobs
     topic.broker.scheduler.run_timers(2**62)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert (channel.depth, channel.deferred_count) == (0, 201)
+
+
+def test_a_channel_emptied_while_there_is_no_room_to_park_parks_what_comes_afterwards(topic):
+    channel = topic.channel("c")
+    defer(topic, 1)
+    defer(topic, 200, start=1, size_bytes=LARGE_BYTES)
+
+    class FullDisk(SegmentJobs):
+        def make(self, pool, need_bytes, want_bytes):
+            raise StorageError("create", "a segment", 28, "No space left on device")
+
+    log = channel.parked.log
+    jobs, log.pool.jobs = log.pool.jobs, FullDisk()
+    log.pool.drop_spares()
+    run_all_wakes(topic.broker)
+    assert channel.depth != 0
+    channel.empty()
+    log.pool.jobs = jobs
+    parked_before = parked_count(channel)
+    for number in range(3):
+        defer(topic, MANY, start=201 + MANY * number)
+    run_all_wakes(topic.broker)
+    assert (channel.depth, channel.deferred_count) == (0, 3 * MANY)
+    assert parked_count(channel) == parked_before + 3 * MANY
 
 
 def test_origins_are_settled_in_slices_after_a_sync(topic):
@@ -157,10 +181,10 @@ def test_origins_are_settled_in_slices_after_a_sync(topic):
     channel = topic.channel("c")
     for _ in range(5):
         defer(topic, MANY)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     channel.settle(parked_count(channel))
     assert 0 < channel.parked.settled < 5 * MANY
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert channel.parked.settled == 5 * MANY
     assert channel.ledger.floor == 5 * MANY
     assert channel.depth == 0
@@ -193,7 +217,7 @@ def test_whatever_is_done_between_slices_each_message_is_delivered_or_deferred_o
             assert [channel.deferred_count for channel in channels] == [deferred] * 2
             assert [channel.depth for channel in channels] == [sent - count for count in taken]
     topic.pause(False)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [deferred] * 2
     assert [channel.depth + count for channel, count in zip(channels, taken, strict=True)] == [sent] * 2
     topic.check()
@@ -206,5 +230,5 @@ def test_the_first_deferred_message_of_many_channels_opens_their_parked_logs_ove
     assert [channel.deferred_count for channel in channels] == [1] * 40
     topic.broker.scheduler.run_wakes()
     assert 0 < sum(channel.parked is not None for channel in channels) < 40
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     assert [parked_count(channel) for channel in channels] == [1] * 40

@@ -3,25 +3,27 @@
 import numpy
 import pytest
 
-from pyqd.broker.latency import LatencyWindow, latency_of
+from pyqd.broker.latency import latency_of, new_buffer, sketches_of
+from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.primitives import clock
+from tests.support.held_clock import HeldClock
 
 SECOND_NS = 10**9
 HOUR_NS = 3600 * SECOND_NS
 
 
-def counts(window: LatencyWindow, now_ns: int) -> list[int]:
-    return [sketch.n for sketch in window.sketches(now_ns)]
+def counts(buffer: LatencyBuffer, now_ns: int) -> list[int]:
+    return [sketch.n for sketch in sketches_of(buffer, now_ns)]
 
 
 def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:
-    window = LatencyWindow(HOUR_NS, clock.mono())
+    buffer = new_buffer(HOUR_NS, clock.mono())
     ages = numpy.random.default_rng(7).lognormal(18, 1.5, 100_000)
     now_ns = clock.wall()
     for age in ages:
-        window.note_finished(now_ns - int(age))
+        buffer.note_finished(now_ns - int(age))
     quantiles = (1.0, 0.999, 0.99, 0.9, 0.5)
-    found = latency_of([window], quantiles)
+    found = latency_of([buffer], quantiles)
     assert found["count"] == len(ages)
     taken_ns = clock.wall() - now_ns
     ordered = numpy.sort(ages)
@@ -34,40 +36,40 @@ def test_ranks_are_accurate_the_more_the_higher_they_are() -> None:
 
 def test_the_window_moves_by_halves() -> None:
     start_ns = clock.mono()
-    window = LatencyWindow(2 * HOUR_NS, start_ns)
-    window.note_finished(clock.wall())
-    assert counts(window, start_ns + HOUR_NS - 1) == [1]
-    window.flush(start_ns + HOUR_NS)
-    window.note_finished(clock.wall())
-    window.note_finished(clock.wall())
-    assert counts(window, start_ns + HOUR_NS) == [2, 1]
-    assert counts(window, start_ns + 2 * HOUR_NS) == [2]
-    assert counts(window, start_ns + 3 * HOUR_NS) == []
+    buffer = new_buffer(2 * HOUR_NS, start_ns)
+    buffer.note_finished(clock.wall())
+    assert counts(buffer, start_ns + HOUR_NS - 1) == [1]
+    buffer.flush(start_ns + HOUR_NS)
+    buffer.note_finished(clock.wall())
+    buffer.note_finished(clock.wall())
+    assert counts(buffer, start_ns + HOUR_NS) == [2, 1]
+    assert counts(buffer, start_ns + 2 * HOUR_NS) == [2]
+    assert counts(buffer, start_ns + 3 * HOUR_NS) == []
 
 
-def test_what_is_older_than_the_window_is_gone_at_once() -> None:
+def test_samples_older_than_the_window_are_dropped_at_once() -> None:
     start_ns = clock.mono()
-    window = LatencyWindow(2 * HOUR_NS, start_ns)
-    window.note_finished(clock.wall())
-    assert counts(window, start_ns + 10 * HOUR_NS) == []
-    assert start_ns + 10 * HOUR_NS < window.move_ns <= start_ns + 11 * HOUR_NS
+    buffer = new_buffer(2 * HOUR_NS, start_ns)
+    buffer.note_finished(clock.wall())
+    assert counts(buffer, start_ns + 10 * HOUR_NS) == []
+    assert start_ns + 10 * HOUR_NS < buffer.move_ns <= start_ns + 11 * HOUR_NS
 
 
-def test_what_is_buffered_goes_to_its_own_half() -> None:
-    now_ns = clock.mono()
-    window = LatencyWindow(2 * HOUR_NS, now_ns - HOUR_NS + SECOND_NS)
-    window.note_finished(clock.wall())
-    window.move_ns = clock.mono()
-    window.note_finished(clock.wall())
-    assert counts(window, clock.mono()) == [1, 1]
+def test_buffered_samples_go_to_their_own_half() -> None:
+    with HeldClock() as held:
+        buffer = new_buffer(2 * HOUR_NS, held.mono_ns - HOUR_NS + SECOND_NS)
+        buffer.note_finished(held.wall_ns)
+        held.advance(SECOND_NS)
+        buffer.note_finished(held.wall_ns)
+        assert counts(buffer, held.mono_ns) == [1, 1]
 
 
-def test_several_windows_are_told_as_one() -> None:
-    windows = [LatencyWindow(HOUR_NS, clock.mono()) for _ in range(3)]
-    for number, window in enumerate(windows):
+def test_several_windows_are_shown_as_one() -> None:
+    buffers = [new_buffer(HOUR_NS, clock.mono()) for _ in range(3)]
+    for number, buffer in enumerate(buffers):
         for _ in range(600):
-            window.note_finished(clock.wall() - number * SECOND_NS)
-    found = latency_of(windows, (1.0, 0.5))
+            buffer.note_finished(clock.wall() - number * SECOND_NS)
+    found = latency_of(buffers, (1.0, 0.5))
     assert found["count"] == 1800
     assert [round(entry["value"] / SECOND_NS) for entry in found["percentiles"]] == [2, 1]
 

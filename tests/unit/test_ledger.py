@@ -173,7 +173,7 @@ def test_a_larger_ring_gets_the_name_when_it_is_on_stable_storage(tmp_path):
     assert state(ledger) == (0, 2, 2, 1)
 
 
-def test_clamping_forgets_what_lies_outside_the_log(tmp_path):
+def test_clamping_discards_bits_outside_the_log(tmp_path):
     def ledger():
         ledger = handed_out(Ledger(Files()), 10)
         for ordinal in (2, 4, 5, 8, 12, 20):
@@ -277,7 +277,7 @@ def test_a_kill_while_growing_leaves_the_former_ring(tmp_path):
         (FLOOR, 100, "contradicts"),
     ],
 )
-def test_a_ledger_with_a_damaged_header_is_set_aside_and_made_anew(tmp_path, caplog, offset, word, detail):
+def test_a_ledger_with_a_damaged_header_is_set_aside_and_re_created(tmp_path, caplog, offset, word, detail):
     path = str(tmp_path / "ledger")
     handed_out(Ledger(Files(), path), 3)
     store(path, offset, word)
@@ -296,7 +296,7 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path):
         Ledger(Files(), path)
 
 
-def test_what_a_sync_writes_covers_the_whole_ring(tmp_path):
+def test_a_sync_covers_the_whole_ring(tmp_path):
     ledger = Ledger(Files(), str(tmp_path / "ledger"))
     mapping, size_bytes = ledger.sync_target()
     assert mapping.size_bytes == size_bytes == HEADER_BYTES + RING_BITS_MIN // 8
@@ -368,7 +368,7 @@ def test_no_bit_shares_its_place_with_one_that_is_not_cleared(tmp_path):
     assert not ledger.has_finished(RING_BITS_MIN + 2)
 
 
-def test_a_floor_that_is_a_ring_past_the_uncleared_bits_goes_on(tmp_path):
+def test_a_floor_a_whole_ring_past_the_uncleared_bits_advances(tmp_path):
     count = RING_BITS_MIN + 10
     ledger = clearing_late(tmp_path, count)
     ledger.note_finished(1)
@@ -384,7 +384,7 @@ def test_a_floor_that_is_a_ring_past_the_uncleared_bits_goes_on(tmp_path):
     ledger.check()
 
 
-def test_a_reset_goes_to_another_file_where_bits_are_cleared_late(tmp_path):
+def test_a_reset_uses_another_file_if_bits_are_cleared_late(tmp_path):
     ledger = clearing_late(tmp_path, 6)
     ledger.note_finished(3)
     before = os.open(tmp_path / "ledger", os.O_RDONLY)

@@ -42,7 +42,7 @@ def overwrite(path, offset, data):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_was_appended_is_read_back_with_all_its_fields(tmp_path, kept):
+def test_an_appended_record_is_read_back_with_all_its_fields(tmp_path, kept):
     log = new_log(tmp_path if kept else None)
     assert log.append_message(11, b"a", 1, 2, 3) == 0
     assert log.append_message(12, b"b" * 1000, 4, 5, 65535) == 1
@@ -110,7 +110,7 @@ def test_segments_double_up_to_the_limit():
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 500])
-def test_a_reopened_log_has_the_same_records_and_goes_on(tmp_path, count):
+def test_a_reopened_log_has_the_same_records_and_accepts_more(tmp_path, count):
     log = new_log(tmp_path)
     fill(log, count, 500)
     log = new_log(tmp_path)
@@ -240,7 +240,7 @@ def pass_through(log, count, size_bytes):
     return sizes
 
 
-def test_segments_stay_small_where_readers_keep_up_and_are_used_again():
+def test_segments_stay_small_and_are_reused_if_readers_keep_up():
     log = new_large_log()
     pass_through(log, 20, MIB)
     log.pool.jobs = jobs = NotedJobs()
@@ -249,7 +249,7 @@ def test_segments_stay_small_where_readers_keep_up_and_are_used_again():
     assert len(log.pool.spares) <= 6
 
 
-def test_a_writer_who_fills_small_segments_in_a_moment_gets_larger_ones():
+def test_a_writer_that_quickly_fills_small_segments_gets_larger_ones():
     log = Log(Files(), None, 32 * MIB)
     log.pool.jobs = jobs = NotedJobs()
     asked = jobs.asked
@@ -329,7 +329,7 @@ def test_a_full_disk_refuses_an_append_and_changes_nothing(tmp_path):
     assert contents(new_log(tmp_path)) == contents(log)
 
 
-def test_no_file_is_left_where_the_disk_was_full(tmp_path):
+def test_a_full_disk_leaves_no_file_behind(tmp_path):
     class NoRoom(Files):
         def rename(self, source, target):
             raise StorageError("rename", source, 28, "no room")
@@ -412,7 +412,7 @@ def test_one_wrong_bit_anywhere_never_gives_a_wrong_body(tmp_path):
 
 
 @pytest.mark.parametrize("refill", [8, 16, 24, 200])
-def test_nothing_of_a_torn_batch_comes_back_when_the_log_goes_on(tmp_path, refill):
+def test_no_record_of_a_torn_batch_reappears_when_the_log_continues(tmp_path, refill):
     log = new_log(tmp_path)
     fill(log, 2)
     at = log.active.tail
@@ -538,7 +538,7 @@ def test_a_noted_position_that_lies_in_a_body_is_not_believed_whatever_the_body_
         assert log.position_at(number, offset, 0).offset == start
 
 
-def test_what_is_dirty_is_what_was_appended_since_the_last_sync(tmp_path):
+def test_dirty_ranges_are_the_records_appended_since_the_last_sync(tmp_path):
     log = new_log(tmp_path)
     fill(log, 200, 500)
     ranges, end = log.dirty_ranges()
@@ -589,7 +589,7 @@ def has_read_ahead(mapping):
     return " rr" not in flags
 
 
-def test_nothing_is_read_ahead_where_records_are_appended_and_it_is_again_once_the_segment_is_full(tmp_path):
+def test_the_active_segment_is_not_read_ahead_and_a_full_one_is(tmp_path):
     log = Log(Files(), str(tmp_path), MIB)
     small = log.active.mapping
     while log.active.file_bytes < MIB:

@@ -108,7 +108,7 @@ def test_a_traceback_follows_its_line() -> None:
     assert lines[-1] == "KeyError: 'k'"
 
 
-def test_lines_go_to_stderr_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     loglines.configure("[p] ", LogLevel.INFO).info("x")
     out, err = capsys.readouterr()
     assert out == ""

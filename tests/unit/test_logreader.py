@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.fallback import records
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_TURN, LogReader
-from pyqd.wire import records
 from tests.support.storage import EagerJobs, FullFiles, body_of
 
 SEGMENT_BYTES = 64 << 10
@@ -80,7 +80,7 @@ def test_a_large_segment_is_walked_in_parts():
     assert positions_in(reader.read_raw(log.end - 1, log.end, 1)[0]) == [log.end - 1]
 
 
-def test_a_trimmed_and_recycled_segment_is_not_mistaken_for_what_it_was():
+def test_a_trimmed_and_recycled_segment_is_not_mistaken_for_its_former_self():
     log = log_of(2000)
     reader = LogReader(log)
     for start in range(0, 2000, 50):
@@ -157,7 +157,7 @@ def test_a_missing_segment_is_passed_over(tmp_path):
     assert reader.timestamp_of(start + 5) == 10 * end
 
 
-def test_a_time_is_where_its_first_record_is():
+def test_a_time_maps_to_its_first_record():
     log = log_of(3000)
     reader = LogReader(log)
     for time_ns, ordinal in [(-5, 0), (0, 0), (1, 1), (10, 1), (11, 2), (20_005, 2001), (29_990, 2999), (29_991, 3000)]:
@@ -178,7 +178,7 @@ def test_in_a_log_without_records_every_time_is_its_end():
     assert reader.ordinal_at(5) == 1
 
 
-def test_where_the_clock_went_back_a_time_is_at_its_first_crossing():
+def test_after_a_clock_step_back_a_time_maps_to_its_first_crossing():
     log = log_of(0)
     times = [*range(1000), *range(500, 1500)]
     for time_ns in times:
@@ -190,7 +190,7 @@ def test_where_the_clock_went_back_a_time_is_at_its_first_crossing():
     assert reader.ordinal_at(700) == 700
 
 
-def test_segments_are_listed_with_what_a_reader_plans_by():
+def test_segments_are_listed_with_positions_times_and_sizes():
     log = log_of(1500)
     rows = LogReader(log).segments()
     assert len(rows) > 2

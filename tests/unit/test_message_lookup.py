@@ -16,7 +16,7 @@ from pyqd.hot.broker.message_lookup import (
 )
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import broker_on, consumer_on, publish
 
 
 @pytest.fixture
@@ -24,15 +24,6 @@ def topic(tmp_path):
     broker = broker_on(tmp_path)
     yield broker.topic("t")
     broker.close()
-
-
-def publish(topic: Any, count: int, due_ns: int = 0) -> list[int]:
-    """Publish messages. Returns: their ids."""
-    ids = []
-    for number in range(count):
-        topic.publish_body(body_of(number), wall(), due_ns)
-        ids.append(topic.guids.last_id)
-    return ids
 
 
 def find(topic: Any, guid: int, per_turn: int = 1) -> MessageLookup:
@@ -44,10 +35,10 @@ def find(topic: Any, guid: int, per_turn: int = 1) -> MessageLookup:
 
 
 @pytest.mark.parametrize("per_turn", [1, 7, 1000])
-def test_each_message_is_found_where_it_is_however_small_the_parts_are(topic, per_turn):
+def test_each_message_is_found_in_its_place_with_steps_of_any_size(topic, per_turn):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    ready, deferred, due = publish(topic, 40), publish(topic, 40, wall() + HOUR_NS), publish(topic, 40, 1)
+    ready, deferred, due = publish(topic, 40), publish(topic, 40, due_ns=wall() + HOUR_NS), publish(topic, 40, due_ns=1)
     topic.broker.scheduler.run_timers(mono() + 1)
     taken = [channel.take_message(consumer)[0] for _ in range(10)]
     assert channel.finish_message(consumer, taken[0]) == 0
@@ -60,10 +51,10 @@ def test_each_message_is_found_where_it_is_however_small_the_parts_are(topic, pe
     assert find(topic, 2**63, per_turn).place == AT_UNKNOWN
 
 
-def test_a_message_that_moves_to_where_the_search_has_been_is_found(topic):
+def test_a_message_that_moves_behind_the_search_is_found(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    first, *_, last = publish(topic, 20, 1)
+    first, *_, last = publish(topic, 20, due_ns=1)
     lookup = MessageLookup(channel, last, slots_per_step=8, entries_per_step=8)
     assert not lookup.step(topic.reader)
     topic.broker.scheduler.run_timers(mono() + 1)

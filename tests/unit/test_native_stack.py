@@ -8,12 +8,12 @@ def test_the_outermost_function_gets_its_arguments_and_gives_its_result() -> Non
     assert call_at_root(divmod, 17, 5) == (3, 2)
 
 
-def test_what_the_outermost_function_raises_goes_on() -> None:
+def test_an_exception_of_the_outermost_function_propagates() -> None:
     with pytest.raises(ZeroDivisionError):
         call_at_root(divmod, 17, 0)
 
 
-def test_an_outermost_function_switches_and_goes_on() -> None:
+def test_an_outermost_function_may_switch_and_continue() -> None:
     def steps() -> int:
         parent = getcurrent().parent
         assert parent is not None

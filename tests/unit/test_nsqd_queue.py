@@ -25,7 +25,7 @@ def write_meta(path, text):
     (path / "t.diskqueue.meta.dat").write_text(text)
 
 
-def test_what_is_written_is_read_again_over_many_segments(tmp_path):
+def test_written_messages_are_read_back_over_many_segments(tmp_path):
     content = [message(number, number % 3, b"x" * number) for number in range(1, 200)]
     write_queue(tmp_path, "t", content, segment_bytes_max=1000)
     before = snapshot(tmp_path)
@@ -59,7 +59,7 @@ def test_reading_begins_at_the_read_place(tmp_path):
     assert read(tmp_path) == (messages(3), [])
 
 
-def test_what_lies_behind_the_write_place_is_read(tmp_path):
+def test_messages_after_the_write_position_are_read(tmp_path):
     write_queue(tmp_path, "t", messages(0, 1, 2, 3, 4), segment_bytes_max=2 * RECORD_BYTES)
     write_meta(tmp_path, f"1\n0,0\n0,{RECORD_BYTES}\n")
     found, notes = read(tmp_path)
@@ -117,7 +117,7 @@ def test_missing_segments_are_noted(tmp_path):
     assert notes[0] == "2 of its segments are missing"
 
 
-def test_a_directory_tells_queues_from_what_else_lies_there(tmp_path):
+def test_queues_are_separated_from_other_files_of_a_directory(tmp_path):
     for name in ("a.diskqueue.000001.dat", "a.diskqueue.000000.dat.bad", "a:c.diskqueue.meta.dat", "nsqd.dat", "notes"):
         (tmp_path / name).write_bytes(b"")
     directory = NsqdDirectory(Files(), str(tmp_path))

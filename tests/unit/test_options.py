@@ -98,6 +98,7 @@ OWN_DEFAULTS = {
     "http-idle-timeout": 300 * S,
     "http-write-timeout": 60 * S,
     "max-http-header-size": 65536,
+    "drain-timeout": 0,
 }
 
 
@@ -136,7 +137,7 @@ def test_keys_of_the_configuration_file_are_nsqds() -> None:
     assert all(keys[name] is None for name in ("version", "verbose", "worker-id", "config", "check-config"))
 
 
-def test_a_command_line_sets_what_it_names() -> None:
+def test_a_command_line_sets_the_named_options() -> None:
     parsed = parse_args(
         [
             "--tcp-address=127.0.0.1:0",
@@ -264,7 +265,9 @@ def test_the_least_tls_version_is_named(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("argument", ["-tls-required=maybe", "-tls-min-version=ssl3.0", "-tls-min-version=1.2"])
-def test_what_is_no_need_or_version_of_tls_is_a_usage_error(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_policy_or_version_of_tls_is_a_usage_error(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_args([argument])
     assert ended.value.code == 2

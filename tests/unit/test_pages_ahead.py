@@ -48,7 +48,7 @@ def fill_until(log, condition):
         log.append_message(1, bytes(952))
 
 
-def test_pages_are_asked_for_a_piece_ahead_of_what_is_written(log):
+def test_pages_are_prepared_one_piece_ahead_of_the_writes(log):
     asked = Asked(log)
     fill_until(log, lambda: log.active.number == 9)
     segments = {number: [r[1:] for r in asked.ranges if r[0] == number] for number in range(1, 9)}
@@ -71,7 +71,7 @@ def test_pages_are_there_before_they_are_written(log):
         log.append_message(1, bytes(952))
 
 
-def test_what_comes_too_late_is_asked_for_in_larger_pieces_behind_what_is_written(log):
+def test_late_pages_are_prepared_in_larger_pieces_after_the_written_end(log):
     asked = Asked(log)
     fill_until(log, lambda: log.active.capacity_bytes == 4 << 20)
     assert log.pool.pages_ahead == PIECE
@@ -104,7 +104,7 @@ def test_a_log_goes_back_to_asking_once_messages_come_one_by_one(log):
     assert asked.ranges
 
 
-def test_segments_used_anew_need_no_pages(log):
+def test_reused_segments_need_no_pages(log):
     asked = Asked(log)
     for _ in range(20_000):
         log.append_message(1, bytes(952))
@@ -116,7 +116,7 @@ def test_segments_used_anew_need_no_pages(log):
     assert len(asked.ranges) == count
 
 
-def test_what_is_stored_while_pages_are_made_present_stays(tmp_path):
+def test_records_stored_during_the_preparation_of_pages_stay(tmp_path):
     files = Files()
     mapping = files.new_mapped(str(tmp_path / "file"), 1 << 20, False)
     mapping.view()[5000:5010] = b"0123456789"
@@ -166,7 +166,7 @@ def test_a_batch_that_ends_beyond_the_pages_asked_for_does_not_count_as_too_late
         asked.arrive()
 
 
-def test_pages_are_asked_for_whole_behind_a_segment_used_anew(tmp_path):
+def test_pages_after_a_reused_segment_are_requested_whole(tmp_path):
     log = Log(Files(), str(tmp_path), 64 << 10)
     for size in (30_000, 30_001, 30_002, 29_000, 28_500):
         log.append_message(1, bytes(size))
@@ -177,7 +177,7 @@ def test_pages_are_asked_for_whole_behind_a_segment_used_anew(tmp_path):
         assert spare.prepared % 4096 == 0
 
 
-def test_what_a_batch_that_failed_had_staged_does_not_count_as_staged(log, monkeypatch):
+def test_records_staged_by_a_failed_batch_do_not_count_as_staged(log, monkeypatch):
     fill_until(log, lambda: log.active.capacity_bytes == 1 << 20)
     real = log.files.open_for_writing
     monkeypatch.setattr(Files, "open_for_writing", lambda files, path: real("/dev/full"))

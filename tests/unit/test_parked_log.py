@@ -45,7 +45,7 @@ def test_a_deferred_message_waits_for_its_time(topic):
     assert counts(channel) == (0, 1, 1)
 
 
-def test_what_is_due_comes_in_order_of_due_time_with_its_id_and_attempts(topic):
+def test_due_messages_are_delivered_by_due_time_with_their_ids_and_attempts(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     guids = {}
@@ -164,7 +164,7 @@ def test_thousands_of_parked_messages_come_once_each(topic, tmp_path):
     assert counts(channel) == (0, count, 0)
 
 
-def test_emptying_drops_what_is_parked(topic):
+def test_emptying_drops_parked_messages(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     for due_ns in (17, 17, wall() + HOUR_NS):

@@ -7,9 +7,10 @@ import pytest
 
 from pyqd.broker import message_lookup, peek
 from pyqd.broker.channel_settings import ChannelSettings
+from pyqd.broker.replay import no_pause
 from pyqd.hot.primitives.clock import wall
 from pyqd.primitives.durations import HOUR_NS
-from tests.support.storage import body_of, broker_on, consumer_on, run_turns
+from tests.support.storage import body_of, broker_on, consumer_on, publish, run_all_wakes
 
 COUNT = 12_000
 
@@ -19,10 +20,6 @@ def topic(tmp_path):
     broker = broker_on(tmp_path, max_bytes_per_file=1 << 20)
     yield broker.topic("t")
     broker.close()
-
-
-def no_pause() -> None:
-    """Go on at once."""
 
 
 def page(topic: Any, state: str, after: str | None, limit: int) -> peek.Page:
@@ -51,7 +48,7 @@ def test_deferred_messages_are_shown_once_and_in_order_however_many_have_one_due
     for number in range(COUNT):
         dues[number] = start_ns + chance.randrange(times)
         topic.publish_body(body_of(number), wall(), dues[number])
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     rows = all_pages(topic, peek.DEFERRED, limit)
     assert [row.due_ns for row in rows] == sorted(dues.values())
     assert {int.from_bytes(row.body, "little"): row.due_ns for row in rows} == dues
@@ -62,7 +59,7 @@ def test_deferred_messages_that_stay_are_shown_while_others_come_and_go(topic):
     start_ns = wall() + HOUR_NS
     for number in range(COUNT):
         topic.publish_body(body_of(number), wall(), start_ns + number % 50)
-    run_turns(topic.broker)
+    run_all_wakes(topic.broker)
     seen: dict[int, int] = {}
     gone: set[int] = set()
     after = None
@@ -95,10 +92,7 @@ def test_a_long_run_of_cancelled_messages_is_skipped(topic):
 
 def test_messages_are_found_by_id_in_every_segment_and_no_others(topic):
     topic.channel("c")
-    ids = []
-    for number in range(3000):
-        topic.publish_body(body_of(number, 1500), wall())
-        ids.append(topic.guids.last_id)
+    ids = publish(topic, 3000, 1500)
     reader = topic.reader
     for ordinal in range(0, 3000, 97):
         while not reader.prepare_guid(ids[ordinal]):
@@ -112,8 +106,7 @@ def test_messages_are_found_by_id_in_every_segment_and_no_others(topic):
 
 def test_bodies_beyond_4_mib_end_a_page_early(topic):
     topic.channel("c")
-    for number in range(60):
-        topic.publish_body(body_of(number, 100_000), wall())
+    publish(topic, 60, 100_000)
     cursor, pages = peek.Cursor(), []
     while True:
         found = peek.page_of_channel(topic, topic.channel("c"), peek.READY, cursor, 1000, 100_000, no_pause)
@@ -128,7 +121,7 @@ def test_bodies_beyond_4_mib_end_a_page_early(topic):
 def test_dead_letters_that_cannot_be_published_are_shown_in_their_order(topic, limit):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    ids = [topic.publish_body(body_of(number, 8), wall()) for number in range(6)]
+    ids = publish(topic, 6, 8)
     for guid in [channel.take_message(consumer)[0] for _ in range(5)]:
         channel.requeue_message(consumer, guid, 0)
     # The topic of the dead letters does not exist.

@@ -74,7 +74,7 @@ def test_a_greenlet_that_is_killed_while_it_waits_leaves_the_turns_to_the_others
     assert other.dead
 
 
-def test_a_lone_piece_goes_on_at_once_and_many_of_one_pass_share_the_budget(passes):
+def test_a_lone_slice_runs_at_once_and_many_slices_of_one_pass_share_the_budget(passes):
     at_once: list[str] = []
 
     def work(name: str) -> None:

@@ -58,7 +58,7 @@ def test_a_clock_that_stands_or_goes_back_gives_nothing():
     assert bucket.take(100, 0) == 0
 
 
-def test_a_bucket_that_replaces_another_can_be_given_what_that_had():
+def test_a_new_bucket_can_start_with_the_tokens_of_the_old_one():
     bucket = RateLimit(10, 100, 0)
     bucket.discard_above(3.5)
     assert bucket.remaining(0) == 3.5

@@ -1,11 +1,11 @@
-"""Tests of pyqd.wire.records."""
+"""Tests of pyqd.fallback.records."""
 
 import pytest
 
+from pyqd.fallback import records
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.primitives import crc32c
-from pyqd.wire import records
 from tests.support.storage import FullFiles, body_of
 
 SIZES = (1, 7, 8, 9, 100, 1000, 1)
@@ -72,7 +72,7 @@ def flagged(data, flags):
     return changed[:4] + checksum.to_bytes(4, "little") + changed[8:]
 
 
-def test_what_stands_for_a_lost_record_is_passed_over(data):
+def test_the_placeholder_of_a_lost_record_is_skipped(data):
     assert list(records.decode(flagged(data, 1))) == list(records.decode(data))[1:]
 
 

@@ -9,10 +9,20 @@ from typing import NamedTuple
 
 import pytest
 
+from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.redo import Redo
-from pyqd.hot.diskqueue.journal import BLOCK_SIZE, CHECKED_FROM, ENTRY_SIZE, FORMAT_MAGIC, FORMAT_VERSION, HEADER_SIZE
+from pyqd.diskqueue.redo import READ_AT_ONCE_BYTES, Redo
+from pyqd.durability.syncer import Syncer, run_inline
+from pyqd.hot.diskqueue.journal import (
+    BLOCK_SIZE,
+    CHECKED_FROM,
+    ENTRY_SIZE,
+    FORMAT_MAGIC,
+    FORMAT_VERSION,
+    HEADER_SIZE,
+    CommitBuffer,
+)
 from pyqd.hot.primitives import crc32c
 from pyqd.primitives.errors import LaterFormatError, StartupError, StorageError, storage_error
 from tests.support.storage import SEGMENT_HEADER_BYTES, broker_on, options_for
@@ -65,6 +75,15 @@ def commit(generation, offset, *entries, oldest=1, version=FORMAT_VERSION, lates
     return content.ljust(-(-size // BLOCK_SIZE) * BLOCK_SIZE, b"\0")
 
 
+def restored(redo, log_directory, made_ns=MADE_NS, state_lost=False, name="t"):
+    """Restore a topic's records. Returns: the journal's copy of its state; None if there is none."""
+    found = redo.take(name, made_ns, state_lost)
+    if found is None:
+        return None
+    found.restore(log_directory)
+    return found.state
+
+
 class Place:
     """A journal, and the log of a topic."""
 
@@ -88,8 +107,8 @@ class Place:
     def redo(self, files=None):
         return Redo(files or self.files, str(self.journal))
 
-    def apply(self, made_ns=MADE_NS, state_lost=False, name="t", files=None):
-        return self.redo(files).apply(name, str(self.log), made_ns, state_lost)
+    def restore(self, made_ns=MADE_NS, state_lost=False, name="t", files=None):
+        return restored(self.redo(files), str(self.log), made_ns, state_lost, name)
 
     def content(self, file_number=0):
         return (self.log / f"{file_number}.seg").read_bytes()
@@ -113,22 +132,22 @@ WHOLE = (BEGINNING.content + BEHIND.content).ljust(SEGMENT_BYTES, b"\0")
 # The table in the module's docstring.
 
 
-def test_a_missing_file_is_made_again_from_the_beginning_of_its_segment(place):
+def test_a_missing_file_is_re_created_from_the_beginning_of_its_segment(place):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
-    assert count_in(place.apply()) == 2
+    assert count_in(place.restore()) == 2
     assert place.content() == WHOLE
 
 
 def test_a_missing_file_is_not_made_from_bytes_within_its_segment(place):
     place.journal_file(1, commit(1, 0, BEHIND))
-    assert place.apply() is not None
+    assert place.restore() is not None
     assert list(place.log.iterdir()) == []
 
 
 def test_a_missing_log_directory_is_made(place):
     place.log.rmdir()
     place.journal_file(1, commit(1, 0, BEGINNING))
-    place.apply()
+    place.restore()
     assert place.content().startswith(BEGINNING.content)
 
 
@@ -137,7 +156,7 @@ def test_a_later_segment_in_the_file_is_left_as_it_is(place, entry):
     later = segment_header(7, 100) + b"later"
     place.segment(later)
     place.journal_file(1, commit(1, 0, entry))
-    place.apply()
+    place.restore()
     assert place.content().startswith(later)
 
 
@@ -145,7 +164,7 @@ def test_a_segment_that_was_begun_again_with_a_later_sequence_number_is_left_as_
     later = segment_header(1, 1 << 48) + b"of the next epoch"
     place.segment(later)
     place.journal_file(1, commit(1, 0, BEGINNING))
-    place.apply()
+    place.restore()
     assert place.content().startswith(later)
 
 
@@ -158,7 +177,7 @@ def test_the_beginning_of_a_segment_takes_the_place_of_an_earlier_one(place, for
     mine = Entry(segment_header(2, 50) + b"mine", number=2, first_seq=50)
     place.segment(former + b"former")
     place.journal_file(1, commit(1, 0, mine))
-    place.apply()
+    place.restore()
     assert place.content().startswith(mine.content)
 
 
@@ -166,7 +185,7 @@ def test_bytes_within_a_segment_are_not_put_into_an_earlier_one(place):
     earlier = segment_header(1) + b"earlier"
     place.segment(earlier)
     place.journal_file(1, commit(1, 0, Entry(b"mine", start=200, number=2, first_seq=50)))
-    place.apply()
+    place.restore()
     assert place.content() == earlier.ljust(SEGMENT_BYTES, b"\0")
 
 
@@ -174,30 +193,30 @@ def test_the_header_of_the_same_segment_stays_and_the_bytes_behind_it_are_writte
     sealed = segment_header(1, 0, (2, 300))
     place.segment(sealed)
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
-    place.apply()
+    place.restore()
     assert place.content() == sealed + WHOLE[SEGMENT_HEADER_BYTES:]
 
 
-def test_what_the_log_had_drained_by_its_last_entry_is_not_put_back(place):
+def test_records_drained_before_the_last_entry_are_not_replayed(place):
     last = Entry(segment_header(2, 50) + b"mine", number=2, file_number=1, first_seq=50, first_number=2)
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, last))
-    place.apply()
+    place.restore()
     assert [path.name for path in place.log.iterdir()] == ["1.seg"]
 
 
 def test_doing_it_twice_changes_nothing(place):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
-    first = place.apply()
+    first = place.restore()
     content = place.content()
-    assert place.apply() == first
+    assert place.restore() == first
     assert place.content() == content
 
 
 def test_a_topic_is_asked_for_once(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
     redo = place.redo()
-    assert redo.apply("t", str(place.log), MADE_NS, False) is not None
-    assert redo.apply("t", str(place.log), MADE_NS, False) is None
+    assert restored(redo, str(place.log)) is not None
+    assert restored(redo, str(place.log)) is None
 
 
 # Which commits count.
@@ -206,7 +225,7 @@ def test_a_topic_is_asked_for_once(place):
 def test_without_a_journal_nothing_is_put_back(place):
     place.journal.rmdir()
     assert place.redo().former == []
-    assert place.apply() is None
+    assert place.restore() is None
 
 
 @pytest.mark.parametrize("damaged_at", [BLOCK_SIZE, BLOCK_SIZE + 12, BLOCK_SIZE + HEADER_SIZE, BLOCK_SIZE + 180])
@@ -217,13 +236,13 @@ def test_a_torn_commit_ends_a_file(place, damaged_at):
     )
     content[damaged_at] ^= 0xFF
     (place.journal / "1").write_bytes(content)
-    assert count_in(place.apply()) == 1
+    assert count_in(place.restore()) == 1
     assert place.content() == BEGINNING.content.ljust(SEGMENT_BYTES, b"\0")
 
 
 def test_a_commit_that_lies_elsewhere_than_it_says_is_none(place):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, 7 * BLOCK_SIZE, BEHIND))
-    assert count_in(place.apply()) == 1
+    assert count_in(place.restore()) == 1
 
 
 def test_a_commit_that_is_longer_than_the_file_is_none(place):
@@ -236,7 +255,26 @@ def test_commits_of_an_earlier_use_of_a_file_do_not_count(place):
     place.journal_file(1, commit(3, 0, BEGINNING, oldest=3), commit(1, BLOCK_SIZE, BEHIND))
     redo = place.redo()
     assert [generation for generation, _ in redo.former] == [3]
-    assert count_in(redo.apply("t", str(place.log), MADE_NS, False)) == 1
+    assert count_in(restored(redo, str(place.log))) == 1
+
+
+def test_of_a_file_only_the_part_with_commits_is_read(place):
+    class CountingFiles(Files):
+        read_bytes = 0
+
+        def read_range(self, path, start_bytes, length_bytes):
+            found = super().read_range(path, start_bytes, length_bytes)
+            self.read_bytes += len(found)
+            return found
+
+    big = Entry(segment_header(1) + bytes(READ_AT_ONCE_BYTES * 2))
+    place.journal_file(1, commit(1, 0, big), commit(1, READ_AT_ONCE_BYTES * 2 + BLOCK_SIZE, BEHIND))
+    with (place.journal / "1").open("ab") as file:
+        file.truncate(READ_AT_ONCE_BYTES * 32)
+    files = CountingFiles()
+    redo = place.redo(files)
+    assert count_in(redo.take("t", MADE_NS, False).state) == 2
+    assert files.read_bytes == READ_AT_ONCE_BYTES * 3
 
 
 def test_files_are_applied_by_generation_and_not_by_name(place):
@@ -244,7 +282,7 @@ def test_files_are_applied_by_generation_and_not_by_name(place):
     place.journal_file(2, commit(2, 0, BEHIND))
     redo = place.redo()
     assert [(generation, Path(path).name) for generation, path in redo.former] == [(1, "9"), (2, "2")]
-    assert count_in(redo.apply("t", str(place.log), MADE_NS, False)) == 2
+    assert count_in(restored(redo, str(place.log))) == 2
     assert place.content() == WHOLE
 
 
@@ -320,16 +358,16 @@ class FailingFiles(Files):
         super().overwrite(path, start_bytes, content)
 
 
-def test_a_file_is_read_up_to_where_it_cannot_be_read(place, caplog):
+def test_a_file_is_read_up_to_its_first_unreadable_byte(place, caplog):
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
-    assert count_in(place.apply(files=FailingFiles(place.journal / "1", BLOCK_SIZE))) == 1
+    assert count_in(place.restore(files=FailingFiles(place.journal / "1", BLOCK_SIZE))) == 1
     assert f"the journal is not read after offset {BLOCK_SIZE}: acknowledged messages may be missing" in caplog.text
 
 
 def test_a_file_of_which_nothing_can_be_read_is_kept_aside(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
     content = (place.journal / "1").read_bytes()
-    assert place.apply(files=FailingFiles(place.journal / "1", 0)) is None
+    assert place.restore(files=FailingFiles(place.journal / "1", 0)) is None
     assert not (place.journal / "1").exists()
     assert (place.journal.parent / f"{place.journal.name}-1.bad").read_bytes() == content
 
@@ -340,17 +378,17 @@ def test_an_error_of_reading_that_may_pass_refuses_the_start(place):
         place.redo(FailingFiles(place.journal / "1", 0, errno.EMFILE))
 
 
-def test_a_segment_whose_header_cannot_be_read_is_begun_again(place):
+def test_a_segment_with_an_unreadable_header_is_re_created(place):
     path = place.segment(segment_header(1) + b"unreadable")
     place.journal_file(1, commit(1, 0, BEGINNING))
-    place.apply(files=FailingFiles(path, 0))
+    place.restore(files=FailingFiles(path, 0))
     assert place.content().startswith(BEGINNING.content)
 
 
 def test_a_segment_with_a_page_that_can_be_neither_read_nor_written_is_left_to_recovery(place, caplog):
     path = place.segment(segment_header(1))
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, BEHIND))
-    assert place.apply(files=FailingFiles(path, 0, unwritable=True)) is not None
+    assert place.restore(files=FailingFiles(path, 0, unwritable=True)) is not None
     assert "bytes of acknowledged messages are not restored" in caplog.text
 
 
@@ -358,16 +396,16 @@ def test_a_segment_that_can_be_read_and_not_written_refuses_the_start(place):
     path = place.segment(segment_header(1))
     place.journal_file(1, commit(1, 0, BEGINNING))
     with pytest.raises(StorageError):
-        place.apply(files=FailingFiles(path, unwritable=True))
-    assert place.apply() is not None
+        place.restore(files=FailingFiles(path, unwritable=True))
+    assert place.restore() is not None
     assert place.content().startswith(BEGINNING.content)
 
 
-def test_a_disk_without_room_refuses_the_start(place):
+def test_a_full_disk_refuses_the_start(place):
     path = place.segment(segment_header(1))
     place.journal_file(1, commit(1, 0, BEGINNING))
     with pytest.raises(StorageError):
-        place.apply(files=FailingFiles(path, number=errno.ENOSPC, unwritable=True))
+        place.restore(files=FailingFiles(path, number=errno.ENOSPC, unwritable=True))
 
 
 # Whose entries they are.
@@ -375,31 +413,31 @@ def test_a_disk_without_room_refuses_the_start(place):
 
 def test_a_topic_takes_nothing_of_an_earlier_one_of_its_name(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
-    assert place.apply(made_ns=MADE_NS + 1) is None
+    assert place.restore(made_ns=MADE_NS + 1) is None
     assert list(place.log.iterdir()) == []
 
 
 def test_a_topic_takes_nothing_of_another_name(place):
     place.journal_file(1, commit(1, 0, BEGINNING._replace(name="other")))
-    assert place.apply() is None
+    assert place.restore() is None
 
 
-def test_a_topic_made_again_takes_what_came_since(place):
+def test_a_re_created_topic_gets_only_the_entries_since_its_creation(place):
     later = BEGINNING._replace(content=segment_header(1) + b"of the second", made_ns=MADE_NS + 5)
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, later))
-    assert place.apply(made_ns=MADE_NS + 5) is not None
+    assert place.restore(made_ns=MADE_NS + 5) is not None
     assert place.content().startswith(later.content)
 
 
 def test_a_blank_state_takes_nothing(place):
     place.journal_file(1, commit(1, 0, BEGINNING))
-    assert place.apply(made_ns=0) is None
+    assert place.restore(made_ns=0) is None
 
 
-def test_a_damaged_state_takes_what_the_last_topic_of_the_name_had(place):
+def test_without_a_valid_state_the_entries_of_the_last_topic_of_the_name_are_replayed(place):
     later = BEGINNING._replace(content=segment_header(1) + b"of the second", made_ns=MADE_NS + 5)
     place.journal_file(1, commit(1, 0, BEGINNING), commit(1, BLOCK_SIZE, later))
-    assert place.apply(made_ns=0, state_lost=True) is not None
+    assert place.restore(made_ns=0, state_lost=True) is not None
     assert place.content().startswith(later.content)
 
 
@@ -436,7 +474,7 @@ def bodies_on(path):
 
 
 @pytest.mark.parametrize("lost", ["page", "file"])
-def test_a_start_after_a_power_failure_has_the_messages_and_what_the_state_tells(tmp_path, lost):
+def test_a_start_after_a_power_failure_has_the_messages_and_the_saved_state(tmp_path, lost):
     segment = journaled(tmp_path, [b"one", b"two"])
     state = tmp_path / "topics" / "t.topic" / "state"
     if lost == "page":
@@ -491,3 +529,54 @@ def test_a_start_after_a_clean_stop_removes_a_journal_unread(tmp_path):
     (tmp_path / "journal" / "1").write_bytes(commit(1, 0, BEGINNING, version=99))
     bodies_on(tmp_path)
     assert not (tmp_path / "journal").exists()
+
+
+def test_a_damaged_state_after_a_kill_does_not_lose_the_messages_in_a_power_failure_before_a_sync(tmp_path):
+    segment = journaled(tmp_path, [b"one", b"two"])
+    state = tmp_path / "topics" / "t.topic" / "state"
+    state.write_bytes(b"damaged".ljust(state.stat().st_size, b"x"))
+    topic, bodies = bodies_on(tmp_path)
+    created_ns = topic.created_ns
+    assert (topic.message_count, bodies) == (2, [b"one", b"two"])
+    fail_power(tmp_path)
+    segment.write_bytes(bytes(segment.stat().st_size))
+    topic, bodies = bodies_on(tmp_path)
+    assert (topic.created_ns, bodies) == (created_ns, [b"one", b"two"])
+
+
+def test_a_damaged_state_after_a_kill_takes_nothing_of_an_earlier_topic_of_the_name(tmp_path):
+    journaled(tmp_path, [b"one"])
+    earlier = broker_on(tmp_path, sync_every=1)
+    created_ns = earlier.topics["t"].created_ns
+    earlier.delete_topic("t")
+    earlier.topic("t")
+    state = tmp_path / "topics" / "t.topic" / "state"
+    state.write_bytes(b"damaged".ljust(state.stat().st_size, b"x"))
+    topic, bodies = bodies_on(tmp_path)
+    assert (topic.created_ns != created_ns, bodies) == (True, [])
+
+
+def test_journaled_records_count_as_durable_after_a_kill(tmp_path):
+    journaled(tmp_path, [b"one", b"two"])
+    bodies_on(tmp_path)[0].publish_body(b"not in the journal", 1)
+    topic, bodies = bodies_on(tmp_path)
+    assert len(bodies) == 3
+    assert (topic.log.synced_end, topic.log.flushed_end) == (2, 0)
+    buffer = CommitBuffer()
+    buffer.begin()
+    assert topic.journal_into(buffer, b"t")
+    assert bytes(buffer.finish(9, 1, 0, 0)).count(b"one") == 0
+    assert bytes(buffer.finish(9, 1, 0, 0)).count(b"not in the journal") == 1
+
+
+@pytest.mark.parametrize("synced", [False, True], ids=["journaled", "synced"])
+def test_readers_find_after_a_kill_every_record_that_they_have_seen(tmp_path, synced):
+    journaled(tmp_path, [b"%d" % number * 9_000 for number in range(10)])
+    if synced:
+        killed = broker_on(tmp_path, sync_every=1)
+        assert Syncer(killed, run_inline).sync_all()
+        killed.journal.release(killed.journal.cut())
+        assert not list((tmp_path / "journal").iterdir())
+    topic, bodies = bodies_on(tmp_path)
+    assert topic.log.first is not topic.log.active
+    assert replay.positions(topic, None, lambda: None)["next"] == len(bodies) == 10

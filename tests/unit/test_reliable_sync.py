@@ -27,7 +27,7 @@ def mapping(files, tmp_path):
     return files.new_mapped(str(tmp_path / "file"), SIZE_BYTES, True)
 
 
-def test_what_failed_is_made_dirty_again_before_the_next_sync(files, syncs, mapping):
+def test_failed_ranges_are_made_dirty_again_before_the_next_sync(files, syncs, mapping):
     files.failing = ["file"]
     with pytest.raises(StorageError):
         syncs.sync(*dirty_range(mapping, 0, SIZE_BYTES))
@@ -36,7 +36,7 @@ def test_what_failed_is_made_dirty_again_before_the_next_sync(files, syncs, mapp
     assert mapping.failed_syncs == mapping.healed_syncs == 1
 
 
-def test_what_was_gathered_before_a_failure_is_made_dirty_again_and_heals_nothing(files, syncs, mapping):
+def test_ranges_gathered_before_a_failure_are_made_dirty_again_and_do_not_end_the_failure(files, syncs, mapping):
     before = dirty_range(mapping, 0, 4096)
     files.failing = ["file"]
     with pytest.raises(StorageError):

@@ -1,16 +1,15 @@
 """Tests of pyqd.hot.broker.replay and pyqd.broker.replay: channels are moved, ranges are read."""
 
 import json
-import struct
 
 import pytest
 
 from pyqd.broker import message_lookup, replay
-from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone
+from pyqd.broker.replay import Place, PositionBeyondEnd, PositionGone, no_pause
+from pyqd.fallback import records
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
-from pyqd.wire import records
-from tests.support.storage import body_of, broker_on, consumer_on
+from tests.support.storage import broker_on, consumer_on, number_in, publish
 
 DONE, NOT_IN_FLIGHT = range(2)
 RING_BITS_MIN = 8 * 4096
@@ -24,20 +23,15 @@ def topic(tmp_path):
     return topic
 
 
-def no_pause():
-    """Go on at once."""
-
-
-def publish(topic, count, size_bytes=16, due_ns=0):
-    for _ in range(count):
-        topic.publish_body(body_of(topic.log.end, size_bytes), wall(), due_ns)
+def publish_next(topic, count, size_bytes=16, due_ns=0):
+    publish(topic, count, size_bytes, topic.log.end, due_ns)
 
 
 def take_all(channel, consumer, finish=True):
     numbers = []
     while (message := channel.take_message(consumer)) is not None:
         guid, attempts, _, body = message
-        numbers.append((struct.unpack_from("<Q", body)[0], attempts))
+        numbers.append((number_in(body), attempts))
         if finish:
             assert channel.finish_message(consumer, guid) == DONE
     return numbers
@@ -76,22 +70,22 @@ def test_a_channel_that_is_moved_back_gets_everything_since_once_more(topic, tar
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 200, size_bytes)
+    publish_next(topic, 200, size_bytes)
     assert take_all(channel, consumer, finish) == once(range(200))
     done = move(topic, channel, Place(position=target))
     assert (done["from"], done["to"]) == (200, target)
     assert (done["redeliver"], done["finished"]) == (200 - target, 200 - target if finish else 0)
     assert (done["skip"], done["in_flight"]) == (0, 0) if finish else (target, 200)
     assert (consumer.in_flight, channel.in_flight_count) == (0, 0)
-    publish(topic, 10, size_bytes)
+    publish_next(topic, 10, size_bytes)
     assert take_all(channel, consumer) == once(range(target, 210))
     assert channel.depth == 0
 
 
-def test_a_channel_that_is_moved_forward_skips_what_lies_between(topic):
+def test_a_channel_moved_forward_skips_the_messages_between(topic):
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 300, 1000)
+    publish_next(topic, 300, 1000)
     guid = channel.take_message(consumer)[0]
     done = move(topic, channel, Place(position=250))
     assert (done["redeliver"], done["skip"], done["depth"]) == (0, 250, 50)
@@ -105,23 +99,23 @@ def test_latest_leaves_nothing_and_earliest_gives_all_that_is_kept(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 50)
+    publish_next(topic, 50)
     move(topic, channel, LATEST)
     assert take_all(channel, consumer) == []
-    publish(topic, 5)
+    publish_next(topic, 5)
     move(topic, channel, EARLIEST)
     assert take_all(channel, consumer) == once(range(55))
 
 
-def test_a_time_gives_exactly_what_was_published_since(topic):
+def test_a_seek_to_a_time_delivers_exactly_the_messages_published_since(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 40)
+    publish_next(topic, 40)
     time_ns = wall() + 1
     while wall() <= time_ns:
         pass
-    publish(topic, 20)
+    publish_next(topic, 20)
     assert take_all(channel, consumer) == once(range(60))
     move(topic, channel, Place(time_ns=time_ns))
     assert take_all(channel, consumer) == once(range(40, 60))
@@ -131,7 +125,7 @@ def test_a_dry_run_changes_nothing(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 20)
+    publish_next(topic, 20)
     for _ in range(10):
         guid = channel.take_message(consumer)[0]
     channel.finish_message(consumer, guid)
@@ -147,7 +141,7 @@ def test_finished_in_any_order_and_far_ahead_is_forgotten_by_a_seek(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 3 * RING_BITS_MIN)
+    publish_next(topic, 3 * RING_BITS_MIN)
     first = channel.take_message(consumer)[0]
     assert len(take_all(channel, consumer)) == 3 * RING_BITS_MIN - 1
     for target in (5, 2 * RING_BITS_MIN, 0):
@@ -164,11 +158,11 @@ def test_deferred_messages_since_the_target_are_parked_again_and_those_before_ar
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 10)
-    publish(topic, 5, due_ns=wall() + HOUR_NS)
-    publish(topic, 10)
-    publish(topic, 5, due_ns=wall() + HOUR_NS)
-    publish(topic, 10)
+    publish_next(topic, 10)
+    publish_next(topic, 5, due_ns=wall() + HOUR_NS)
+    publish_next(topic, 10)
+    publish_next(topic, 5, due_ns=wall() + HOUR_NS)
+    publish_next(topic, 10)
     assert len(take_all(channel, consumer)) == 30
     assert channel.deferred_count == 10
     done = move(topic, channel, Place(position=20))
@@ -177,7 +171,7 @@ def test_deferred_messages_since_the_target_are_parked_again_and_those_before_ar
     for _ in range(2):
         move(topic, channel, EARLIEST)
         assert (channel.deferred_count, channel.depth) == (10, 30)
-    publish(topic, 1, due_ns=wall() + HOUR_NS)
+    publish_next(topic, 1, due_ns=wall() + HOUR_NS)
     assert len(take_all(channel, consumer)) == 30
     assert channel.deferred_count == 11
 
@@ -187,8 +181,8 @@ def test_deferred_messages_of_an_earlier_run_are_parked_again_once(tmp_path, dur
     topic = parking_broker(tmp_path, durably).topic("t")
     hold(topic)
     topic.channel("c")
-    publish(topic, 3)
-    publish(topic, 3, due_ns=wall() + HOUR_NS)
+    publish_next(topic, 3)
+    publish_next(topic, 3, due_ns=wall() + HOUR_NS)
     topic = parking_broker(tmp_path, durably).topic("t")
     channel = topic.channel("c")
     assert (channel.deferred_count, channel.depth) == (3, 3)
@@ -204,9 +198,9 @@ def test_a_deferred_message_that_was_due_meanwhile_comes_again(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 2)
-    publish(topic, 2, due_ns=1)
-    publish(topic, 2)
+    publish_next(topic, 2)
+    publish_next(topic, 2, due_ns=1)
+    publish_next(topic, 2)
     topic.broker.scheduler.run_timers(mono() + HOUR_NS)
     assert sorted(take_all(channel, consumer)) == once(range(6))
     move(topic, channel, Place(position=1))
@@ -214,11 +208,11 @@ def test_a_deferred_message_that_was_due_meanwhile_comes_again(topic):
     assert sorted(take_all(channel, consumer)) == once(range(1, 6))
 
 
-def test_what_was_requeued_with_a_delay_comes_from_the_log_again(topic):
+def test_after_a_seek_requeued_messages_are_delivered_from_the_log_again(topic):
     hold(topic)
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 3)
+    publish_next(topic, 3)
     for _ in range(3):
         assert channel.requeue_message(consumer, channel.take_message(consumer)[0], HOUR_NS) == DONE
     move(topic, channel, Place(position=1))
@@ -231,8 +225,8 @@ def test_a_seek_outlives_the_process(tmp_path):
     topic = broker.topic("t")
     hold(topic)
     channel = topic.channel("c")
-    publish(topic, 100)
-    publish(topic, 3, due_ns=wall() + HOUR_NS)
+    publish_next(topic, 100)
+    publish_next(topic, 3, due_ns=wall() + HOUR_NS)
     take_all(channel, consumer_on(channel))
     move(topic, channel, Place(position=60))
     again = broker_on(tmp_path).topic("t")
@@ -240,21 +234,21 @@ def test_a_seek_outlives_the_process(tmp_path):
     assert take_all(again.channel("c"), consumer_on(again.channel("c"))) == once(range(60, 100))
 
 
-def test_a_paused_topic_holds_what_no_channel_was_given(topic):
+def test_a_paused_topic_holds_messages_of_no_channel(topic):
     channel = topic.channel("c")
-    publish(topic, 10)
+    publish_next(topic, 10)
     topic.pause(True)
-    publish(topic, 10)
+    publish_next(topic, 10)
     assert replay.move(topic, channel, LATEST, no_pause)["to"] == 10
     assert channel.depth == 0
     topic.pause(False)
     assert take_all(channel, consumer_on(channel)) == once(range(10, 20))
 
 
-def test_a_channel_moved_over_a_missing_segment_goes_on_behind_it(tmp_path):
+def test_a_channel_moved_over_a_missing_segment_continues_after_it(tmp_path):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
-    publish(topic, 300, 1000)
+    publish_next(topic, 300, 1000)
     missing = topic.log.first.next
     gone = range(missing.first_ordinal, missing.next.first_ordinal)
     path = missing.mapping.path
@@ -273,7 +267,7 @@ def test_a_channel_moved_over_a_missing_segment_goes_on_behind_it(tmp_path):
 
 
 def test_places_that_are_not_there_are_refused_with_the_nearest(topic):
-    publish(topic, 400, 1000)
+    publish_next(topic, 400, 1000)
     channel = topic.channel("c")
     take_all(channel, consumer_on(channel))
     topic.broker.scheduler.run_wakes()
@@ -293,11 +287,11 @@ def test_places_that_are_not_there_are_refused_with_the_nearest(topic):
 
 
 def test_a_range_is_read_in_turns_while_the_log_grows_and_is_trimmed(topic):
-    publish(topic, 3000, 1000)
+    publish_next(topic, 3000, 1000)
     log = topic.log
 
     def pause():
-        publish(topic, 1000, 1000)
+        publish_next(topic, 1000, 1000)
         log.trim_below(log.end - 100)
 
     found = replay.read_range(topic, EARLIEST, replay.POSITION_MAX, 4 << 20, pause)
@@ -308,7 +302,7 @@ def test_a_range_is_read_in_turns_while_the_log_grows_and_is_trimmed(topic):
 
 
 def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
-    publish(topic, 100, 16)
+    publish_next(topic, 100, 16)
     for stop, bytes_max, count in [(50, 1 << 20, 50), (500, 1 << 20, 100), (100, 640, 10), (100, 700, 10), (90, 1, 1)]:
         found = replay.read_range(topic, Place(position=0), stop, bytes_max, no_pause)
         assert (found.first, found.next, found.end, found.records) == (0, count, 100, count)
@@ -317,8 +311,8 @@ def test_a_range_ends_at_its_bytes_its_end_and_the_log_s(topic):
         assert found == replay.Range(start, start, 100, 0, b"")
 
 
-def test_a_range_of_one_turn_makes_nobody_wait(topic):
-    publish(topic, 3000, 1000)
+def test_a_range_read_in_one_step_does_not_pause(topic):
+    publish_next(topic, 3000, 1000)
 
     def pause():
         raise AssertionError("there is nothing left to read")
@@ -332,7 +326,7 @@ def test_a_range_of_one_turn_makes_nobody_wait(topic):
 
 def test_reading_holds_nothing_and_moves_no_channel(topic):
     channel = topic.channel("c")
-    publish(topic, 500, 1000)
+    publish_next(topic, 500, 1000)
     for start in range(0, 500, 25):
         replay.read_range(topic, Place(position=start), replay.POSITION_MAX, 10_000, no_pause)
     assert (channel.depth, channel.ledger.floor, channel.ledger.cursor) == (500, 0, 0)
@@ -344,7 +338,7 @@ def test_reading_holds_nothing_and_moves_no_channel(topic):
 def test_a_channel_without_clients_holds_the_log_for_a_reader_until_it_is_moved(topic):
     channel = topic.channel("c")
     reader = topic.channel("reader")
-    publish(topic, 500, 1000)
+    publish_next(topic, 500, 1000)
     take_all(channel, consumer_on(channel))
     at = 0
     while at < 500:
@@ -358,12 +352,12 @@ def test_a_channel_without_clients_holds_the_log_for_a_reader_until_it_is_moved(
     assert topic.log.first is topic.log.active
 
 
-def test_with_a_sync_for_every_message_only_what_is_synced_is_shown(tmp_path):
+def test_with_a_sync_for_every_message_only_synced_messages_are_listed(tmp_path):
     topic = broker_on(tmp_path, sync_every=1).topic("t")
     topic.channel("c")
-    publish(topic, 10)
+    publish_next(topic, 10)
     topic.log.mark_synced(*topic.log.dirty_ranges())
-    publish(topic, 5)
+    publish_next(topic, 5)
     found = replay.read_range(topic, EARLIEST, replay.POSITION_MAX, 1 << 20, no_pause)
     assert (found.records, found.next, found.end) == (10, 10, 10)
     assert replay.read_range(topic, Place(position=12), 15, 1 << 20, no_pause).next == 12
@@ -371,14 +365,14 @@ def test_with_a_sync_for_every_message_only_what_is_synced_is_shown(tmp_path):
     assert (shown["next"], shown["records"], shown["at"]) == (10, 10, 10)
 
 
-def test_positions_tell_what_can_be_read(topic):
+def test_positions_show_the_readable_range(topic):
     assert replay.positions(topic, None, no_pause) == {
         "topic": "t", "node": topic.broker.node_name, "created": topic.created_ns, "format": 1, "earliest": 0,
         "next": 0, "earliest_timestamp": None, "newest_timestamp": None, "records": 0, "bytes": 0, "segments": [],
         "channels": [{"channel": "c", "floor": 0, "next": 0}],
     }  # fmt: skip
     assert abs(topic.created_ns - wall()) < HOUR_NS
-    publish(topic, 400, 1000)
+    publish_next(topic, 400, 1000)
     shown = replay.positions(topic, Place(time_ns=0), no_pause)
     stamps = [record[2] for record in topic.log.records()]
     assert (shown["earliest"], shown["next"], shown["records"], shown["at"]) == (0, 400, 400, 0)
@@ -443,7 +437,7 @@ def test_a_cancelled_message_stays_cancelled_when_the_channel_is_moved_back(tmp_
     topic.check()
 
 
-def test_a_seek_tells_of_messages_that_were_dropped_ahead_of_the_cursor(tmp_path):
+def test_a_seek_reports_messages_that_were_dropped_ahead_of_the_cursor(tmp_path):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     guids = [topic.publish_body(b"%d" % number, wall()) for number in range(4)]

@@ -48,7 +48,7 @@ def test_an_empty_line_is_an_unknown_command(line):
     assert split_line(line)[2] == len(line)
 
 
-def test_what_follows_the_line_is_left_alone():
+def test_bytes_after_the_line_are_untouched():
     assert split_line(b"NOP\nFIN 1\n") == ("NOP", [], 4)
 
 

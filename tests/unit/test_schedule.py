@@ -1,4 +1,4 @@
-"""Tests of pyqd.hot.primitives.schedule, through the channels and topics that ask for turns."""
+"""Tests of pyqd.hot.primitives.schedule, through channels and topics that schedule wakes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def broker(tmp_path):
     return broker
 
 
-def test_nobody_asked_means_no_turn_and_no_time():
+def test_an_idle_scheduler_runs_nothing_and_has_no_timer():
     scheduler = Scheduler()
     assert scheduler.run_wakes() == 0
     assert scheduler.run_timers(2**62) is None
@@ -34,7 +34,7 @@ def test_asking_for_a_turn_many_times_is_asking_once(broker):
     assert asked == [1, 1]
 
 
-def test_only_an_earlier_time_is_told(broker):
+def test_only_an_earlier_time_is_announced(broker):
     told: list[int] = []
     broker.scheduler.on_timer_wanted = told.append
     topic = broker.topic("t")
@@ -49,7 +49,7 @@ def test_only_an_earlier_time_is_told(broker):
         assert start <= due_ns - timeout_ns <= mono()
 
 
-def test_each_run_tells_when_the_next_is_due(broker):
+def test_each_run_returns_the_due_time_of_the_next(broker):
     topic = broker.topic("t")
     channels = [topic.channel(name) for name in ("c", "d")]
     topic.publish_body(b"x", wall())
@@ -65,7 +65,7 @@ def test_each_run_tells_when_the_next_is_due(broker):
     assert [channel.timeout_count for channel in channels] == [1, 1]
 
 
-def test_a_time_asked_for_after_all_have_passed_is_told_again(broker):
+def test_a_time_requested_after_all_have_passed_is_announced_again(broker):
     told: list[int] = []
     broker.scheduler.on_timer_wanted = told.append
     channel = broker.topic("t").channel("c")
@@ -93,7 +93,7 @@ def test_many_timers_come_in_order_and_their_slots_are_used_again(tmp_path):
             channel.empty()
 
 
-def test_what_a_turn_raises_goes_to_whoever_listens_and_the_others_still_come(tmp_path):
+def test_an_exception_of_a_wake_goes_to_the_listener_and_the_other_wakes_still_run(tmp_path):
     broker = broker_on(tmp_path)
     for name in ("a", "b"):
         topic = broker.topic(name)
@@ -109,7 +109,7 @@ def test_what_a_turn_raises_goes_to_whoever_listens_and_the_others_still_come(tm
     assert len(errors) >= 2
 
 
-def test_an_error_nobody_listens_for_is_raised():
+def test_an_error_without_a_listener_is_raised():
     with pytest.raises(KeyError):
         Scheduler().report(KeyError("x"))
 
@@ -177,7 +177,7 @@ def test_a_turn_begins_no_portion_of_its_work_after_its_time(broker):
     assert (consumer.in_flight, channel.timeout_count, channel.depth) == (0, 10_000, 10_000)
 
 
-def test_who_has_no_time_left_comes_first_in_the_next_turn(broker):
+def test_an_object_cut_off_by_the_time_limit_comes_first_in_the_next_run(broker):
     broker.scheduler.time_max_ns = 1
     topic = broker.topic("t")
     channels = [in_flight(broker, f"t{index}", 1000, MINUTE_NS)[0] for index in range(3)]

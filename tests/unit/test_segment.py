@@ -23,7 +23,7 @@ def test_a_new_segment_is_a_spare_without_records():
     assert segment.capacity_bytes == 1 << 16
 
 
-def test_a_mapping_without_room_for_a_header_is_no_segment(tmp_path):
+def test_a_mapping_too_small_for_a_header_is_no_segment(tmp_path):
     (tmp_path / "short").write_bytes(bytes(128))
     with pytest.raises(CorruptionError, match="shorter than a segment's header"):
         Segment(Files().open_mapped(str(tmp_path / "short")))

@@ -11,7 +11,7 @@ from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull
 from tests.support.held_clock import HeldClock
-from tests.support.storage import NotedJobs, body_of, broker_on, consumer_on, options_for
+from tests.support.storage import NotedJobs, broker_on, consumer_on, options_for, publish
 
 BODY_BYTES = 8 << 10
 PER_SEGMENT = 7
@@ -28,16 +28,15 @@ class Disk(Files):
         return self.free
 
 
-def publish(topic, count, start=0):
-    for number in range(start, start + count):
-        topic.publish_body(body_of(number, BODY_BYTES), wall())
+def fill(topic, count, start=0):
+    publish(topic, count, BODY_BYTES, start)
     topic.scheduler.run_wakes()
 
 
 def publish_until_refused(topic):
     for count in range(1000):
         try:
-            publish(topic, 1, count)
+            fill(topic, 1, count)
         except DiskFull as error:
             return count, str(error)
     raise AssertionError("nothing was refused")
@@ -71,7 +70,7 @@ def test_finished_segments_go_without_retention(tmp_path):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 5 * PER_SEGMENT)
+    fill(topic, 5 * PER_SEGMENT)
     assert segment_count(topic.log) == 5
     consume(channel, consumer, 5 * PER_SEGMENT)
     assert segment_count(topic.log) == 1
@@ -83,18 +82,18 @@ def test_the_last_finished_bytes_stay_with_retention_by_bytes(tmp_path, kept_seg
     channel = topic.channel("c")
     consumer = consumer_on(channel)
     for number in range(10):
-        publish(topic, PER_SEGMENT, number * PER_SEGMENT)
+        fill(topic, PER_SEGMENT, number * PER_SEGMENT)
         consume(channel, consumer, PER_SEGMENT)
     assert segment_count(topic.log) == kept_segments + 2
     assert topic.retained_from() == topic.log.first.first_ordinal
     topic.check()
 
 
-def test_retention_by_time_keeps_what_grew_since_and_a_change_is_live(tmp_path):
+def test_retention_by_time_keeps_newer_messages_and_can_change_at_run_time(tmp_path):
     topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 3 * PER_SEGMENT)
+    fill(topic, 3 * PER_SEGMENT)
     consume(channel, consumer, 3 * PER_SEGMENT)
     assert segment_count(topic.log) == 3
     topic.reclaimer.run(mono())
@@ -108,10 +107,10 @@ def test_retention_by_time_counts_from_when_a_segment_grew_last_not_from_when_it
         topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
         channel = topic.channel("c")
         consumer = consumer_on(channel)
-        publish(topic, 1)
+        fill(topic, 1)
         clock.advance(50 * MINUTE_NS)
         # The first segment grows until now; the next ones begin now.
-        publish(topic, 3 * PER_SEGMENT - 1)
+        fill(topic, 3 * PER_SEGMENT - 1)
         consume(channel, consumer, 3 * PER_SEGMENT)
         for minutes in (0, 11, 48):
             clock.advance(minutes * MINUTE_NS)
@@ -127,7 +126,7 @@ def test_retention_by_time_follows_a_wall_clock_that_jumps(tmp_path):
     with HeldClock() as clock:
         topic = broker_on(tmp_path, retention_time=HOUR_NS).topic("t")
         channel = topic.channel("c")
-        publish(topic, 2 * PER_SEGMENT)
+        fill(topic, 2 * PER_SEGMENT)
         consume(channel, consumer_on(channel), 2 * PER_SEGMENT)
         clock.jump(-2 * HOUR_NS)
         topic.reclaimer.run(clock.mono_ns)
@@ -156,14 +155,14 @@ def test_a_finished_message_held_by_retention_asks_for_no_trim(tmp_path):
     topic = broker_on(tmp_path, retention_bytes=10**9).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 2 * PER_SEGMENT)
+    fill(topic, 2 * PER_SEGMENT)
     consume(channel, consumer, PER_SEGMENT + 1)
     channel.finish_message(consumer, take(channel, consumer, 1)[0][0])
     assert topic.scheduler.run_wakes() == 0
 
 
 @pytest.mark.parametrize("ephemeral", [False, True])
-def test_a_quota_refuses_and_health_says_so_until_consuming_has_made_room(tmp_path, ephemeral):
+def test_a_quota_refuses_publishing_and_health_is_bad_until_consuming_frees_space(tmp_path, ephemeral):
     broker = broker_on(tmp_path, max_topic_bytes=400 * KIB, mem_queue_size=10**6)
     topic = broker.topic("t#ephemeral" if ephemeral else "t")
     channel = topic.channel("c")
@@ -175,7 +174,7 @@ def test_a_quota_refuses_and_health_says_so_until_consuming_has_made_room(tmp_pa
     assert broker.health().startswith(f"NOK - topic {topic.name}: the topic's limit")
     consume(channel, consumer, 2 * PER_SEGMENT)
     assert broker.health() == "OK"
-    publish(topic, 1)
+    fill(topic, 1)
     topic.check()
 
 
@@ -184,7 +183,7 @@ def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
     topic = broker.topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 200)
+    fill(topic, 200)
     consume(channel, consumer, 200)
     topic.quota.set_own(bytes_max=1)
     assert topic.quota.bytes_max == 256 * KIB
@@ -192,11 +191,11 @@ def test_a_drained_topic_at_its_quota_takes_messages_again(tmp_path):
     consume(channel, consumer, count)
     topic.reclaimer.run(mono())
     assert broker.health() == "OK"
-    publish(topic, PER_SEGMENT)
+    fill(topic, PER_SEGMENT)
     assert topic.quota.bytes_used() <= 256 * KIB
 
 
-def test_publishing_stops_at_the_floor_of_free_bytes_and_goes_on_above_it(tmp_path):
+def test_publishing_stops_at_the_floor_of_free_bytes_and_resumes_above_it(tmp_path):
     disk = Disk(10 << 20)
     broker = broker_on(tmp_path, disk, min_free_bytes=1 << 20)
     topic = broker.topic("t")
@@ -218,16 +217,15 @@ def test_publishing_stops_at_the_floor_of_free_bytes_and_goes_on_above_it(tmp_pa
     consume(channel, consumer, 1)
     disk.free = 10 << 20
     assert broker.health() == "OK"
-    publish(topic, 1)
+    fill(topic, 1)
     channel.check()
 
 
 def publish_deferred_until_refused(topic):
-    for number in range(100):
-        topic.publish_body(body_of(number, BODY_BYTES), wall(), wall() + HOUR_NS)
+    publish(topic, 100, BODY_BYTES, due_ns=wall() + HOUR_NS)
 
 
-def test_some_room_is_kept_even_with_a_floor_of_zero(tmp_path):
+def test_some_space_is_reserved_even_with_a_floor_of_zero(tmp_path):
     disk = Disk(RESERVE_BYTES + (64 << 10))
     topic = broker_on(tmp_path, disk, min_free_bytes=0).topic("t")
     topic.channel("c")
@@ -243,12 +241,12 @@ def eager(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["c", "c#ephemeral"])
-def test_stragglers_move_out_of_old_segments_and_keep_what_they_are(tmp_path, eager, name):
+def test_stragglers_move_out_of_old_segments_unchanged(tmp_path, eager, name):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     channel = topic.channel(name)
     consumer = consumer_on(channel)
-    publish(topic, 8 * PER_SEGMENT)
+    fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     in_flight, waiting = messages[1], messages[3]
     assert channel.requeue_message(consumer, waiting[0], 0) == 0
@@ -271,7 +269,7 @@ def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 8 * PER_SEGMENT)
+    fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     assert channel.requeue_message(consumer, messages[2][0], 0) == 0
     (again,) = take(channel, consumer, 1)
@@ -291,7 +289,7 @@ def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storag
     channel = topic.channel("c")
     channel.parks_durably = True
     consumer = consumer_on(channel)
-    publish(topic, 8 * PER_SEGMENT)
+    fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     finish(channel, consumer, messages[1:])
     for _ in range(2):
@@ -309,7 +307,7 @@ def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storag
 def test_a_queue_is_not_moved(tmp_path, eager):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
-    publish(topic, 8 * PER_SEGMENT)
+    fill(topic, 8 * PER_SEGMENT)
     consume(channel, consumer_on(channel), 2)
     topic.reclaimer.run(mono())
     assert channel.parked is None
@@ -321,7 +319,7 @@ def test_many_stragglers_move_a_bounded_number_at_a_time(tmp_path, eager, monkey
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 8 * PER_SEGMENT)
+    fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
     topic.reclaimer.run(mono())
     assert channel.parked.log.end == 5
@@ -337,7 +335,7 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
     topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
-    publish(topic, 500)
+    fill(topic, 500)
     topic.reclaimer.run(mono())
     consume(channel, consumer, 500)
     assert topic.quota.bytes_used() > 1 << 20
@@ -346,7 +344,7 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
     topic.reclaimer.run(mono() + 2 * reclaimer.QUIET_NS)
     assert topic.quota.bytes_used() == 64 * KIB
     assert len(list((tmp_path / "topics" / "t.topic" / "log").iterdir())) == 1
-    publish(topic, 3, 500)
+    fill(topic, 3, 500)
     consume(channel, consumer, 3)
     topic.check()
     topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
@@ -357,7 +355,7 @@ def test_a_drained_topic_that_is_quiet_gives_its_large_segment_back(tmp_path):
 def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
     topic = broker_on(tmp_path, max_bytes_per_file=4 << 20).topic("t")
     channel = topic.channel("c")
-    publish(topic, 500)
+    fill(topic, 500)
     consume(channel, consumer_on(channel), 499)
     used = topic.quota.bytes_used()
     topic.reclaimer.run(mono())
@@ -366,7 +364,7 @@ def test_a_quiet_topic_that_is_not_drained_keeps_its_segments(tmp_path):
     assert channel.depth == 1
 
 
-def test_the_first_deferred_message_of_a_channel_takes_no_room_from_the_floor(tmp_path):
+def test_the_first_deferred_message_of_a_channel_takes_no_space_below_the_floor(tmp_path):
     disk = Disk(1 << 30)
     broker = broker_on(tmp_path, disk, min_free_bytes=1 << 20)
     topic = broker.topic("t")
@@ -388,7 +386,7 @@ def test_a_spare_that_comes_when_the_quota_is_used_up_is_given_back(tmp_path):
     topic = broker_on(tmp_path, max_topic_bytes=256 * KIB).topic("t")
     spare = topic.log.pool.new_segment(64 * KIB)
     topic.log.pool.jobs = NotedJobs()
-    publish(topic, 3 * PER_SEGMENT + 1)
+    fill(topic, 3 * PER_SEGMENT + 1)
     assert topic.quota.bytes_used() == 256 * KIB
     topic.log.pool.offer_spare(spare)
     assert topic.quota.bytes_used() == 256 * KIB
@@ -432,7 +430,7 @@ def bytes_on_disk(tmp_path):
 
 def test_a_drained_segment_counts_for_the_quota_until_it_is_a_spare_and_is_used_then(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
-    publish(topic, 2 * PER_SEGMENT)
+    fill(topic, 2 * PER_SEGMENT)
     consume(channel, consumer, PER_SEGMENT)
     assert len(held.jobs) == 1
     assert topic.quota.bytes_used() == 128 * KIB
@@ -446,12 +444,12 @@ def test_a_drained_segment_counts_for_the_quota_until_it_is_a_spare_and_is_used_
     assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 320 * KIB
 
 
-def test_what_consuming_has_drained_of_a_full_topic_makes_room_at_once(tmp_path, held, held_topic):
+def test_space_of_consumed_messages_of_a_full_topic_is_reclaimed_at_once(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
     publish_until_refused(topic)
     for _ in range(10):
         consume(channel, consumer, PER_SEGMENT)
-        publish(topic, PER_SEGMENT)
+        fill(topic, PER_SEGMENT)
         assert topic.quota.bytes_used() <= 320 * KIB
     held.finish()
     assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() <= 320 * KIB
@@ -461,7 +459,7 @@ def test_what_consuming_has_drained_of_a_full_topic_makes_room_at_once(tmp_path,
 def test_a_drained_segment_that_comes_back_over_the_quota_is_given_up(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
     topic.quota.set_own(bytes_max=1 << 20)
-    publish(topic, 5 * PER_SEGMENT)
+    fill(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, PER_SEGMENT)
     topic.quota.set_own(bytes_max=256 * KIB)
     held.finish()
@@ -469,15 +467,15 @@ def test_a_drained_segment_that_comes_back_over_the_quota_is_given_up(tmp_path, 
     assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 256 * KIB
 
 
-def test_spares_that_a_lowered_quota_leaves_no_room_for_are_no_reason_to_refuse(tmp_path, held, held_topic):
+def test_spares_beyond_a_lowered_quota_do_not_refuse_publishing(tmp_path, held, held_topic):
     topic, channel, consumer = held_topic
     topic.quota.set_own(bytes_max=1 << 20)
-    publish(topic, 5 * PER_SEGMENT)
+    fill(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, 2 * PER_SEGMENT)
     held.finish()
     assert len(topic.log.pool.spares) == 2
     topic.quota.set_own(bytes_max=256 * KIB)
-    publish(topic, PER_SEGMENT)
+    fill(topic, PER_SEGMENT)
     held.finish()
     assert bytes_on_disk(tmp_path) == topic.quota.bytes_used() == 256 * KIB
 
@@ -485,11 +483,11 @@ def test_spares_that_a_lowered_quota_leaves_no_room_for_are_no_reason_to_refuse(
 def test_a_ready_spare_is_used_though_others_exceed_the_quota(held, held_topic):
     topic, channel, consumer = held_topic
     topic.quota.set_own(bytes_max=1 << 20)
-    publish(topic, 5 * PER_SEGMENT)
+    fill(topic, 5 * PER_SEGMENT)
     consume(channel, consumer, 2 * PER_SEGMENT)
     held.finish()
     topic.quota.bytes_max = 256 * KIB
-    publish(topic, PER_SEGMENT)
+    fill(topic, PER_SEGMENT)
     assert segment_count(topic.log) == 4
     with pytest.raises(DiskFull):
-        publish(topic, 1)
+        fill(topic, 1)

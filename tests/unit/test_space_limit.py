@@ -28,7 +28,7 @@ def reserve_of(left: int) -> tuple[Disk, DiskReserve]:
     return disk, DiskReserve(disk, "/", FLOOR)
 
 
-def test_a_claim_is_what_is_wanted_or_what_is_left() -> None:
+def test_a_claim_is_the_requested_or_the_remaining_space() -> None:
     _, reserve = reserve_of(100 * KIB)
     with reserve.claim(4 * KIB, 64 * KIB) as size:
         assert size == 64 * KIB
@@ -49,7 +49,7 @@ def test_more_than_is_left_is_refused_and_leaves_no_claim() -> None:
         assert size == 64 * KIB
 
 
-def test_a_claim_ends_where_reserving_fails() -> None:
+def test_a_claim_ends_at_the_first_failed_reservation() -> None:
     _, reserve = reserve_of(64 * KIB)
     with pytest.raises(ZeroDivisionError), reserve.claim(64 * KIB, 64 * KIB):
         raise ZeroDivisionError

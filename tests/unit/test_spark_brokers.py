@@ -1,4 +1,4 @@
-"""Tests of pyqd_spark.brokers, pyqd_spark.discovery and pyqd_spark.bounds against servers that answer as told."""
+"""Tests of pyqd_spark.brokers, pyqd_spark.discovery and pyqd_spark.bounds against stub servers."""
 
 import http.client
 import pickle
@@ -103,10 +103,10 @@ def test_a_broker_that_does_not_answer_is_named():
         (json_answer({"message": "FORBIDDEN"}, 403), BrokerError, "option token"),
         (json_answer({"message": "INVALID_TOPIC"}, 400), BrokerError, "400 INVALID_TOPIC"),
         ((200, {}, b"<html>"), BrokerError, "no JSON"),
-        (json_answer({"format": 2}), BrokerError, "records of format 2; this connector reads 1"),
+        (json_answer({"format": 2}), BrokerError, "records have format 2, this connector reads 1"),
     ],
 )
-def test_what_a_broker_refuses_is_an_error_at_once(answer, error, said):
+def test_a_refusal_of_a_broker_is_an_error_at_once(answer, error, said):
     with http_stub(lambda *_: answer) as stub, pytest.raises(error, match=said):
         BrokerClient(stub.address, connection(retry_s=1000)).positions("orders")
     assert len(stub.requests) == 1
@@ -127,7 +127,7 @@ def test_a_token_is_sent(monkeypatch):
     assert ("Authorization", "Bearer secret") in sent
 
 
-def test_positions_that_are_not_there_are_errors_that_tell_what_is():
+def test_positions_that_do_not_exist_are_errors_with_the_existing_range():
     gone = json_answer({"message": "POSITION_GONE", "earliest": 900}, 410)
     beyond = json_answer({"message": "POSITION_BEYOND_END", "next": 12}, 400)
     with http_stub(lambda path, query: gone if query["from"] == "1" else beyond) as stub:
@@ -140,7 +140,7 @@ def test_positions_that_are_not_there_are_errors_that_tell_what_is():
         assert beyond_caught.value.next == 12
 
 
-def test_pages_go_on_where_the_one_before_ended():
+def test_each_page_starts_at_the_end_of_the_previous_one():
     with http_stub(lambda path, query: log_answer(following=min(int(query["from"]) + 3, 7))) as stub:
         pages = list(BrokerClient(stub.address, connection()).pages("orders", NODE, 0, 7))
     assert [page.next for page in pages] == [3, 6, 7]
@@ -170,7 +170,7 @@ def test_brokers_are_looked_up_at_all_lookup_daemons():
         assert topics_known(both) == ({"orders", "bills"}, [])
 
 
-def test_lookup_daemons_that_do_not_answer_are_told_of():
+def test_lookup_daemons_that_do_not_answer_are_reported():
     gone = nobody()
     with http_stub(lookup_answers({"orders": ["127.0.0.1:1"]})) as stub:
         found = find_brokers(Connection(lookupd=(gone, stub.address), retry_timeout_s=0), "orders")
@@ -181,7 +181,7 @@ def test_lookup_daemons_that_do_not_answer_are_told_of():
         find_brokers(Connection(lookupd=(gone,), retry_timeout_s=0), "orders")
 
 
-def test_what_is_no_lookup_daemon_is_told_of():
+def test_an_address_without_a_lookup_daemon_is_reported():
     with http_stub(lambda *_: json_answer([1])) as stub, pytest.raises(UnreachableError, match="not the answer of a"):
         find_brokers(Connection(lookupd=(stub.address,), retry_timeout_s=0))
 
@@ -214,7 +214,7 @@ def test_a_node_with_two_addresses_is_one():
     assert [one.address for one in found.values()] == [first.address]
 
 
-def test_a_topic_that_nobody_has_is_named():
+def test_a_topic_that_no_broker_has_is_named():
     missing = json_answer({"message": "TOPIC_NOT_FOUND"}, 404)
     with http_stub(lambda path, query: missing if query["topic"] == "bills" else positions_answer()) as stub:
         asked = settings(stub.address, topics=("orders", "bills"))
@@ -223,7 +223,7 @@ def test_a_topic_that_nobody_has_is_named():
         check_topics(asked, found)
 
 
-def test_a_pattern_takes_the_topics_whose_whole_name_it_fits():
+def test_a_pattern_must_match_the_whole_name_of_a_topic():
     topics = ["orders", "orders_old", "bills"]
     stats = json_answer({"topics": [{"topic_name": name} for name in topics]})
     with http_stub(lambda path, query: stats if path == "/stats" else positions_answer(query["topic"])) as stub:
@@ -239,7 +239,7 @@ def test_an_assignment_takes_the_nodes_it_names():
             Discovery(settings(*addresses, nodes_of={"orders": ("b", "c")})).find()
 
 
-def test_what_discovers_can_be_sent_elsewhere():
+def test_a_discovery_can_be_pickled():
     with http_stub(lambda *_: positions_answer()) as stub:
         discovery = Discovery(settings(stub.address, topics=("orders",)))
         discovery.find()
@@ -281,7 +281,7 @@ def test_offsets_have_to_name_just_the_nodes_there_are(found, offsets, said):
 
 
 @pytest.mark.parametrize(("place", "said", "kept"), [(2, "is not kept any more", 3), (11, "is behind the end", 10)])
-def test_positions_outside_of_what_is_kept_fail_or_are_moved(found, place, said, kept):
+def test_positions_outside_the_kept_range_fail_or_are_moved(found, place, said, kept):
     places = {("orders", NODE): place}
     with pytest.raises(DataLossError, match=f"the start {place} {said}"):
         within(settings(), places, found[0], "start")

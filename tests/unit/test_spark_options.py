@@ -54,7 +54,7 @@ def test_addresses_get_the_default_port(text, address):
 
 
 @pytest.mark.parametrize("text", ["", "ftp://host", "host:port", "host:99999", "host/path", "user@host", "http://"])
-def test_what_is_no_address_is_refused(text):
+def test_an_invalid_address_is_refused(text):
     with pytest.raises(ValueError, match=r"expected|no address"):
         parse_address(text, 4151)
 

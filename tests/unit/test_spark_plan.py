@@ -88,7 +88,7 @@ def test_an_empty_log_has_nothing_to_count():
         ([], 5, []),
     ],
 )
-def test_a_limit_is_shared_in_proportion_and_starves_nobody(counts, limit, found):
+def test_a_limit_is_shared_in_proportion_and_starves_no_range(counts, limit, found):
     assert shares(counts, limit) == found
 
 
@@ -124,7 +124,7 @@ def test_empty_ranges_have_no_partition():
     assert len(partitions_of(ranges, found, records_max=3)) == 4
 
 
-def test_no_more_partitions_are_made_than_asked_for_where_there_are_enough():
+def test_no_more_partitions_than_requested_are_made():
     found = {("t", "n"): FOUND, ("u", "n"): FOUND}
     ranges = [log_range(10, END), log_range(10, 20, "u")]
     assert partitions_of(ranges, found, partitions_min=2) == ranges

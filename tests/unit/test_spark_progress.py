@@ -6,7 +6,7 @@ import re
 from pyqd_spark.jobs.progress import Progress
 
 
-def test_a_step_ends_with_a_line_that_counts_what_was_done_before_but_not_in_the_rate() -> None:
+def test_the_last_line_of_a_step_counts_earlier_work_but_excludes_it_from_the_rate() -> None:
     stream = io.StringIO()
     tallies = iter([(1, 600), (3, 1000)])
     with Progress(stream=stream).following("run 7", 3, 1000, lambda: next(tallies)):

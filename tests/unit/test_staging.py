@@ -140,7 +140,7 @@ def test_many_logs_with_batches_keep_few_files_open(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-def test_where_no_file_can_be_opened_batches_are_stored_through_the_mapping(log, files):
+def test_if_no_file_can_be_opened_batches_are_stored_through_the_mapping(log, files):
     files.refuse = True
     for _ in range(3):
         log.append_batch(batch([1000] * 20))
@@ -167,7 +167,7 @@ def test_batches_in_memory_are_stored_there(files):
     assert found_in(log) == batch([1000] * 50)
 
 
-def test_segments_used_anew_are_stored_into_as_their_pages_are_there(log, files):
+def test_reused_segments_are_stored_into_because_their_pages_are_present(log, files):
     for round_number in range(120):
         if round_number == 60:
             assert len(log.pool.spares) + 1 == len(os.listdir(log.directory))

@@ -13,7 +13,7 @@ from pyqd.diskqueue.standins import StandIns
 from pyqd.hot.diskqueue.ledger import Ledger, begin_small
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
-from tests.support.storage import FullFiles, broker_on, run_turns
+from tests.support.storage import FullFiles, broker_on, run_all_wakes
 
 NOW_NS = 10**18
 COUNT = 5
@@ -63,7 +63,7 @@ def left_by_a_run(path: Path, *missing: str) -> None:
     for number in range(COUNT):
         topic.publish_body(b"%d" % number, NOW_NS)
     topic.publish_body(b"deferred", NOW_NS, 1 << 62)
-    run_turns(broker)
+    run_all_wakes(broker)
     for name in missing:
         os.unlink(path / "topics" / "t.topic" / name)
 
@@ -78,7 +78,7 @@ MISSING = ["state", "c.channel/ledger", "c.channel/parked.ledger"]
 
 
 @pytest.mark.parametrize("missing", [*([name] for name in MISSING), MISSING], ids=lambda names: "+".join(names))
-def test_a_start_without_room_for_missing_files_goes_on_in_memory_and_writes_them_once_there_is_room(
+def test_a_start_without_space_for_missing_files_keeps_them_in_memory_until_there_is_space(
     tmp_path: Path, files: FullDisk, missing: list[str]
 ) -> None:
     left_by_a_run(tmp_path, *missing)
@@ -105,7 +105,7 @@ def test_a_start_without_room_for_missing_files_goes_on_in_memory_and_writes_the
     assert (channel.depth, channel.deferred_count) == (COUNT - 3, 1)
 
 
-def test_a_topic_of_which_only_the_directory_is_left_starts_on_a_full_disk_and_is_published_to_once_there_is_room(
+def test_a_topic_with_only_a_directory_starts_on_a_full_disk_and_accepts_messages_once_there_is_space(
     tmp_path: Path, files: FullDisk
 ) -> None:
     (tmp_path / "topics").mkdir()
@@ -124,7 +124,7 @@ def test_a_topic_of_which_only_the_directory_is_left_starts_on_a_full_disk_and_i
     assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == 1
 
 
-def test_a_clean_stop_writes_what_there_is_room_for(tmp_path: Path, files: FullDisk) -> None:
+def test_a_clean_stop_writes_as_many_stand_ins_as_fit(tmp_path: Path, files: FullDisk) -> None:
     left_by_a_run(tmp_path, "c.channel/ledger")
     files.full = True
     broker = broker_on(tmp_path, files)
@@ -134,7 +134,7 @@ def test_a_clean_stop_writes_what_there_is_room_for(tmp_path: Path, files: FullD
     assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == COUNT - 2
 
 
-def test_a_clean_stop_says_which_files_it_had_no_room_for(
+def test_a_clean_stop_names_the_files_without_space(
     tmp_path: Path, files: FullDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     left_by_a_run(tmp_path, "c.channel/ledger")
@@ -146,7 +146,7 @@ def test_a_clean_stop_says_which_files_it_had_no_room_for(
 
 
 @pytest.mark.parametrize("what", ["topic", "channel"])
-def test_what_is_deleted_is_not_written_any_more(tmp_path: Path, files: FullDisk, what: str) -> None:
+def test_the_stand_in_of_a_deleted_object_is_not_written(tmp_path: Path, files: FullDisk, what: str) -> None:
     left_by_a_run(tmp_path, "c.channel/ledger")
     files.full = True
     broker = broker_on(tmp_path, files)

@@ -26,7 +26,7 @@ NOW_NS = 1_795_177_302 * SECOND_NS
         ("-1000000h", 0),
     ],
 )
-def test_a_moment_is_read_in_each_of_its_forms(text, moment_ns):
+def test_a_due_time_is_read_in_each_of_its_forms(text, moment_ns):
     assert parse_timestamp(text, NOW_NS) == moment_ns
 
 

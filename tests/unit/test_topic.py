@@ -1,14 +1,12 @@
 """Tests of pyqd.hot.broker.topic and pyqd.broker.topic."""
 
-import struct
-
 import pytest
 
 from pyqd.diskqueue.segment_jobs import SegmentJobs
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS
 from pyqd.primitives.errors import DiskFull, LaterFormatError, StartupError, StorageError
-from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, frames_of
+from tests.support.storage import FullFiles, body_of, broker_on, consumer_on, finish_all, frames_of, publish
 
 
 @pytest.fixture
@@ -16,17 +14,8 @@ def topic(tmp_path):
     return broker_on(tmp_path, FullFiles()).topic("t")
 
 
-def publish(topic, count, size_bytes=16, start=0):
-    for number in range(start, start + count):
-        topic.publish_body(body_of(number, size_bytes), wall())
-
-
 def numbers(channel):
-    consumer = consumer_on(channel)
-    found = []
-    while (message := channel.take_message(consumer)) is not None:
-        found.append(struct.unpack_from("<Q", message[3])[0])
-        channel.finish_message(consumer, message[0])
+    found = finish_all(channel)
     channel.topic.check()
     return found
 
@@ -37,7 +26,7 @@ def again(topic, tmp_path, closed):
     return broker_on(tmp_path).topic("t")
 
 
-def test_the_first_channel_gets_what_the_topic_held_and_later_ones_only_what_is_new(topic):
+def test_the_first_channel_gets_held_messages_and_later_ones_only_new_messages(topic):
     publish(topic, 5)
     assert topic.depth == 5
     first = topic.channel("first")
@@ -85,7 +74,7 @@ def test_a_batch_is_published_in_order(topic):
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_paused_topic_holds_what_is_published_also_over_a_restart(topic, tmp_path, closed):
+def test_a_paused_topic_holds_published_messages_over_a_restart(topic, tmp_path, closed):
     channel = topic.channel("c")
     publish(topic, 2)
     topic.pause(True)
@@ -107,7 +96,7 @@ def test_a_paused_topic_holds_what_is_published_also_over_a_restart(topic, tmp_p
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_a_topic_without_channels_holds_outlives_a_restart_with_its_delays(topic, tmp_path, closed):
+def test_messages_of_a_topic_without_channels_outlive_a_restart_with_their_due_times(topic, tmp_path, closed):
     publish(topic, 200, 500)
     topic.publish_body(body_of(500), wall(), wall() + HOUR_NS)
     topic = again(topic, tmp_path, closed)
@@ -117,7 +106,7 @@ def test_what_a_topic_without_channels_holds_outlives_a_restart_with_its_delays(
     assert numbers(channel) == list(range(200))
 
 
-def test_emptying_a_topic_drops_what_no_channel_was_given(topic):
+def test_emptying_a_topic_drops_messages_of_no_channel(topic):
     channel = topic.channel("c")
     publish(topic, 2)
     topic.pause(True)
@@ -158,7 +147,7 @@ def test_the_log_shrinks_when_its_slowest_channel_is_deleted(topic):
     assert numbers(fast) == list(range(500))
 
 
-def test_a_deleted_channel_that_is_made_again_starts_afresh(topic, tmp_path):
+def test_a_re_created_channel_has_nothing_of_its_deleted_predecessor(topic, tmp_path):
     channel = topic.channel("c")
     publish(topic, 3)
     topic.publish_body(b"deferred", wall(), wall() + HOUR_NS)
@@ -184,7 +173,7 @@ def test_an_ephemeral_topic_keeps_no_more_than_the_memory_queue_and_counts_all(t
 
 
 @pytest.mark.parametrize("due_ns", [0, 17])
-def test_an_ephemeral_topic_keeps_of_a_batch_what_it_has_room_for_and_counts_all(tmp_path, due_ns):
+def test_an_ephemeral_topic_keeps_the_part_of_a_batch_that_fits_and_counts_all(tmp_path, due_ns):
     topic = broker_on(tmp_path, mem_queue_size=3).topic("t#ephemeral")
     for _ in range(3):
         topic.publish_frames(frames_of([b"one", b"two"]), 5, due_ns)
@@ -203,7 +192,7 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path):
     assert broker.topics == {}
 
 
-def test_what_is_beyond_the_memory_queue_counts_as_backend_depth(tmp_path):
+def test_messages_beyond_the_memory_queue_count_as_backend_depth(tmp_path):
     topic = broker_on(tmp_path, mem_queue_size=4).topic("t")
     publish(topic, 10)
     assert (topic.depth, topic.backend_depth) == (10, 6)
@@ -212,7 +201,7 @@ def test_what_is_beyond_the_memory_queue_counts_as_backend_depth(tmp_path):
 
 
 @pytest.mark.parametrize("due", [0, 1])
-def test_a_full_disk_refuses_a_message_and_accepts_the_next_when_there_is_room(topic, tmp_path, due):
+def test_a_full_disk_refuses_a_message_and_accepts_the_next_after_space_is_freed(topic, tmp_path, due):
     channels = [topic.channel(name) for name in ("c", "d")]
     topic.log.pool.jobs = SegmentJobs()
     publish(topic, 2, 30_000)
@@ -259,7 +248,22 @@ def test_a_deferred_message_that_cannot_be_parked_at_the_cursor_is_delivered_ear
     assert numbers(topic.channel("c")) == [0, 1, 2]
 
 
-def test_a_state_that_is_none_is_set_aside_and_made_anew(topic, tmp_path):
+def test_the_error_of_one_channel_keeps_no_message_from_the_others(topic):
+    channels = [topic.channel(name) for name in ("a", "b", "c")]
+    scheduler = topic.scheduler
+    scheduler.run_wakes()
+    errors: list[BaseException] = []
+    scheduler.on_error = errors.append
+    # A plain consumer fails if it is to deliver, so each error tells of a channel that was woken.
+    for channel in channels:
+        consumer_on(channel).rdy = 1
+    publish(topic, 1)
+    while scheduler.run_wakes():
+        pass
+    assert [type(error) for error in errors] == [AssertionError] * 3
+
+
+def test_an_invalid_state_is_set_aside_and_re_created(topic, tmp_path):
     publish(topic, 3)
     path = tmp_path / "topics" / "t.topic" / "state"
     path.write_bytes(b"\x77" + path.read_bytes()[1:])
@@ -285,7 +289,7 @@ def test_a_state_that_was_made_and_not_filled_in_is_a_new_topic(topic, tmp_path)
     assert topic.depth == 1
 
 
-def test_a_topic_made_again_in_the_same_turn_is_not_harmed_by_what_the_former_left_to_do(topic, tmp_path):
+def test_a_topic_re_created_in_the_same_run_is_unaffected_by_work_of_the_former(topic, tmp_path):
     broker = topic.broker
     topic.channel("c")
     publish(topic, 500, 500)
@@ -305,7 +309,7 @@ def test_a_topic_made_again_in_the_same_turn_is_not_harmed_by_what_the_former_le
 
 
 @pytest.mark.parametrize("channels", [(), ("c",), ("c", "d")])
-def test_what_a_kill_left_untrimmed_goes_at_the_next_start(topic, tmp_path, channels):
+def test_segments_left_untrimmed_by_a_kill_are_removed_at_the_next_start(topic, tmp_path, channels):
     publish(topic, 300, 500)
     for name in channels:
         topic.channel(name).empty()

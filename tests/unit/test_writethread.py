@@ -76,7 +76,7 @@ def test_a_failed_file_leaves_no_name(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_blocking_write_puts_whole_blocks_where_they_belong(file):
+def test_a_blocking_write_puts_whole_blocks_at_their_offsets(file):
     file.write(2 * BLOCK, blocks(b"a", 2))
     with open(file.path, "rb") as content:
         assert content.read() == bytes(2 * BLOCK) + b"a" * 2 * BLOCK + bytes(12 * BLOCK)
@@ -102,7 +102,7 @@ def test_nothing_has_ended_before_anything_was_begun(writer):
     assert writer.collect() == -1
 
 
-def test_a_write_that_fails_is_told_and_the_next_one_is_taken(writer, file):
+def test_a_failed_write_is_reported_and_the_next_one_is_accepted(writer, file):
     writer.submit(999_999, blocks(b"a"), 0)
     assert ended(writer) == errno.EBADF
     with open(file.path, "rb") as other:
@@ -167,7 +167,7 @@ def content_of(file, length):
         return content.read(length)
 
 
-def test_a_commit_is_written_and_its_end_told_on_the_loop(direct_writer, file):
+def test_a_commit_is_written_and_its_end_reported_on_the_loop(direct_writer, file):
     for number in range(4):
         waiting = commit(direct_writer, file, blocks(bytes([number + 1])), number * BLOCK)
         assert waiting.ended.wait(WAIT_S)
@@ -215,7 +215,7 @@ def test_a_file_without_a_number_is_written_some_other_way(direct_writer, file):
     assert (waiting.in_thread_count, other.content) == (1, b"a" * BLOCK)
 
 
-def test_after_a_stop_nobody_is_told_of_the_write_that_was_under_way_and_it_is_there(file):
+def test_after_a_stop_the_write_under_way_is_complete_and_has_no_callback(file):
     writer = DirectWriter(gevent.get_hub())
     waiting = commit(writer, file, blocks(b"a", 8))
     writer.stop()
@@ -228,7 +228,7 @@ def test_after_a_stop_nobody_is_told_of_the_write_that_was_under_way_and_it_is_t
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle loop", "a socket is always ready"])
-def test_what_is_to_run_after_a_poll_runs_though_the_loop_is_never_idle(busy):
+def test_work_scheduled_after_a_poll_runs_although_the_loop_is_never_idle(busy):
     hub = gevent.get_hub()
     read_fd, write_fd = os.pipe()
     os.write(write_fd, b"x")

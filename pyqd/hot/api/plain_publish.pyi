@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 from pyqd.hot.broker.topic import TopicCore
 from pyqd.hot.http.front import ShortPath
+from pyqd.primitives.nsq_compat import API_VERSION_HEADER as API_VERSION_HEADER
 
 class PlainPublisher(ShortPath):
     def __init__(

@@ -1,9 +1,10 @@
-from typing import Any, Protocol
+from typing import Any, Protocol, type_check_only
 
 from typing_extensions import Self
 
 from pyqd.hot.primitives.schedule import Scheduled
 
+@type_check_only
 class Client(Protocol):
     """Interface to a client's connection, for its channel."""
 

@@ -10,6 +10,7 @@ cdef class QueuedBatch:
     cdef object body                     # holds them, or None: the caller does
     cdef Intake intake
     cdef bint begun                      # some of its messages may have been added
+    cdef bint refused                    # the topic drained when it came
     cdef readonly bint finished          # it is stored, refused or cancelled
     cdef readonly object error           # error of storing it; None: none, or the topic is deleted
     cdef readonly uint64_t last_id       # of the last message; 0 until it is stored

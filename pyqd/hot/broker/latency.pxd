@@ -1,4 +1,4 @@
-# The end-to-end latencies of one channel, given on in batches. Design notes: pyx/broker/latency.pyx.
+# The end-to-end latencies of one channel, passed on in batches. Design notes: pyx/broker/latency.pyx.
 from libc.stdint cimport int64_t
 
 cdef enum:
@@ -7,6 +7,8 @@ cdef enum:
 cdef class LatencyBuffer:
     cdef float[LATENCIES_PER_BATCH] values   # nanoseconds
     cdef int count
-    cdef public int64_t move_ns          # monotonic: when half of the window is over
+    cdef readonly object window          # LatencyWindow: `add` takes values, and returns the next `move_ns`
+    cdef readonly int64_t move_ns        # monotonic: when half of the window is over
 
     cdef int note(self, int64_t published_ns) except -1
+    cpdef int flush(self, int64_t now_ns) except -1

@@ -4,17 +4,30 @@ from libc.stdint cimport uint64_t
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.segment cimport Segment
-from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
+from pyqd.hot.wire.record cimport RECORD_LOST, Record, record_ordinal, record_span
 
 cdef class LogCursor:
     cdef ReadableLog readable
     cdef Ledger ledger                   # its header holds the cursor's ordinal
     cdef Segment segment                 # of the record at the cursor
     cdef uint64_t offset                 # of that record in the segment
-    cdef bint ledger_full                # `next_record` met a record that the ledger has no room to finish
+    cdef bint ledger_full                # `next_record` found a record that the ledger has no room to finish
 
     cdef inline uint64_t ordinal(self) noexcept:
         return self.ledger.header.cursor
+
+    cdef inline const Record* next_record(self) except? NULL:
+        # Return the record at the cursor, which is not finished, after skipping records that are. Returns: NULL at the
+        # end of the readable part, or with `ledger_full` set: the ledger cannot grow.
+        cdef const Record* record
+        if (
+            self.ledger.header.cursor < self.readable.end and self.ledger.ahead == 0
+            and self.offset < self.segment.tail and not self.segment.unverified
+        ):
+            record = <const Record*> (self.segment.base + self.offset)
+            if record_ordinal(record) == self.ledger.header.cursor and not record.flags & RECORD_LOST:
+                return record
+        return self.find_next_record()
 
     cdef inline int pass_over(self, const Record* record) except -1:
         # Move over the record at the cursor, which is handed out now or is the origin of a parked one.
@@ -27,7 +40,7 @@ cdef class LogCursor:
         self.ledger.finish(record_ordinal(record))
         return self.readable.note_floor(self.ledger.header.floor)
 
-    cdef const Record* next_record(self) except? NULL
+    cdef const Record* find_next_record(self) except? NULL
     cdef bint try_finish_next(self) except -1
     cdef bint next_is_sound(self, const Record* record) except -1
     cdef bint is_sound(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1

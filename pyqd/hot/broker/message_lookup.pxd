@@ -28,6 +28,7 @@ cdef class MessageLookup:
     cdef uint64_t parked_end             # of the parked log when this round of the search began
     cdef uint64_t round_count
 
+    cdef bint is_in_place(self) except -1
     cdef bint step_in_log(self, LogReader reader) except -1
     cdef bint step_in_parked(self) except -1
     cdef bint step_in_ring(self) except -1

@@ -78,6 +78,6 @@ cdef class ParkedLog:
     cdef int finish_dropped(self, uint64_t end) except -1
     cdef int forget(self) except -1
     cdef int abandon(self) except -1
-    cdef int give_back(self, uint32_t slot) noexcept
+    cdef int release_slot(self, uint32_t slot) noexcept
     cdef int grow(self) except -1
     cdef int wait_for(self, const Record* record) except -1

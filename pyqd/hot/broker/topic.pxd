@@ -24,12 +24,12 @@ cdef struct TopicState:
     uint64_t retention_bytes             # this and the next two: 1 + the topic's own limit; 0: it has none
     uint64_t retention_time_ns
     uint64_t bytes_max
-    int64_t created_ns                   # wall clock; 0: made before this was noted
-    uint64_t given_below                 # 1 + the end of what channels with durable names were given; 0: not noted
+    int64_t created_ns                   # wall clock; 0: unknown, created by an early version
+    uint64_t given_below                 # 1 + the end of the messages given to channels with durable names; 0: unknown
 
-# What the journal keeps of a state beside the records of a log, so that its page need not be synced for them.
+# Fields of a state that the journal stores beside the records, so that the state's page need not be synced with them.
 cdef struct JournaledState:
-    int64_t created_ns                   # tells a topic from an earlier one of its name
+    int64_t created_ns                   # distinguishes a topic from an earlier one of the same name
     uint64_t deferred_below
     uint64_t last_guid
     uint64_t message_count
@@ -43,13 +43,13 @@ cdef struct MessageBatch:
     uint64_t body_words                  # 8-byte words of all bodies, each rounded up
     int64_t now_ns                       # Unix
     int64_t due_ns                       # Unix, of all of them; 0: at once
-    const int64_t* dues                  # or one for each, and 8 bytes, not looked at, stand before each size
+    const int64_t* dues                  # or one for each, and 8 ignored bytes precede each size
     uint64_t body_bytes                  # this and the next two: of those added
     uint64_t deferred_count
     uint64_t deferred_end                # 1 + ordinal of the last one with a due time
     bint in_slices                       # the loop runs between the parts that are added
     bint at_once                         # the channels park them at once
-    uint32_t kept                        # of `count`: how many are stored; the rest an ephemeral topic has no room for
+    uint32_t kept                        # messages to store; an ephemeral topic has no room for the rest
 
 # Bytes that a batch takes in a log.
 cdef inline uint64_t batch_span(uint32_t count, uint64_t body_words) noexcept:
@@ -65,20 +65,22 @@ cdef class TopicCore(Scheduled):
     cdef readonly list channels          # ChannelCore
     cdef readonly bint ephemeral
     cdef public bint exiting
+    cdef readonly bint awaits_channels   # messages are held until channels that are known elsewhere are created
     # Called with bytes that the channels may park soon; raises StorageError if there is no space. None: not checked.
     cdef public object on_parking_wanted
     # While the topic is deleted: called in its turns to drop some channels, returns True if others remain. Else None.
     cdef public object on_drop_wanted
-    cdef readonly bint busy                    # publishes wait in `intake`: each further one queues up behind them
+    cdef readonly bint busy                    # publishes wait in `intake`, or are refused: each further one goes there
+    cdef readonly bint draining                # the intake refuses publishes
     cdef public object intake            # Intake; None until a publish was stored in slices
     cdef readonly uint64_t memory_count_max
     cdef public uint64_t retention_bytes     # finished messages to keep; in force, with the daemon's flags
     cdef public int64_t retention_time_ns
-    cdef uint64_t state_change_count     # goes up with changes of the state that no message makes
+    cdef uint64_t state_change_count     # changes of the state, apart from those that messages make
     cdef uint64_t open_count             # messages added to the log's batch under way; 0: there is none
     cdef uint64_t open_bytes             # of their bodies
     cdef uint64_t held_deferred          # messages with a due time among those held, if that is known
-    cdef bint held_known                 # it is not, where an earlier run held some
+    cdef bint held_known                 # False if an earlier run held some of the messages
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
@@ -101,5 +103,6 @@ cdef class TopicCore(Scheduled):
     cdef int drop_messages(self, MessageBatch* batch) except -1
     cdef bint is_readable(self) noexcept
     cdef int advance_end(self) except -1
+    cdef int wake_channels(self) except -1
     cdef int finish_missing(self, uint64_t start) except -1
     cdef int trim(self) except -1

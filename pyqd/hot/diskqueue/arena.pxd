@@ -1,6 +1,8 @@
 # Address range in which files are mapped on demand. Design notes: pyx/diskqueue/arena.pyx.
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyqd.hot.primitives.debug cimport debug_require
+
 cdef enum ExtentState:
     EXTENT_ABSENT                        # not mapped: the next access maps the file again
     EXTENT_PRESENT                       # mapped, readable and writable
@@ -39,6 +41,8 @@ cdef inline void append(ExtentList* to, Extent* extent) noexcept nogil:
     to.count += 1
 
 cdef inline void remove(ExtentList* of, Extent* extent) noexcept nogil:
+    debug_require((extent.preceding == NULL) == (of.first == extent))
+    debug_require((extent.following == NULL) == (of.last == extent))
     if extent.preceding == NULL:
         of.first = extent.following
     else:

@@ -26,7 +26,7 @@ cdef struct LedgerHeader:
     # Deferred records of the topic below this ordinal are parked already. In a parked log's ledger: the origins of
     # the records below it are finished, on stable storage.
     uint64_t parked_below
-    uint64_t start                       # ordinal at which the channel began; moves up by what it was spared
+    uint64_t start                       # ordinal at which the channel began
     uint64_t requeue_count
     uint64_t timeout_count
     uint64_t finish_count
@@ -41,6 +41,7 @@ cdef struct LedgerHeader:
     uint64_t reset_parked_from           # parked_from of a reset under way
     # Records of the parked log below it may be finished and their origins not, as an earlier ledger is lost.
     uint64_t origins_unknown_below
+    uint64_t spared                      # records from `start` on that the channel was not given: the topic was emptied
 
 cdef class Ledger:
     cdef readonly object files
@@ -61,6 +62,10 @@ cdef class Ledger:
     cdef readonly uint64_t synced_change_count    # as of the last completed sync; 0: there was none
     cdef readonly uint64_t finished_count  # bits set in the ring
     cdef readonly uint64_t ahead         # of these, at or past the cursor
+
+    cdef inline uint64_t counted_from(self) noexcept:
+        # The channel was given the records from here on, as far as numbers go.
+        return self.header.start + self.header.spared
 
     cdef inline bint reaches(self, uint64_t ordinal) noexcept:
         # Whether finishing a record that is not finished takes no growth.

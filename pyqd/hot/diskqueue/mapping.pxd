@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.arena cimport Extent, extent_is_lost
+from pyqd.hot.primitives.debug cimport debug_require
 
 cdef extern from *:
     """
@@ -43,6 +44,8 @@ cdef class Mapping:
     cdef inline bint is_lost(self, uint64_t start, uint64_t length) noexcept:
         # Whether some of those bytes could not be read from the disk: there are zeros in their place.
         # They have been accessed before: the compiler must not look first.
+        debug_require(start <= self.size_bytes)
+        debug_require(length <= self.size_bytes - start)
         store_barrier()
         return self.extent != NULL and self.extent.lost_pages != 0 and extent_is_lost(self.extent, start, length)
 

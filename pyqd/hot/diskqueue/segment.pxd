@@ -44,6 +44,10 @@ cdef class Segment:
     cdef inline uint64_t end_ordinal(self) noexcept:
         return self.first_ordinal + self.count
 
+    # At least so much is on stable storage, here or in the journal.
+    cdef inline uint64_t durable_bytes(self) noexcept:
+        return max(self.journaled_bytes, self.header().synced_bytes)
+
     cdef inline uint64_t room_bytes(self) noexcept:
         return self.limit_bytes - self.tail
 
@@ -56,6 +60,7 @@ cdef class Segment:
     cdef bint open_up(self, files, uint64_t span_bytes) except -1
     cdef bint read_to(self, files, uint64_t end) except -1
     cdef uint64_t deferred_end(self) noexcept
+    cdef int note_journaled(self, uint64_t end_bytes) except -1
     cdef int seal(self) except -1
     cdef int vacate(self) noexcept
     cdef int retire(self) except -1

@@ -1,9 +1,12 @@
+from typing import final
+
 from OpenSSL import SSL
 
-from pyqd.hot.net.transport import Transport
+from pyqd.hot.net.codec import Codec
 
-class Tls(Transport):
+@final
+class Tls(Codec):
     connection: SSL.Connection
-    def __init__(self, fd: int, connection: SSL.Connection, *, early: bytes = b"") -> None: ...
+    def __init__(self, connection: SSL.Connection) -> None: ...
 
 def reason_of(error: SSL.Error) -> str: ...

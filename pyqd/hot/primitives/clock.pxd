@@ -4,6 +4,8 @@ from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 cdef enum:
+    NS_PER_US = 1000
+    NS_PER_MS = 1000000
     NS_PER_S = 1000000000
 
 

@@ -1,9 +1,12 @@
-from pyqd.hot.net.transport import Transport
+from typing import final
+
+from pyqd.hot.net.codec import Codec
 
 RAW: int
 LEVELS_PER_LEVEL: int
 COMPRESSOR_BYTES: dict[int, int]
 DECOMPRESSOR_BYTES: int
 
-class Deflate(Transport):
-    def __init__(self, fd: int, level: int, *, below: Transport | None = None, early: bytes = b"") -> None: ...
+@final
+class Deflate(Codec):
+    def __init__(self, level: int) -> None: ...

@@ -9,7 +9,7 @@ from pyqd.hot.tcp.publisher cimport Publisher
 from pyqd.hot.wire.scanner cimport CommandLine
 
 cdef enum Pending:
-    # Why the pass stopped, and what the greenlet does before the next one.
+    # Reason for which the pass stopped, and the work of the greenlet before the next pass.
     PENDING_NOTHING = 0
     PENDING_COMMAND = 1                  # execute a command of the Python half
     PENDING_RENEWAL = 2                  # renew the client's permissions, then execute the command again
@@ -53,7 +53,7 @@ cdef class IoLoop:
     cdef int wait_readable(self) except -1
     cdef int wait_until_drained(self) except -1
     cdef int wait_until_synced(self) except -1
-    cdef int tell_durable(self) except -1
+    cdef int notify_when_durable(self) except -1
     cdef int end_withholding(self, error) except -1
     cdef int run_pending(self) except -1
     cdef int wait_stored(self) except -1

@@ -67,6 +67,8 @@ cdef class ClientOutput(Consumer):
     cdef int pump_once(self) except -1
     cdef int wait_writable(self) except -1
     cdef int wake_pump(self) except -1
+    cdef int take_messages(self, uint64_t quota) except -1
+    cdef int end_failed_run(self, error) except -1
     cdef int request_delivery(self) except -1
     cdef int note_commands(self) except -1
     cdef int set_heartbeat_timer(self) except -1

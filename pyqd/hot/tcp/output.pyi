@@ -1,10 +1,11 @@
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, type_check_only
 
 from pyqd.hot.broker.channel import ChannelCore
 from pyqd.hot.broker.consumer import Client, Consumer
 from pyqd.hot.net.transport import Transport
 from pyqd.hot.primitives.schedule import Scheduler
 
+@type_check_only
 class OutputClient(Client, Protocol):
     """Interface of a connection's Python half to its output."""
 

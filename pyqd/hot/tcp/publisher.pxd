@@ -69,7 +69,7 @@ cdef class Publisher:
     cdef int end(self) except -1
 
     # Steps of a command.
-    cdef TopicCore topic_for(self, const Text* name)
+    cdef TopicCore topic_for(self, CommandLine* line)
     cdef bint is_permitted(self, CommandLine* line) except -1
     cdef int accepted(self, TopicCore topic, uint64_t last_id, uint32_t count, bint is_batch) except -1
     cdef int put_ok_with_ids(self, uint64_t last_id, uint32_t count, bint is_batch) except -1

@@ -1,9 +1,11 @@
 # A connection compressed with snappy, in its framing format. Design notes: pyx/tcp/snappy.pyx.
+cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 
-from pyqd.hot.net.transport cimport Transport
+from pyqd.hot.net.codec cimport Codec
 
-cdef class Snappy(Transport):
+@cython.final
+cdef class Snappy(Codec):
     cdef bint begun                      # this side has sent its stream identifier
     cdef bint identified                 # the peer has
     cdef bytes undecoded

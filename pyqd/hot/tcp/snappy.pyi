@@ -1,7 +1,10 @@
-from pyqd.hot.net.transport import Transport
+from typing import final
+
+from pyqd.hot.net.codec import Codec
 
 CORRUPT: str
 UNSUPPORTED: str
 
-class Snappy(Transport):
-    def __init__(self, fd: int, *, below: Transport | None = None, early: bytes = b"") -> None: ...
+@final
+class Snappy(Codec):
+    def __init__(self) -> None: ...

@@ -139,7 +139,7 @@ def rows_in(path: str) -> int:
     try:
         rows: int = pq.read_metadata(path).num_rows
     except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path} is no sound Parquet file: {error}") from None
+        raise TableError(f"cannot compact {path}: the Parquet file is damaged: {error}; restore it") from None
     return rows
 
 

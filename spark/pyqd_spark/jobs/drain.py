@@ -114,7 +114,7 @@ def start_ns(start: str) -> int | None:
         return parse_timestamp(start, time.time_ns())
     except ValueError:
         raise ValueError(
-            f"start {start!r} is none of earliest, latest, a time like 2026-11-21T04:15:00Z, so long ago like -90m"
+            f"start {start!r} is invalid: expected earliest, latest, a time such as 2026-11-21T04:15:00Z, or -90m"
         ) from None
 
 
@@ -305,7 +305,7 @@ def serving(
 
 
 def node_of(client: BrokerClient, topics: Sequence[str]) -> str | None:
-    """Return the node of a client, found through any topic; None if it has none."""
+    """Return the node name of a client's broker, as any topic of it tells; None if the broker has no topic."""
     for topic in [*topics, *client.topics()]:
         try:
             return client.positions(topic).node

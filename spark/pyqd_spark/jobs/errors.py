@@ -14,7 +14,7 @@ class JobError(Exception):
 
 
 class DataLossError(JobError):
-    """Messages that belong into a table cannot be read any more. The text names them and the reason."""
+    """Messages that belong in a table cannot be read any more. The text names them and the reason."""
 
 
 class TableError(JobError):

@@ -84,10 +84,10 @@ class Progress:
 
 @dataclass
 class Plan:
-    """One run: the ranges, and the progress of each source when all of them have landed.
+    """Plan of one run of a drain: the ranges to read.
 
-    started: when it was made, Unix seconds. gaps: known before reading. carried: how many of the ranges, at the front,
-    an earlier run had to leave.
+    after: progress of each source once all ranges are in the table. started: time of planning, Unix seconds. gaps:
+    missing positions known before reading. carried: number of ranges at the front that an earlier run could not read.
     """
 
     run: int

@@ -36,7 +36,7 @@ _ACCURACY: Final = 1000
 class ProfileOptions:
     """Options of a profile: a table's path, or topics over a connection; and the output directory.
 
-    topics: only these. where: an SQL expression. received: a column with the time a consumer got a message.
+    topics: only these. where: an SQL expression. received: a column with the time of receipt by a consumer.
     """
 
     output: str

@@ -150,7 +150,7 @@ def rows_of(task: RangeTask, page: Page, first: int, found: RangeRead) -> Iterat
     """
     part = task.range
     if page.created != part.created:
-        raise TopicNotFoundError(f"{task.address}: topic {part.topic} was deleted and made again")
+        raise TopicNotFoundError(f"{task.address}: topic {part.topic} was deleted and re-created")
     try:
         rows = read_page(page, part, first, skip_damaged=not task.fail_on_data_loss)
     except ValueError as error:
@@ -245,7 +245,7 @@ class Days:
         return [self.described(group.land()) for _, group in sorted(self.groups.items())]
 
     def keep_earlier(self) -> list[tuple[dict[str, Any], int]]:
-        """Keep the files of an earlier attempt at this range that could read more of it.
+        """Keep the files of an earlier attempt at this range if that attempt could read more messages of the range.
 
         Returns: the done file's entry of each, and how many more rows it has than were read now.
         """

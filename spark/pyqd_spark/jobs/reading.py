@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def read_table(spark: SparkSession, path: str) -> DataFrame:
-    """Return a table's rows. The files are listed here, and no compaction exchanges any meanwhile.
+    """Return a table's rows.
 
-    Topic and day are read as text. Raises: TableError; JobError if there is no row yet.
+    The files are listed under the lock of readers, so no compaction replaces any of them during the listing. Topic and
+    day are read as text. Raises: TableError; JobError if there is no row yet.
     """
     table = Table(path)
     with table.reading():

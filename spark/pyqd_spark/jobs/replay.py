@@ -37,7 +37,7 @@ class ReplayOptions:
     """Selection of messages and the way to publish them. path: of the table. where: an SQL expression, None for all
     rows.
 
-    rate: messages per second at most, over all tasks. tasks: how many publish at the same time, None: as many as cores.
+    rate: messages per second at most, over all tasks. tasks: number of concurrent tasks; None: one per core.
     """
 
     path: str
@@ -100,7 +100,7 @@ def publish(options: ReplayOptions, frame: DataFrame, spark: SparkSession) -> tu
         try:
             writer.option("topic", options.topic).option("summary", summary).save()
         except PySparkException as error:
-            raise JobError(f"publishing failed, what was sent stays sent: {reason_in(str(error))}") from error
+            raise JobError(f"publishing failed, earlier messages stay published: {reason_in(str(error))}") from error
         with open(summary, encoding="utf-8") as file:
             done = json.load(file)
     return done["rows"], done["repeated"]

@@ -77,7 +77,7 @@ class RowGroups:
             self._write()
 
     def land(self) -> Landed:
-        """Write the rest and make the file visible. Raises: StorageError."""
+        """Write the buffered rows and make the file visible. Raises: StorageError."""
         self._write()
         return self.landing.land()
 

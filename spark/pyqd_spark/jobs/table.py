@@ -39,7 +39,7 @@ RUNS_KEPT: Final = 100
 
 @dataclass
 class Commit:
-    """Result of a finished run for the next one. left: ranges that it had to leave. report: see jobs.report."""
+    """Result of a finished run for the next one. left: ranges that remain for the next run. report: see jobs.report."""
 
     run: int
     progress: dict[Source, Progress] = field(default_factory=dict)
@@ -70,7 +70,9 @@ class Table:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise TableError(f"{self.path} is being changed by another drain or compaction") from None
+                raise TableError(
+                    f"{self.path} is being changed by another drain or compaction; run again when that has ended"
+                ) from None
             self.check_format()
             yield
 
@@ -108,7 +110,9 @@ class Table:
             write_file(path, _encoded({"format": FORMAT}))
         found = _read(path).get("format")
         if found != FORMAT:
-            raise TableError(f"{self.path} has form {found}; this version knows form {FORMAT}")
+            raise TableError(
+                f"{self.path} has format {found}, and this version reads format {FORMAT}; use a later pyq_spark"
+            )
 
     def begin_attempt(self) -> str:
         """Remove the hidden files of earlier attempts, so that they can land nothing more. The lock is held.
@@ -155,7 +159,7 @@ class Table:
                     left = [Range(**each) for each in shown["left"]]
                     return Commit(run, progress_from(shown["progress"]), left, shown["report"])
                 except (KeyError, TypeError) as error:
-                    raise TableError(f"{path} is not what was written: {error!r}") from None
+                    raise TableError(f"cannot use {path}: its content is damaged: {error!r}; restore it") from None
         return Commit(0)
 
     def open_plan(self) -> Plan | None:
@@ -167,7 +171,7 @@ class Table:
         try:
             return Plan.from_json(_read(path))
         except (KeyError, TypeError) as error:
-            raise TableError(f"{path} is not what was written: {error!r}") from None
+            raise TableError(f"cannot use {path}: its content is damaged: {error!r}; restore it") from None
 
     def write_plan(self, plan: Plan, attempt: str) -> None:
         """Write a plan before any of its ranges is read."""
@@ -205,7 +209,9 @@ class Table:
     def must_exist(self) -> None:
         """Check that a drain has created the directory. Raises: TableError."""
         if not os.path.isdir(self.state):
-            raise TableError(f"{self.path} is no drained table: it has no directory {STATE}")
+            raise TableError(
+                f"{self.path} is no drained table: it has no directory {STATE}; give the path that a drain wrote to"
+            )
 
     def partitions(self) -> list[str]:
         """Return the directories that hold rows, relative to the table's, in order."""
@@ -230,7 +236,7 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise storage_error("read", path, error) from error
     except ValueError as error:
-        raise TableError(f"{path} is not what was written: {error}") from None
+        raise TableError(f"cannot use {path}: its content is damaged: {error}; restore it") from None
     if not isinstance(shown, dict):
-        raise TableError(f"{path} is not what was written: no object")
+        raise TableError(f"cannot use {path}: its content is damaged: no JSON object; restore it")
     return shown

@@ -104,7 +104,7 @@ type consumer struct {
 	held map[string]*nsq.Message
 }
 
-func newConsumer(r *reporter, address, topic, channel string, config *nsq.Config) *consumer {
+func newConsumer(r *reporter, address, lookupd, topic, channel string, config *nsq.Config) *consumer {
 	n, err := nsq.NewConsumer(topic, channel, config)
 	if err != nil {
 		log.Fatal(err)
@@ -112,7 +112,11 @@ func newConsumer(r *reporter, address, topic, channel string, config *nsq.Config
 	c := &consumer{reporter: r, nsq: n, held: map[string]*nsq.Message{}}
 	n.SetLogger(r, nsq.LogLevelDebug)
 	n.AddHandler(nsq.HandlerFunc(c.handle))
-	if err := n.ConnectToNSQD(address); err != nil {
+	connect, where := n.ConnectToNSQD, address
+	if lookupd != "" {
+		connect, where = n.ConnectToNSQLookupd, lookupd
+	}
+	if err := connect(where); err != nil {
 		log.Fatal(err)
 	}
 	return c
@@ -155,6 +159,7 @@ func (c *consumer) close() {
 func main() {
 	role := flag.String("role", "", "producer or consumer")
 	address := flag.String("address", "", "host:port of the daemon's TCP protocol")
+	lookupd := flag.String("lookupd", "", "host:port of a lookup daemon's HTTP API, for a consumer instead of -address")
 	topic := flag.String("topic", "", "")
 	channel := flag.String("channel", "", "")
 	maxInFlight := flag.Int("max-in-flight", 1, "")
@@ -166,6 +171,8 @@ func main() {
 
 	config := nsq.NewConfig()
 	config.MaxInFlight = *maxInFlight
+	config.LookupdPollInterval = time.Second
+	config.LookupdPollJitter = 0
 	config.HeartbeatInterval = time.Duration(*heartbeatMs) * time.Millisecond
 	config.MsgTimeout = time.Duration(*msgTimeoutMs) * time.Millisecond
 	for _, name := range strings.FieldsFunc(*upgrades, func(r rune) bool { return r == ',' }) {
@@ -183,7 +190,7 @@ func main() {
 	if *role == "producer" {
 		c = newProducer(out, *address, config)
 	} else {
-		c = newConsumer(out, *address, *topic, *channel, config)
+		c = newConsumer(out, *address, *lookupd, *topic, *channel, config)
 	}
 
 	lines := json.NewDecoder(bufio.NewReader(os.Stdin))

@@ -74,7 +74,7 @@ CONFIGURED = {
 }
 
 
-class Unwell(AssertionError):  # noqa: N818 - what is looked for
+class Unwell(AssertionError):  # noqa: N818 - a finding is the purpose of the campaign, not an error of it
     """The daemon is not well; the text gives the failure and the cases before it."""
 
 
@@ -183,7 +183,7 @@ class Campaign:
         self.daemon.stop()
 
     def kill(self) -> None:
-        """Make sure that nothing is left."""
+        """Kill the processes of the campaign that still run."""
         if self._consumer is not None:
             self._consumer.close()
         self.daemon.kill()

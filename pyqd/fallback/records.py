@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 try:
     from pyqd.hot.primitives.crc32c import value as crc32c
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    from pyqd.primitives.checksums import value as crc32c
+    from pyqd.fallback.checksums import value as crc32c
 
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48

@@ -1,4 +1,4 @@
-"""Decoder of records into columns in Python, used if the compiled pyqd.hot.wire.columns is missing.
+"""Decoder of records into columns, in Python. Compiled form: pyqd.hot.wire.columns.
 
 One record costs about a microsecond. pyx/wire/columns.pyx describes the layout of the buffers.
 """
@@ -8,11 +8,11 @@ from array import array
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from pyqd.primitives.checksums import values as checksums_of
-from pyqd.wire.records import ALIGN_BYTES, HEADER_BYTES, LOST
+from pyqd.fallback.checksums import values as checksums_of
+from pyqd.fallback.records import ALIGN_BYTES, HEADER_BYTES, LOST
+from pyqd.primitives.durations import MICROSECOND_NS
 
 ID_BYTES: Final = 16
-NS_PER_US: Final = 1000
 ORDINAL_MASK: Final = (1 << 48) - 1
 
 _HEADER = struct.Struct("<IIQQqqHHHH")
@@ -173,8 +173,8 @@ def columns_of(
         ids="".join([f"{header[3]:016x}" for _, header in rows]).encode(),
         positions=array("q", [header[2] for _, header in rows]).tobytes(),
         timestamps_ns=array("q", [header[4] for _, header in rows]).tobytes(),
-        timestamps_us=array("q", [header[4] // NS_PER_US for _, header in rows]).tobytes(),
-        dues_us=array("q", [due_ns // NS_PER_US for due_ns in dues]).tobytes(),
+        timestamps_us=array("q", [header[4] // MICROSECOND_NS for _, header in rows]).tobytes(),
+        dues_us=array("q", [due_ns // MICROSECOND_NS for due_ns in dues]).tobytes(),
         due_bits=bytes(bits),
         due_count=sum(map(bool, dues)),
         attempts=array("i", [max(header[6], header[8]) for _, header in rows]).tobytes(),

@@ -1,4 +1,4 @@
-"""CRC-32C in Python, used if the compiled pyqd.hot.primitives.crc32c is missing: the same values, slower.
+"""CRC-32C in Python. Compiled form: pyqd.hot.primitives.crc32c, which gives the same values faster.
 
 One value at a time costs 0.1 us a byte. With numpy, many records are computed in step, four bytes of each.
 """

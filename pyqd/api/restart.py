@@ -1,0 +1,59 @@
+"""GET and POST /restart: hand the sockets over to a new process of the daemon. Source: docs/http.md, "Restart"."""
+
+from typing import Protocol
+
+from pyqd.api.rights import ADMIN, STATUS
+from pyqd.http.messages import HttpError, Request, Response, json_response
+from pyqd.http.router import Route
+
+
+class RestartError(Exception):
+    """The reason why a restart was refused; str() of it is for the operator."""
+
+
+class Restarting(Protocol):
+    """Interface to the restarts of a daemon."""
+
+    def begin(self) -> int:
+        """Start a successor and wait until it is ready. Returns: its pid. Raises: RestartError. Switches: yes."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the process that answers, whether a restart is under way, and the last error."""
+
+
+class NoRestarts:
+    """Restarts of a broker that is no process of its own."""
+
+    def begin(self) -> int:
+        """Refuse."""
+        raise RestartError("this broker is no process of its own")
+
+    def as_dict(self) -> dict[str, object]:
+        """Return an empty state."""
+        return {}
+
+
+class RestartRoutes:
+    """Routes of a daemon's restart."""
+
+    def __init__(self, restarts: Restarting) -> None:
+        self.restarts = restarts
+
+    def routes(self) -> list[Route]:
+        """Return the routes of this group, each with its right and handler."""
+        return [
+            Route("GET", "/restart", self.show, right=STATUS),
+            Route("POST", "/restart", self.begin, right=ADMIN),
+        ]
+
+    def show(self, _request: Request) -> Response:
+        """Return the state."""
+        return json_response(self.restarts.as_dict())
+
+    def begin(self, _request: Request) -> Response:
+        """Start a new process, and hand over to it when it is ready. The answer leaves before."""
+        try:
+            pid = self.restarts.begin()
+        except RestartError as error:
+            raise HttpError(503, f"RESTART_REFUSED: {error}") from None
+        return json_response({"pid": pid})

@@ -1,0 +1,66 @@
+"""Frame of a daemon's `main`: check of its configuration, logging, limits of the process, and errors of the start."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from pyqd.apps.config_check import Checks, check_config
+from pyqd.config.settings import Settings, version_line
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.loglines import LogFormat, LogLevel, configure, print_fatal
+from pyqd.primitives.machine import raise_descriptor_limit
+
+logger = logging.getLogger(__name__)
+
+
+class ProgramOptions(Protocol):
+    """Options that every daemon has. notices: flags without effect."""
+
+    @property
+    def log_prefix(self) -> str:
+        """Text before each line."""
+
+    @property
+    def log_level(self) -> LogLevel:
+        """Lowest level that is logged."""
+
+    @property
+    def log_format(self) -> LogFormat:
+        """Form of the lines."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Texts about flags without effect."""
+
+
+T = TypeVar("T", bound=ProgramOptions)
+
+
+def ignore_reason(_reason: str) -> None:
+    """Do nothing: the reason is on standard error."""
+
+
+def run_program(
+    settings: Settings[T],
+    checks: Checks[T],
+    run: Callable[[T], int],
+    on_refusal: Callable[[str], None] = ignore_reason,
+) -> int:
+    """Check the configuration if --check-config is given, else run(options). Returns: the exit code.
+
+    run: its StartupError becomes a FATAL line. on_refusal: is called with the reason why the program cannot start.
+    """
+    if settings.values.get("check-config"):
+        return check_config(settings, checks)
+    try:
+        options = settings.options()
+        raise_descriptor_limit()
+        configure(options.log_prefix, options.log_level, form=options.log_format)
+        logger.info("%s", version_line(settings.program.name))
+        for notice in options.notices:
+            logger.warning("%s", notice)
+        return run(options)
+    except StartupError as error:
+        print_fatal(str(error))
+        on_refusal(str(error))
+        return 1

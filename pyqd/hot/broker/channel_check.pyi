@@ -1,0 +1,3 @@
+from pyqd.hot.broker.channel import ChannelCore
+
+def check_channel(channel: ChannelCore) -> None: ...

@@ -1,0 +1,2 @@
+class Codec:
+    """Interface of Tls, Snappy and Deflate; its methods are called by compiled code."""

@@ -1,0 +1,99 @@
+"""Query of a lookup daemon over HTTP for the channels of a topic.
+
+Source: docs/nsq/lookupd.md, "HTTP API": GET /channels?topic=.
+"""
+
+import http.client
+import json
+from functools import partial
+from typing import Final
+from urllib.parse import urlencode
+
+import gevent
+import gevent.socket
+import gevent.ssl
+
+from pyqd import __version__
+from pyqd.primitives.addresses import PORT_MAX, TcpAddress
+from pyqd.primitives.errors import reason_of
+
+# Some 15,000 names of full length.
+ANSWER_BYTES_MAX: Final = 1 << 20
+HEADERS: Final = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"pyqd/{__version__}"}
+
+
+class QueryError(Exception):
+    """A lookup daemon did not tell the channels of a topic; str() of it is the reason."""
+
+
+class ChannelQuery:
+    """Client of the lookup daemons' HTTP API, by HTTPS if one demands it.
+
+    root_ca_file: path of the authorities that sign for HTTPS; empty for those of the system.
+    """
+
+    def __init__(self, root_ca_file: str = "") -> None:
+        self._root_ca_file = root_ca_file
+        self._context: gevent.ssl.SSLContext | None = None
+
+    def ask(self, address: TcpAddress, topic: str, timeout_s: float) -> list[str]:
+        """Return the names that a lookup daemon tells, not checked. Raises: QueryError. Switches: yes."""
+        target = f"/channels?{urlencode({'topic': topic})}"
+        # Without the time: a query may have spent a part of it in a queue.
+        with gevent.Timeout(timeout_s, QueryError("no answer in time")):
+            try:
+                status, body = self._exchange(address, target, tls=False)
+                if status == http.client.FORBIDDEN and (port := https_port_in(body)):
+                    status, body = self._exchange(TcpAddress(address.host, port), target, tls=True)
+            except (OSError, http.client.HTTPException, UnicodeError) as error:
+                raise QueryError(reason_of(error)) from error
+        if status != http.client.OK:
+            raise QueryError(f"status {status}")
+        return channels_in(body)
+
+    def _exchange(self, address: TcpAddress, target: str, *, tls: bool) -> tuple[int, bytes]:
+        """Return status and body of the answer to a GET. Raises: QueryError, OSError, HTTPException. Switches: yes."""
+        connection = http.client.HTTPConnection(address.host, address.port)
+        connection.sock = gevent.socket.create_connection((address.host, address.port))
+        try:
+            if tls:
+                connection.sock = self._tls_context().wrap_socket(connection.sock, server_hostname=address.host)
+            connection.request("GET", target, headers=HEADERS)
+            response = connection.getresponse()
+            body = response.read(ANSWER_BYTES_MAX + 1)
+        finally:
+            connection.close()
+        if len(body) > ANSWER_BYTES_MAX:
+            raise QueryError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+        return response.status, body
+
+    def _tls_context(self) -> gevent.ssl.SSLContext:
+        """Return the check of a lookup daemon's certificate. Raises: OSError. Switches: at the first call."""
+        if self._context is None:
+            make = partial(gevent.ssl.create_default_context, cafile=self._root_ca_file or None)
+            # In a thread: the authorities of the system take up to 50 ms.
+            self._context = gevent.get_hub().threadpool.apply(make)
+        return self._context
+
+
+def https_port_in(body: bytes) -> int:
+    """Return the port of HTTPS in a refusal of HTTP; 0 if it names none."""
+    try:
+        port = json.loads(body)["https_port"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return port if isinstance(port, int) and 0 < port <= PORT_MAX else 0
+
+
+def channels_in(body: bytes) -> list[str]:
+    """Return the names in an answer. Raises: QueryError."""
+    try:
+        names = json.loads(body)["channels"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise QueryError("the answer has no list of channels") from None
+    # Go's encoder writes null for a list without elements.
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise QueryError("the answer has no list of channels")
+    return names

@@ -1,0 +1,131 @@
+"""Drain: end the work of a daemon that is about to stop, so that its clients notice as little as possible.
+
+From `begin` on, publishes and new consumers are refused, and nothing more is delivered. Consumers can finish what they
+have in flight. The drain is complete when nothing is in flight with a connected consumer any more, or at its deadline:
+messages still in flight then go to another consumer after the next start, with their attempts.
+
+Source: docs/http.md, "Drain".
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+
+from pyqd.broker.broker import Broker
+from pyqd.net.greenlets import spawn
+from pyqd.net.loop_driver import yield_to_loop
+from pyqd.primitives.durations import SECOND_NS, format_duration
+from pyqd.tcp.connection import Connection
+
+POLL_S = 0.05
+# Publishes that came before the drain began get so long to be stored and answered.
+SETTLED_S = 0.1
+CONNECTIONS_PER_SLICE = 256
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """State of a drain. remaining_ns: until the deadline. in_flight: messages of the connected consumers."""
+
+    draining: bool
+    complete: bool
+    remaining_ns: int
+    in_flight: int
+    consumers: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer of GET /drain; times in ms."""
+        return {
+            "draining": self.draining,
+            "complete": self.complete,
+            "remaining_ms": self.remaining_ns // 1_000_000,
+            "in_flight": self.in_flight,
+            "consumers": self.consumers,
+        }
+
+
+class Drain:
+    """The drain of one daemon. connections: returns the clients.
+
+    syncing: returns whether publishers wait for a sync. on_begin: functions that are called when it begins.
+    on_complete: called once when it is complete.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        connections: Callable[[], set[Connection]],
+        *,
+        syncing: Callable[[], bool] = bool,
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.on_begin: list[Callable[[], None]] = []
+        self.complete = False
+        self._broker = broker
+        self._connections = connections
+        self._syncing = syncing
+        self._on_complete = on_complete
+        self._deadline_ns = 0
+        self._greenlet: gevent.Greenlet[..., None] | None = None
+
+    @property
+    def began(self) -> bool:
+        """True once `begin` was called."""
+        return self._greenlet is not None
+
+    def begin(self, timeout_ns: int) -> None:
+        """Begin, or give a drain that has begun another deadline. Switches: no."""
+        self._deadline_ns = time.monotonic_ns() + timeout_ns
+        if self._greenlet is not None:
+            return
+        logger.info(
+            "NSQ: draining for at most %s: publishes and new consumers are refused", format_duration(timeout_ns)
+        )
+        self._broker.begin_drain()
+        for function in self.on_begin:
+            function()
+        self._greenlet = spawn(self._run)
+
+    def progress(self) -> DrainProgress:
+        """Return the state."""
+        consumers = self._consumers()
+        return DrainProgress(
+            draining=self.began,
+            complete=self.complete,
+            remaining_ns=max(self._deadline_ns - time.monotonic_ns(), 0) if self.began else 0,
+            in_flight=sum(each.output.in_flight for each in consumers),
+            consumers=len(consumers),
+        )
+
+    def stop(self) -> None:
+        """End the waiting."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+
+    def _consumers(self) -> list[Connection]:
+        return [each for each in self._connections() if each.output.channel is not None and not each.gone]
+
+    def _run(self) -> None:
+        # A SUB that waits for an auth server finds the broker draining when it goes on, so none comes after these.
+        for index, connection in enumerate(self._consumers()):
+            if index % CONNECTIONS_PER_SLICE == CONNECTIONS_PER_SLICE - 1:
+                yield_to_loop()
+            connection.stop_deliveries()
+        gevent.sleep(SETTLED_S)
+        while ((left := self.progress()).in_flight or self._syncing()) and left.remaining_ns:
+            gevent.sleep(min(POLL_S, left.remaining_ns / SECOND_NS))
+        self.complete = True
+        if left.in_flight:
+            logger.warning(
+                "NSQ: drained: %d messages are in flight at the deadline; they are redelivered after the next start",
+                left.in_flight,
+            )
+        else:
+            logger.info("NSQ: drained: no message is in flight")
+        self._on_complete()

@@ -1,0 +1,101 @@
+"""Check of the invariants that relate the parts of a channel, for tests and the simulation.
+
+Each unfinished record that the channel has handed out is in exactly one place, so counting the places of each log finds
+a message that is lost until the next start, or held twice. See invariant 1 in pyx/broker/channel.pyx.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.broker.parked_log cimport ParkedLog
+from pyqd.hot.broker.replay cimport finished_in
+from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, ReadyRing, Slot
+from pyqd.hot.diskqueue.ledger cimport Ledger
+from pyqd.hot.wire.record cimport record_ordinal
+
+
+cdef struct Counts:
+    uint64_t[2] held                     # by Source: in flight, for redelivery, or dead letters
+    uint64_t origins_behind              # unsettled origins in the topic's log, below the cursor
+    uint64_t origins_ahead               # and at or past it
+    uint64_t origins_parked              # in the parked log
+
+
+cdef uint64_t unfinished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
+    return end - start - finished_in(ledger, start, end) if start < end else 0
+
+
+cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
+    """Count the messages in flight; each is unfinished and counted for its consumer."""
+    cdef Consumer consumer
+    cdef const Slot* held
+    cdef uint32_t slot
+    cdef dict in_flight = {}
+    for slot in range(channel.slots.capacity):
+        held = channel.slots.used(slot)
+        if held != NULL:
+            assert channel.slots.find(held.record.guid) == slot
+            assert not channel.parking.ledger_of(held.source).is_finished(record_ordinal(held.record))
+            in_flight[held.consumer] = in_flight.get(held.consumer, 0) + 1
+            counts.held[held.source] += 1
+    for consumer in channel.consumers:
+        assert consumer.in_flight == in_flight.get(consumer.number, 0), "messages in flight of a consumer"
+        assert channel.consumers_by_number[consumer.number] is consumer
+    return 0
+
+
+cdef int count_rings(ChannelCore channel, Counts* counts) except -1:
+    """Count the messages for redelivery and the dead letters; each is unfinished."""
+    cdef ReadyRing ring
+    cdef const ReadyEntry* entry
+    cdef uint64_t number
+    for ring in (channel.ready, channel.dead_letters.pending, channel.dead_letters.unsynced):
+        for number in range(ring.first, ring.end()):
+            entry = ring.at(number)
+            assert not channel.parking.ledger_of(entry.source).is_finished(record_ordinal(entry.record))
+            counts.held[entry.source] += 1
+    return 0
+
+
+cdef int count_origins(ChannelCore channel, Counts* counts) except -1:
+    """Count the unsettled origins that are not finished."""
+    cdef ParkedLog parked = channel.parking.parked
+    cdef uint64_t index, origin
+    for index in range(0 if parked is None else parked.unsettled()):
+        origin = parked.origin_at(index)
+        if origin & 1 == FROM_PARKED:
+            counts.origins_parked += not parked.ledger.is_finished(origin >> 1)
+        elif origin >> 1 >= channel.cursor.ordinal():
+            counts.origins_ahead += 1
+        else:
+            counts.origins_behind += not channel.ledger.is_finished(origin >> 1)
+    return 0
+
+
+def check_channel(ChannelCore channel not None):
+    """Raise AssertionError if an invariant is broken. Cost: O(messages held, and capacity of the ledgers)."""
+    cdef Counts counts = Counts(held=[0, 0], origins_behind=0, origins_ahead=0, origins_parked=0)
+    cdef Ledger ledger = channel.ledger
+    cdef ParkedLog parked = channel.parking.parked
+    cdef uint64_t cursor = channel.cursor.ordinal()
+    cdef uint64_t start, spared
+    ledger.check()
+    assert cursor <= channel.readable.end
+    spared = ledger.ahead + channel.parking.unsettled_ahead + channel.parking.pending()
+    assert spared <= channel.readable.end - cursor, "the depth is negative"
+    assert channel.slots.deadlines.count == channel.slots.ids.count == channel.slots.count()
+    assert channel.in_parking == channel.parking.awaits_sync() == (channel in channel.readable.parking)
+    assert channel.dead_letters.pending_unsorted <= channel.dead_letters.pending.count
+    count_slots(channel, &counts)
+    count_rings(channel, &counts)
+    count_origins(channel, &counts)
+    assert counts.origins_ahead == channel.parking.unsettled_ahead, "origins past the cursor"
+    assert counts.held[<int> FROM_TOPIC] + counts.origins_behind == unfinished_in(
+        ledger, ledger.header.floor, cursor), "delivered messages of the topic's log"
+    if parked is not None:
+        parked.ledger.check()
+        assert parked.ledger.header.cursor == parked.log.end, "every parked message waits for its due time at once"
+        start = max(parked.ledger.header.floor, parked.dropped_below)
+        assert counts.held[<int> FROM_PARKED] + counts.origins_parked + parked.count() == unfinished_in(
+            parked.ledger, start, parked.log.end), "messages of the parked log"
