@@ -16,6 +16,7 @@ LAYERS = (
     "config",
     "wire",
     "fallback",
+    "client",
     "diskqueue",
     "broker",
     "net",
@@ -27,6 +28,7 @@ LAYERS = (
     "debug",
     "api",
     "apps",
+    "testing",
 )
 
 # Layers that other programs stand on without a broker. Each imports only from itself and from these.
@@ -34,6 +36,7 @@ FOUNDATIONS = {
     "primitives": (),
     "net": ("primitives",),
     "http": ("primitives", "net"),
+    "client": ("primitives", "wire", "fallback"),
 }
 
 # Below this layer nothing switches greenlets.

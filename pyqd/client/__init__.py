@@ -1,0 +1,1 @@
+"""The Python client: producers and consumers of NSQ, blocking and for asyncio."""
