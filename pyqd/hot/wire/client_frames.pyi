@@ -1,0 +1,10 @@
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+@final
+class FrameSplitter:
+    @property
+    def frame_bytes_max(self) -> int: ...
+    def __init__(self, frame_bytes_max: int = 1 << 30) -> None: ...
+    def feed(self, data: Buffer) -> list[tuple[Any, ...]]: ...
