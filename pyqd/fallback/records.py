@@ -5,13 +5,8 @@ docs/storage.md, "Record".
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
-
-try:
-    from pyqd.hot.primitives.crc32c import value as crc32c
-except ImportError:  # For a copy of the Python modules without the compiled ones.
-    from pyqd.fallback.checksums import value as crc32c
 
 FORMAT: Final = 1
 HEADER_BYTES: Final = 48
@@ -38,12 +33,22 @@ class Record(NamedTuple):
     body: bytes
 
 
+def checksum_function() -> Callable[[memoryview, int], int]:
+    """Return the function for checksums. Readers that verify nothing do not load it, and no compiled code."""
+    try:
+        from pyqd.hot.primitives.crc32c import value
+    except ImportError:  # For a copy of the Python modules without the compiled ones.
+        from pyqd.fallback.checksums import value
+    return value
+
+
 def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
     """Yield the records in the body of an answer. verify: check each checksum.
 
     Placeholders of destroyed records are skipped; the gap shows in the positions. Raises: ValueError if the data end
     within a record, or a checksum is wrong; the records before have been yielded.
     """
+    crc32c = checksum_function() if verify else None
     at = 0
     view = memoryview(data)
     while at < len(data):
@@ -54,7 +59,7 @@ def decode(data: bytes, *, verify: bool = True) -> Iterator[Record]:
         behind = (body_at + size + ALIGN_BYTES - 1) & -ALIGN_BYTES
         if size == 0 or behind > len(data):
             raise ValueError(f"the data end within the record at offset {at}")
-        if verify and crc32c(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
+        if crc32c is not None and crc32c(view[at + _CHECKED_FROM : body_at + size], size) != checksum:
             raise ValueError(f"the checksum of the record at offset {at} is wrong")
         if flags & ~LOST:
             raise ValueError(f"the record at offset {at} has flags of a later format: {flags:#x}")

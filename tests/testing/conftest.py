@@ -1,0 +1,44 @@
+"""Fixtures for the tests of pyqd.testing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyqd.testing.daemon import BrokerProcess
+from tests.support.server import REPOSITORY
+
+PYTEST_WAIT_S = 50.0
+
+PytestRun = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "broker") as process:
+        yield process
+
+
+@pytest.fixture
+def run_pytest(tmp_path: Path) -> PytestRun:
+    """Return a function that runs the tests in a text with pyqd's plugin, as a user does."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+
+    def run(tests: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (project / "test_it.py").write_text(tests)
+        # The plugin is named, because the entry points of an environment may be older than the sources.
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
+        options = ["-p", "pyqd.testing.plugin", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temporary'}"]
+        command = [sys.executable, "-m", "pytest", *options, *arguments]
+        return subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, text=True, timeout=PYTEST_WAIT_S, check=False
+        )
+
+    return run
