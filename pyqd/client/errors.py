@@ -77,6 +77,10 @@ class TooBigError(RefusedError):
     """A message or a batch is larger than the broker accepts."""
 
 
+class NotFoundError(RefusedError):
+    """The broker does not have the topic, the channel or the message."""
+
+
 class QuotaError(RefusedError):
     """A limit of the broker is reached: number of connections, topics or channels, or space."""
 

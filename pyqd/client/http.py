@@ -1,0 +1,353 @@
+"""HTTP client of brokers and lookup daemons, for what the TCP protocol cannot do. Needs only the standard library.
+
+A request that fails on the way is retried on a new connection for `retry_timeout_s`, so that a program outlasts a
+broker's restart. A refusal by the broker raises an error at once. A client belongs to one thread.
+
+Source: docs/http.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from pyqd.client.core.commands import check_channel, check_topic
+from pyqd.client.core.tls import TlsNames, lasting_cause
+from pyqd.client.errors import (
+    AuthenticationError,
+    ClientError,
+    NotConnectedError,
+    NotFoundError,
+    ProtocolError,
+    QuotaError,
+    RefusedError,
+    SettingError,
+    TlsError,
+    TooBigError,
+)
+
+HTTP_PORT: Final = 4151
+HTTPS_PORT: Final = 4152
+TIMEOUT_S: Final = 30.0
+RETRY_TIMEOUT_S: Final = 10.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_LONGEST_S: Final = 2.0
+# A connection that was idle for longer is not reused: the other side may be closing it.
+IDLE_LONGEST_S: Final = 5.0
+# Status codes that a retry may cure. All others are answers.
+PASSING_STATUS: Final = (429, 500, 502, 503, 504)
+ANSWER_BYTES_MAX: Final = 256 << 20
+QUOTA_CODES: Final = ("TOO_MANY_TOPICS", "TOO_MANY_CHANNELS")
+NAMES: Final = TlsNames(
+    port="is it the one of HTTPS? Where there is to be none, as with nsqlookupd, write http:// before the address"
+)
+
+logger = logging.getLogger(__name__)
+
+Self = TypeVar("Self", bound="HttpClient")
+
+
+class Reply(NamedTuple):
+    """An answer: status, headers with lower-case names, body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpAddress(NamedTuple):
+    """Host and port, and whether they speak TLS; or the path of a unix socket, and then host and port are for show."""
+
+    host: str
+    port: int
+    secure: bool
+    path: str | None = None
+
+
+def parse_http_address(text: str, tls: bool = False) -> HttpAddress:
+    """Return the parts of an address. Raises: SettingError.
+
+    text: `host:port`, `host`, a URL of http or https, or the path of a unix socket. tls: whether an address without a
+    scheme means HTTPS. The port is 4151 or 4152 if none is given.
+    """
+    if text.startswith("/"):
+        return HttpAddress("localhost", 0, False, text)
+    scheme, _, rest = text.rpartition("://")
+    try:
+        parts = urlsplit(f"//{rest}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingError(f"{text!r} is no address: {error}") from None
+    odd = parts.path.strip("/") or parts.query or parts.username is not None
+    if scheme not in ("", "http", "https") or not host or odd:
+        raise SettingError(f"expected host:port, or a URL of http or https, not {text!r}")
+    secure = scheme == "https" or (tls and not scheme)
+    return HttpAddress(host, port or (HTTPS_PORT if secure else HTTP_PORT), secure)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self.path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+class HttpClient:
+    """One connection to one address, kept open between requests and reconnected when it breaks.
+
+    tls: whether an address without a scheme means HTTPS. new_context: makes the TLS context, for each connection.
+    timeout_s: of one request, without progress. retry_timeout_s: time for retries of a failing request. Raises:
+    SettingError for the address.
+    """
+
+    # Words of remedies, for programs whose options have other names.
+    names = NAMES
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: bool = False,
+        new_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        token: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
+    ) -> None:
+        self.address = address
+        self.place = parse_http_address(address, tls)
+        self.timeout_s = timeout_s
+        self.retry_timeout_s = retry_timeout_s
+        self._new_context = new_context
+        # http.client would name the token in its error.
+        if token and not (token.isascii() and token.isprintable()):
+            raise SettingError("the token has characters that no header can have")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._open: http.client.HTTPConnection | None = None
+        self._used_s = 0.0
+
+    @property
+    def host(self) -> str:
+        return self.place.host
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes | None = None,
+        *,
+        retry: bool = True,
+    ) -> Reply:
+        """Send a request and return the answer, whatever its status.
+
+        retry: retry after a failure on the way; only for requests that may be repeated. Raises: NotConnectedError if
+        there was no answer, or only ones about passing trouble, until the time was over; TlsError; SettingError.
+        """
+        target = f"{path}?{urlencode(query)}" if query else path
+        deadline_s = time.monotonic() + (self.retry_timeout_s if retry else 0)
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                reply = self._once(method, target, body)
+                if reply.status not in PASSING_STATUS or not retry:
+                    return reply
+                failure = f"answered {reply.status} {message_of(reply)}"
+            except ClientError:
+                self.close()
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                failure = self._passing(error)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                tried = f", tried for {self.retry_timeout_s:g} s" if retry else ""
+                raise NotConnectedError(f"{self.address}: {method} {path}: {failure}{tried}")
+            logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
+            time.sleep(min(wait_s, left_s))
+            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+
+    def _passing(self, error: Exception) -> str:
+        """Return the text of a failure that may pass. Raises: TlsError for one that lasts."""
+        lasting = lasting_cause(error, self.names)
+        if lasting is not None:
+            raise TlsError(f"{self.address}: {lasting}") from error
+        failure = f"{type(error).__name__}: {error}"
+        if isinstance(error, http.client.RemoteDisconnected) and not self.place.secure:
+            failure += " (so does a port that speaks TLS; is it tls=true?)"
+        return failure
+
+    def _once(self, method: str, target: str, body: bytes | None) -> Reply:
+        if time.monotonic() - self._used_s > IDLE_LONGEST_S:
+            self.close()
+        if self._open is None:
+            self._open = self._connection()
+            self._open.connect()
+            if self.place.path is None:
+                refuse_own(self._open.sock)
+        self._open.request(method, target, body=body, headers=self._headers)
+        answer = self._open.getresponse()
+        data = answer.read(ANSWER_BYTES_MAX + 1)
+        if len(data) > ANSWER_BYTES_MAX:
+            raise ProtocolError(f"{self.address}: {method} {target}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+        self._used_s = time.monotonic()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, data)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        place = self.place
+        if place.path is not None:
+            return UnixConnection(place.path, self.timeout_s)
+        if not place.secure:
+            return http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
+        context = self._new_context()
+        return http.client.HTTPSConnection(place.host, place.port, timeout=self.timeout_s, context=context)
+
+    def json(self, path: str, **query: object) -> Any:
+        """Send a GET and return the answer's JSON. Raises: as `request`; RefusedError, ProtocolError."""
+        return self._json_of("GET", path, query)
+
+    def post(self, path: str, **query: object) -> Any:
+        """Send a POST that may be repeated, and return the answer's JSON. Raises: as `json`."""
+        return self._json_of("POST", path, query)
+
+    def _json_of(self, method: str, path: str, query: Mapping[str, object]) -> Any:
+        reply = self.request(method, path, query)
+        if reply.status != 200:
+            raise self.refusal(path, query, reply)
+        return self.parsed(path, reply)
+
+    def parsed(self, path: str, reply: Reply) -> Any:
+        """Return the JSON of an answer. Raises: ProtocolError if it is not JSON."""
+        try:
+            return json.loads(reply.body)
+        except ValueError as error:
+            raise ProtocolError(f"{self.address}: {path}: the answer is no JSON: {error}") from None
+
+    def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
+        """Return the error for an answer with a status other than 200."""
+        code = message_of(reply)
+        asked = f"{path}?{urlencode(query)}: {reply.status}"
+        if code == "TLS_REQUIRED":
+            port = self.parsed(path, reply).get("https_port")
+            return TlsError(
+                f"{self.address}: {asked} {code}: it takes HTTPS only, at port {port}: give that port, and tls=true"
+            )
+        if reply.status == 400 and b"HTTP request to an HTTPS server" in reply.body:
+            return TlsError(f"{self.address}: {asked} {code}: a port that speaks TLS; is it tls=true?")
+        if code in QUOTA_CODES:
+            return QuotaError(code, self.address, asked)
+        if reply.status in (401, 403):
+            hint = "is the token right, and has it the right to do this?"
+            return AuthenticationError(f"{code} ({hint})", self.address, asked)
+        kind = {404: NotFoundError, 413: TooBigError}.get(reply.status, RefusedError)
+        return kind(code, self.address, asked)
+
+
+class ChannelResult(NamedTuple):
+    """Effect of a call on one message in one channel. channel: None while the topic holds the message.
+
+    status: done, in_flight, finished, held or failed: see docs/http.md, "Single messages". was: ready or deferred,
+    before it was done.
+    """
+
+    channel: str | None
+    status: str
+    was: str | None = None
+
+
+class BrokerHttp(HttpClient):
+    """HTTP client of one broker of pyqd: single messages, and facts about the broker.
+
+    All calls may be repeated, and are after a failure on the way. If the first attempt succeeded and its answer was
+    lost, the result of a cancelled message is `finished`.
+    """
+
+    def info(self) -> dict[str, Any]:
+        """Return the fields of GET /info: version, broadcast_address, hostname, tcp_port, http_port."""
+        return dict(self.json("/info"))
+
+    def cancel(self, topic: str, message_id: str | bytes, channel: str | None = None) -> list[ChannelResult]:
+        """Finish a message unread, on one channel or on all. Raises: NotFoundError, and as `json`."""
+        return self._change("cancel", topic, message_id, channel)
+
+    def reschedule(
+        self,
+        topic: str,
+        message_id: str | bytes,
+        channel: str | None = None,
+        *,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+    ) -> list[ChannelResult]:
+        """Deliver a message after a delay, or at a due time in Unix ms. Raises: NotFoundError, and as `json`."""
+        if (delay_ms is None) is (due_ms is None):
+            raise SettingError("a message is rescheduled by a delay or to a due time: give one of them")
+        when = {"due": due_ms} if delay_ms is None else {"defer": delay_ms}
+        return self._change("reschedule", topic, message_id, channel, **when)
+
+    def deliver_now(self, topic: str, message_id: str | bytes, channel: str | None = None) -> list[ChannelResult]:
+        """Deliver a deferred message at once. Raises: NotFoundError, and as `json`."""
+        return self._change("deliver_now", topic, message_id, channel)
+
+    def _change(
+        self, verb: str, topic: str, message_id: str | bytes, channel: str | None, **more: object
+    ) -> list[ChannelResult]:
+        check_topic(topic)
+        query = {"topic": topic, "id": message_id.decode() if isinstance(message_id, bytes) else message_id, **more}
+        if channel is not None:
+            check_channel(channel)
+            query["channel"] = channel
+        path = f"/message/{verb}"
+        shown = self.post(path, **query)
+        try:
+            return [ChannelResult(row["channel"], row["status"], row.get("was")) for row in shown["results"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"{self.address}: {path}: not the answer of a broker: {error!r}") from None
+
+
+def message_of(reply: Reply) -> str:
+    """Return the error in an answer: the code in its JSON, or the beginning of its body."""
+    try:
+        return str(json.loads(reply.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.body[:200].decode(errors="replace")
+
+
+def refuse_own(connection: socket.socket) -> None:
+    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
+
+    If no process listens on a port from the range for clients, the system may give that very port to the connecting
+    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
+    """
+    if connection.getsockname() != connection.getpeername():
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens: the connection has reached its own socket")
