@@ -1,49 +1,29 @@
-"""HTTP clients of brokers and lookup daemons: topics, positions, pages of records. Needs only the standard library.
+"""HTTP clients of brokers and lookup daemons: topics, positions, pages of records.
 
-A request that fails on the way is retried on a new connection for `retry_timeout_s`, so a reader outlasts a broker's
-restart. A refusal by the broker raises an error at once. A client belongs to one thread.
+Requests, retries and their errors are those of pyqd.client.http. A client belongs to one thread.
 
 Source: docs/http.md, "Reading a topic by position"; docs/nsq/lookupd.md, "HTTP API".
 """
 
-import errno
-import http.client
-import json
-import logging
-import socket
-import struct
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
+from pyqd.client import http
+from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.client.http import Reply, message_of
 from pyqd_spark.options import Connection
-from pyqd_spark.tls import TlsOptionError, context_of, wrong_for_good
+from pyqd_spark.tls import context_of, names_of
 
 FORMAT: Final = 1
 ORDINAL_BITS: Final = 48
 # The broker copies this much in one slice of its loop; larger pages cost it more for each record.
 PAGE_BYTES: Final = 1 << 20
-RETRY_FIRST_S: Final = 0.05
-RETRY_LONGEST_S: Final = 2.0
-# A connection that was idle for longer is not reused: the other side may be closing it.
-IDLE_LONGEST_S: Final = 5.0
-# Status codes that a retry may cure. All others are answers.
-PASSING_STATUS: Final = (429, 500, 502, 503, 504)
 
-logger = logging.getLogger(__name__)
-
-
-class BrokerError(Exception):
-    """Error answer of a broker or lookup daemon, or no answer. The text names its address."""
-
-
-class UnreachableError(BrokerError):
-    """No answer, or only answers about passing trouble, until the time for retries was over."""
-
-
-class TlsError(BrokerError):
-    """TLS with an address is impossible, and a retry does not help: certificates, files, a port without TLS."""
+# Error answer of a broker or lookup daemon, or no answer. The text names its address.
+BrokerError = ClientError
+# No answer, or only answers about passing trouble, until the time for retries was over.
+UnreachableError = NotConnectedError
 
 
 class TopicNotFoundError(BrokerError):
@@ -112,117 +92,22 @@ class Page(NamedTuple):
     data: bytes
 
 
-class Reply(NamedTuple):
-    """An answer: status, headers with lower-case names, body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class HttpClient:
-    """One connection to one address, kept open between requests and reconnected when it breaks.
-
-    address: `host:port`, or a URL of http or https. Raises: UnreachableError, TlsError, BrokerError.
-    """
+class HttpClient(http.HttpClient):
+    """HTTP client with the options of Spark. Raises: UnreachableError, TlsError, BrokerError."""
 
     def __init__(self, address: str, connection: Connection) -> None:
-        self.address = address
+        super().__init__(
+            address,
+            tls=connection.tls,
+            new_context=lambda: context_of(connection),
+            token=connection.token,
+            timeout_s=connection.request_timeout_s,
+            retry_timeout_s=connection.retry_timeout_s,
+        )
         self.connection = connection
-        parts = urlsplit(address if "://" in address else f"//{address}", scheme="https" if connection.tls else "http")
-        self.host, self.port, self.secure = parts.hostname or "", parts.port or 80, parts.scheme == "https"
-        self._open: http.client.HTTPConnection | None = None
-        self._used_s = 0.0
+        self.names = names_of(connection)
 
-    def close(self) -> None:
-        """Close the connection; the next request opens another."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    def __enter__(self) -> "HttpClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None = None,
-        body: bytes | None = None,
-        *,
-        retry: bool = True,
-    ) -> Reply:
-        """Send a request and return the answer, whatever its status.
-
-        retry: retry after a failure on the way; only for requests that may be repeated. Raises: UnreachableError,
-        TlsError.
-        """
-        target = f"{path}?{urlencode(query)}" if query else path
-        deadline_s = time.monotonic() + (self.connection.retry_timeout_s if retry else 0)
-        wait_s = RETRY_FIRST_S
-        while True:
-            try:
-                reply = self._once(method, target, body)
-                if reply.status not in PASSING_STATUS or not retry:
-                    return reply
-                failure = f"answered {reply.status} {message_of(reply)}"
-            except TlsOptionError as error:
-                raise TlsError(f"{self.address}: {error}") from error
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                wrong = wrong_for_good(error, self.connection)
-                if wrong is not None:
-                    raise TlsError(f"{self.address}: {wrong}") from error
-                failure = f"{type(error).__name__}: {error}"
-                if isinstance(error, http.client.RemoteDisconnected) and not self.secure:
-                    failure += " (so does a port that speaks TLS; is it tls=true?)"
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                tried = f", tried for {self.connection.retry_timeout_s:g} s" if retry else ""
-                raise UnreachableError(f"{self.address}: {method} {path}: {failure}{tried}")
-            logger.info("%s: %s %s: %s; trying again", self.address, method, path, failure)
-            time.sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, RETRY_LONGEST_S)
-
-    def _once(self, method: str, target: str, body: bytes | None) -> Reply:
-        if time.monotonic() - self._used_s > IDLE_LONGEST_S:
-            self.close()
-        if self._open is None:
-            self._open = self._connect()
-            self._open.connect()
-            refuse_own(self._open.sock)
-        headers = {"Authorization": f"Bearer {self.connection.token}"} if self.connection.token else {}
-        self._open.request(method, target, body=body, headers=headers)
-        answer = self._open.getresponse()
-        reply = Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
-        self._used_s = time.monotonic()
-        return reply
-
-    def _connect(self) -> http.client.HTTPConnection:
-        timeout_s = self.connection.request_timeout_s
-        if not self.secure:
-            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        context = context_of(self.connection)
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
-
-    def json(self, path: str, **query: object) -> Any:
-        """Send a GET and return the answer's JSON. Raises: TopicNotFoundError, BrokerError, UnreachableError."""
-        reply = self.request("GET", path, query)
-        if reply.status != 200:
-            raise self.refusal(path, query, reply)
-        return self.parsed(path, reply)
-
-    def parsed(self, path: str, reply: Reply) -> Any:
-        """Return the JSON of an answer. Raises: BrokerError if it is not JSON."""
-        try:
-            return json.loads(reply.body)
-        except ValueError as error:
-            raise BrokerError(f"{self.address}: GET {path}: the answer is no JSON: {error}") from None
-
-    def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> BrokerError:
+    def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
         """Return the error for an answer with a status other than 200."""
         code = message_of(reply)
         asked = f"{self.address}: {path}?{urlencode(query)}: {reply.status} {code}"
@@ -230,33 +115,15 @@ class HttpClient:
             return TopicNotFoundError(f"{self.address}: topic {query.get('topic')} does not exist")
         if reply.status == 404 and path.startswith("/topic/"):
             return BrokerError(f"{asked}; reading topics by position needs pyqd's own daemon")
-        if code == "TLS_REQUIRED":
-            port = self.parsed(path, reply).get("https_port")
-            return TlsError(f"{asked}: it takes HTTPS only, at port {port}: give that port, and tls=true")
-        if reply.status == 400 and b"HTTP request to an HTTPS server" in reply.body:
-            return TlsError(f"{asked}: a port that speaks TLS; is it tls=true?")
-        if reply.status in (401, 403):
-            return BrokerError(f"{asked}; is the option token right, and has it the right to do this?")
         if code == "POSITION_GONE":
             return PositionGoneError(asked, int(self.parsed(path, reply)["earliest"]))
         if code == "POSITION_BEYOND_END":
             return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
-        return BrokerError(asked)
-
-
-def message_of(reply: Reply) -> str:
-    """Return the error in an answer: the code in its JSON, or the beginning of its body."""
-    try:
-        return str(json.loads(reply.body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return reply.body[:200].decode(errors="replace")
+        return super().refusal(path, query, reply)
 
 
 class BrokerClient(HttpClient):
     """Client of a broker: its topics, their positions, pages of records, publishing."""
-
-    def __enter__(self) -> "BrokerClient":
-        return self
 
     def topics(self) -> list[str]:
         """Return the names of the broker's topics."""
@@ -347,19 +214,6 @@ def check_format(address: str, found: object) -> None:
         raise BrokerError(
             f"{address}: records have format {found}, this connector reads {FORMAT}: install the broker's version"
         )
-
-
-def refuse_own(connection: socket.socket) -> None:
-    """Close a connection that has reached its own socket, so that its port is free at once. Raises: OSError.
-
-    If no process listens on a port from the range for clients, the system may give that very port to the connecting
-    socket. It then receives its own bytes, and keeps the port from the broker that is to start.
-    """
-    if connection.getsockname() != connection.getpeername():
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-    raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens: the connection has reached its own socket")
 
 
 class Lookup(NamedTuple):

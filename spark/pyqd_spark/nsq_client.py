@@ -16,9 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from pyqd_spark.brokers import BrokerClient, BrokerError, TlsError, find_brokers, refuse_own
+from pyqd.client.core.tls import lasting_cause
+from pyqd.client.errors import TlsError
+from pyqd.client.http import refuse_own
+from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
-from pyqd_spark.tls import TlsOptionError, context_of, wrong_for_good
+from pyqd_spark.tls import context_of, names_of
 
 TCP_PORT: Final = 4150
 MAGIC: Final = b"  V2"
@@ -106,12 +109,7 @@ class TcpConnection:
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context of a connection; None without TLS. Raises: TlsError for the files."""
-        if not self.connection.tls:
-            return None
-        try:
-            return context_of(self.connection)
-        except TlsOptionError as error:
-            raise TlsError(str(error)) from error
+        return context_of(self.connection) if self.connection.tls else None
 
     def tcp_address(self, target: Target) -> str:
         """Return a broker's TCP address: the host that is known to be reachable, and the port that the broker
@@ -138,9 +136,9 @@ class TcpConnection:
             client.negotiate(context, self.auth_secret, identity)
         except BaseException as error:
             client.close()
-            wrong = wrong_for_good(error.__cause__, self.connection) if isinstance(error, BrokenError) else None
-            if wrong is not None:
-                raise TlsError(f"{client.address}: {wrong}") from error
+            lasting = lasting_cause(error.__cause__, names_of(self.connection))
+            if lasting is not None and isinstance(error, BrokenError):
+                raise TlsError(f"{client.address}: {lasting}") from error
             raise
         return client
 

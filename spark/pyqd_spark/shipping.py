@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Layers of pyqd that its Spark package may import, of those with Python modules; tests/meta/layers.py enforces it.
-LAYERS = ("primitives", "fallback")
+LAYERS = ("primitives", "fallback", "client")
 PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 # A zip cannot hold compiled modules. The modules of a pyqd installed beside it are used if its version is the same.

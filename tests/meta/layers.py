@@ -43,8 +43,8 @@ FOUNDATIONS = {
 LOWEST_LAYER_OF_GEVENT = "net"
 SWITCHING_PACKAGES = ("gevent", "greenlet")
 
-# The Spark source is a client of the daemon: it shares only the code that both ends of the wire need.
-LAYERS_OF_SPARK = ("primitives", "wire", "fallback")
+# The Spark source is a client of the daemon: it shares the client, and the code that both ends of the wire need.
+LAYERS_OF_SPARK = ("primitives", "wire", "fallback", "client")
 SPARK_PACKAGES = ("pyqd_spark", "pyspark_pyqd")
 
 

@@ -15,7 +15,7 @@ import pytest
 import pyqd
 from pyqd_spark import shipping
 
-PURE = ("primitives", "fallback")
+PURE = ("primitives", "fallback", "client")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,14 @@ def make_installed(directory: Path, version: str) -> Path:
 def test_the_packages_for_spark_are_imported_from_the_zip_alone(archive: Path) -> None:
     code = "import pyqd, pyqd_spark; print(json.dumps([pyqd.__version__, pyqd_spark.__file__]))"
     assert ask(archive, code) == [pyqd.__version__, f"{archive}/pyqd_spark/__init__.py"]
+
+
+def test_the_clients_of_brokers_need_nothing_but_the_zip(archive: Path) -> None:
+    code = (
+        "from pyqd_spark.brokers import BrokerClient\nfrom pyqd_spark.nsq_client import NsqClient\n"
+        "print(json.dumps([sys.modules[kind.__module__].__file__ for kind in (BrokerClient, NsqClient)]))"
+    )
+    assert ask(archive, code) == [f"{archive}/pyqd_spark/{name}.py" for name in ("brokers", "nsq_client")]
 
 
 def test_the_zip_holds_the_layers_that_both_ends_share_and_no_others(archive: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from pyqd_spark.brokers import TlsError
+from pyqd.client.errors import TlsError
 from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
 from pyqd_spark.nsq_client import RefusedError
