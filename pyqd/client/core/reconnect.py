@@ -1,0 +1,89 @@
+"""Health of one broker: delays between attempts to connect, and a circuit breaker.
+
+After a failure the next attempt waits; each further failure doubles the wait, up to a maximum, with jitter so that the
+clients of a broker that restarts do not connect all at once. After failures_open failures in succession the breaker
+opens: callers that can use another broker do so, until open_s is over. Then one attempt is allowed (half-open), which
+closes the breaker or opens it again, for twice the time.
+
+A connection counts as a recovery only after STABLE_S. Otherwise a broker that accepts and closes at once would be
+dialled as fast as it closes.
+
+There is no clock here: each event carries the time, in seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+
+STABLE_S = 10.0
+# The wait is at its maximum long before; bounds the exponent.
+DOUBLINGS_MAX = 60
+
+
+class State(enum.Enum):
+    """State of the circuit breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class BrokerHealth:
+    """Decides when to try a broker. first_s, max_s: first and longest wait; open_s: first time of an open breaker."""
+
+    def __init__(
+        self,
+        first_s: float = 0.1,
+        max_s: float = 15.0,
+        failures_open: int = 5,
+        open_s: float = 5.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.state = State.CLOSED
+        self.failure_count = 0
+        self._first_s = first_s
+        self._max_s = max_s
+        self._failures_open = failures_open
+        self._open_s = open_s
+        self._rng = rng if rng is not None else random.Random()
+        self._connected_at: float | None = None
+        self._next_try_at = float("-inf")
+
+    def connected(self, now: float) -> None:
+        """Take a successful attempt: the breaker closes."""
+        self.state = State.CLOSED
+        self._connected_at = now
+        self._next_try_at = now
+
+    def failed(self, now: float) -> None:
+        """Take a failed attempt, or the loss of a connection."""
+        if self._connected_at is not None and now - self._connected_at >= STABLE_S:
+            self.failure_count = 0
+        self._connected_at = None
+        self.failure_count += 1
+        if self.failure_count >= self._failures_open:
+            self.state = State.OPEN
+            wait_s = self._doubled_s(
+                self._open_s, self.failure_count - self._failures_open, max(self._max_s, self._open_s)
+            )
+        else:
+            wait_s = self._doubled_s(self._first_s, self.failure_count - 1, self._max_s)
+        self._next_try_at = now + wait_s * self._rng.uniform(0.5, 1.0)
+
+    def may_try(self, now: float) -> bool:
+        """Return whether to try now. While half-open only one caller gets True; open_s later another one may."""
+        if now < self._next_try_at:
+            return False
+        if self.state is not State.CLOSED:
+            self.state = State.HALF_OPEN
+            # A caller that never reports its attempt must not block the broker for ever.
+            self._next_try_at = now + self._open_s
+        return True
+
+    def next_try_s(self, now: float) -> float:
+        """Return the seconds until may_try() can be True; 0.0 if it is now."""
+        return max(0.0, self._next_try_at - now)
+
+    def _doubled_s(self, wait_s: float, count: int, max_s: float) -> float:
+        return float(min(wait_s * 2 ** min(count, DOUBLINGS_MAX), max_s))

@@ -1,0 +1,107 @@
+"""Waits between attempts to connect, and the circuit breaker of a broker."""
+
+import random
+
+import pytest
+
+from pyqd.client.core.reconnect import STABLE_S, BrokerHealth, State
+
+
+class NoLuck(random.Random):
+    """Draws the largest number of every range."""
+
+    def uniform(self, a, b):
+        return b
+
+
+@pytest.fixture
+def health():
+    return BrokerHealth(first_s=0.1, max_s=1.0, failures_open=8, open_s=2.0, rng=NoLuck())
+
+
+def fail(health, count, now=0.0):
+    for _ in range(count):
+        health.failed(now)
+
+
+def test_a_broker_is_tried_at_once_at_first(health):
+    assert (health.state, health.may_try(0.0), health.next_try_s(0.0)) == (State.CLOSED, True, 0.0)
+
+
+def test_waits_double_up_to_the_maximum(health):
+    waits = []
+    for _ in range(7):
+        health.failed(100.0)
+        waits.append(round(health.next_try_s(100.0), 6))
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert health.state is State.CLOSED
+
+
+def test_no_attempt_before_the_wait_is_over(health):
+    fail(health, 4)
+    assert [health.may_try(0.79), health.may_try(0.8), health.may_try(0.8)] == [False, True, True]
+
+
+def test_jitter_takes_up_to_half_of_a_wait():
+    waits = []
+    for seed in range(200):
+        health = BrokerHealth(first_s=1.0, rng=random.Random(seed))
+        health.failed(0.0)
+        waits.append(health.next_try_s(0.0))
+    assert 0.5 <= min(waits) < 0.55
+    assert 0.95 < max(waits) <= 1.0
+
+
+def test_many_failures_open_the_breaker_and_one_attempt_is_allowed_afterwards(health):
+    fail(health, 8)
+    assert (health.state, health.may_try(1.9)) == (State.OPEN, False)
+    assert health.may_try(2.0)
+    assert (health.state, health.may_try(2.0), health.may_try(3.9)) == (State.HALF_OPEN, False, False)
+
+
+def test_an_attempt_that_is_never_reported_blocks_the_broker_for_a_time_only(health):
+    fail(health, 8)
+    assert health.may_try(2.0)
+    assert health.may_try(4.0)
+
+
+def test_a_failed_attempt_opens_the_breaker_for_twice_the_time_up_to_the_maximum():
+    health = BrokerHealth(max_s=9.0, failures_open=1, open_s=2.0, rng=NoLuck())
+    now, waits = 0.0, []
+    for _ in range(5):
+        health.failed(now)
+        assert health.state is State.OPEN
+        waits.append(health.next_try_s(now))
+        now += waits[-1]
+        assert health.may_try(now)
+    assert waits == [2.0, 4.0, 8.0, 9.0, 9.0]
+
+
+def test_a_success_closes_the_breaker(health):
+    fail(health, 8)
+    health.may_try(2.0)
+    health.connected(2.1)
+    assert (health.state, health.may_try(2.1), health.next_try_s(2.1)) == (State.CLOSED, True, 0.0)
+
+
+def test_a_stable_connection_resets_the_wait(health):
+    fail(health, 8)
+    health.connected(5.0)
+    health.failed(5.0 + STABLE_S)
+    assert (health.state, health.failure_count) == (State.CLOSED, 1)
+    assert health.next_try_s(5.0 + STABLE_S) == pytest.approx(0.1)
+
+
+def test_a_broker_that_accepts_and_closes_is_tried_less_and_less_often(health):
+    now, waits = 0.0, []
+    for _ in range(8):
+        health.connected(now)
+        health.failed(now + 0.01)
+        waits.append(round(health.next_try_s(now + 0.01), 6))
+        now += 0.01 + waits[-1]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 2.0]
+
+
+def test_thousands_of_failures_leave_the_longest_wait(health):
+    fail(health, 5000)
+    assert health.next_try_s(0.0) == 2.0
