@@ -21,6 +21,7 @@ log = logging.getLogger("pyqd.client")
 ACCEPT = "application/vnd.nsq; version=1.0"
 CONTENT_TYPE = "nsq; version=1.0"
 LOOKUP_PATH = "/lookup"
+NODES = "nodes"
 PORT_MAX = 65535
 TRIES_MAX = 3
 # Polls that lost connections ask for are at least this far apart, and a poll without an answer is repeated after it.
@@ -78,9 +79,13 @@ def _lookup_base(text: str) -> str:
     return SplitResult(parts.scheme, f"{shown}:{port}", path, parts.query, "").geturl()
 
 
-def lookup_url(address: str, topic: str) -> str:
-    """Return the URL of a query for a topic. address: one of parse_lookup_addresses()."""
-    return f"{address}{'&' if '?' in address else '?'}topic={quote(topic, safe='')}"
+def lookup_url(address: str, topic: str | None) -> str:
+    """Return the URL of a query for the brokers of a topic; for all brokers if it is None. Raises: SettingError."""
+    parts = urlsplit(_lookup_base(address))
+    if topic is None:
+        return parts._replace(path=f"{parts.path.rpartition('/')[0]}/{NODES}").geturl()
+    query = f"topic={quote(topic, safe='')}"
+    return parts._replace(query=f"{parts.query}&{query}" if parts.query else query).geturl()
 
 
 # Answers.
@@ -189,7 +194,8 @@ class LookupSchedule:
 
     The first poll is due at once, the following ones every interval_s, shifted once by a random part of jitter x
     interval_s. A poll that got no answer is repeated after 1, 2, 4, ... seconds, at most interval_s.
-    A request is made so: next_poll_s() is 0.0, then begin(), then either succeeded() or failed().
+    A request is made so: at the time of next_poll_s() begin(), then either succeeded() or failed(). A request that is
+    never reported is forgotten by the next begin().
     """
 
     def __init__(self, addresses: Sequence[str], interval_s: float, jitter: float, rng: random.Random) -> None:
@@ -198,31 +204,27 @@ class LookupSchedule:
         self._rng = rng
         self._shift_s = interval_s * jitter * rng.random()
         self._position = 0
-        self._due_at: float | None = float("-inf") if self._addresses else None
+        self._due_at = float("-inf") if self._addresses else float("inf")
         self._began_at = float("-inf")
         self._is_asking = False
         self._is_wanted = False
         self._try_count = 0
         self._poll_failure_count = 0
 
-    def next_poll_s(self, now: float) -> float | None:
-        """Return the seconds until begin(); None while a request is under way, and without addresses."""
-        if self._is_asking or self._due_at is None:
-            return None
-        return max(0.0, self._due_at - now)
+    def next_poll_s(self, now: float) -> float:
+        """Return the time of the next begin(); infinite without addresses. Not for use while a request is under way."""
+        return max(now, self._due_at)
 
     def poll_now(self, now: float) -> None:
         """Ask for a poll as soon as possible: a connection is lost. Several calls cause one poll."""
         if self._is_asking:
             self._is_wanted = True
-        elif self._due_at is not None:
+        elif self._addresses:
             # A broker that accepts and closes connections must not make the client ask without pause.
             self._due_at = min(self._due_at, max(now, self._began_at + self._gap_s()))
 
     def begin(self, now: float) -> str:
         """Return the address to ask now."""
-        assert not self._is_asking
-        assert self._addresses
         self._is_asking = True
         if self._try_count == 0:
             self._began_at = now

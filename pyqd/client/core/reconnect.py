@@ -82,8 +82,8 @@ class BrokerHealth:
         return True
 
     def next_try_s(self, now: float) -> float:
-        """Return the seconds until may_try() can be True; 0.0 if it is now."""
-        return max(0.0, self._next_try_at - now)
+        """Return the time from which may_try() can be True: now, or later."""
+        return max(now, self._next_try_at)
 
     def _doubled_s(self, wait_s: float, count: int, max_s: float) -> float:
         return float(min(wait_s * 2 ** min(count, DOUBLINGS_MAX), max_s))

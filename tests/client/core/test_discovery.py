@@ -104,6 +104,11 @@ class TestAddresses:
     def test_a_query_names_the_topic(self):
         assert lookup_url("http://a:4161/lookup", "orders#ephemeral") == "http://a:4161/lookup?topic=orders%23ephemeral"
         assert lookup_url("http://a:4161/lookup?zone=b", "t") == "http://a:4161/lookup?zone=b&topic=t"
+        assert lookup_url("a:4161", "t") == "http://a:4161/lookup?topic=t"
+
+    def test_a_query_without_a_topic_is_for_all_brokers(self):
+        assert lookup_url("http://a:4161/lookup", None) == "http://a:4161/nodes"
+        assert lookup_url("https://proxy:443/nsq/lookup?zone=b", None) == "https://proxy:443/nsq/nodes?zone=b"
 
 
 class TestAnswers:
@@ -214,21 +219,24 @@ class TestAnswers:
             assert isinstance(parse_lookup_answer(status, PLAIN, body), list)
 
 
+def wait_s(schedule, now):
+    return schedule.next_poll_s(now) - now
+
+
 class TestSchedule:
     def schedule(self, *addresses, interval_s=60.0, jitter=0.0, seed=1):
         return LookupSchedule(addresses, interval_s, jitter, random.Random(seed))
 
     def ask(self, schedule, now):
-        assert schedule.next_poll_s(now) == 0.0
+        assert wait_s(schedule, now) == 0.0
         return schedule.begin(now)
 
     def test_the_first_poll_is_due_at_once_and_the_next_ones_every_interval(self):
         schedule = self.schedule("a")
         for now in (100.0, 160.0, 220.0):
             assert self.ask(schedule, now) == "a"
-            assert schedule.next_poll_s(now) is None
             schedule.succeeded(now + 2.0)
-            assert schedule.next_poll_s(now + 2.0) == 58.0
+            assert wait_s(schedule, now + 2.0) == 58.0
 
     def test_polls_go_round_the_addresses(self):
         schedule = self.schedule("a", "b", "c")
@@ -244,11 +252,11 @@ class TestSchedule:
             schedule = self.schedule("a", jitter=0.5, seed=seed)
             self.ask(schedule, 0.0)
             schedule.succeeded(0.0)
-            second = schedule.next_poll_s(0.0)
+            second = wait_s(schedule, 0.0)
             shifts.add(second - 60.0)
             self.ask(schedule, second)
             schedule.succeeded(second)
-            assert schedule.next_poll_s(second) == pytest.approx(60.0)
+            assert wait_s(schedule, second) == pytest.approx(60.0)
         assert len(shifts) == 20
         assert min(shifts) >= 0.0
         assert 15.0 < max(shifts) < 30.0
@@ -260,7 +268,7 @@ class TestSchedule:
             asked.append(self.ask(schedule, 5.0))
             schedule.failed(5.0)
         assert asked == ["a", "b", "c"]
-        assert 0.5 <= schedule.next_poll_s(5.0) <= 1.0
+        assert 0.5 <= wait_s(schedule, 5.0) <= 1.0
         assert self.ask(schedule, 6.0) == "d"
 
     def test_an_address_is_asked_once_in_a_poll(self):
@@ -268,7 +276,7 @@ class TestSchedule:
         for address in ("a", "b"):
             assert self.ask(schedule, 0.0) == address
             schedule.failed(0.0)
-        assert schedule.next_poll_s(0.0) > 0.0
+        assert wait_s(schedule, 0.0) > 0.0
 
     def test_polls_without_an_answer_are_repeated_ever_later_up_to_the_interval(self):
         schedule = self.schedule("a", interval_s=10.0)
@@ -276,13 +284,13 @@ class TestSchedule:
         for _ in range(8):
             self.ask(schedule, now)
             schedule.failed(now)
-            waits.append(schedule.next_poll_s(now))
+            waits.append(wait_s(schedule, now))
             now += waits[-1]
         bounds = [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
         assert all(bound / 2 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
         self.ask(schedule, now)
         schedule.succeeded(now)
-        assert schedule.next_poll_s(now) == 10.0
+        assert wait_s(schedule, now) == 10.0
 
     def test_a_lost_connection_causes_one_poll_soon(self):
         schedule = self.schedule("a")
@@ -292,26 +300,32 @@ class TestSchedule:
         schedule.poll_now(20.0)
         self.ask(schedule, 20.0)
         schedule.succeeded(20.0)
-        assert schedule.next_poll_s(20.0) == 60.0
+        assert wait_s(schedule, 20.0) == 60.0
 
     def test_a_connection_that_is_lost_during_a_poll_causes_another_one(self):
         schedule = self.schedule("a")
         self.ask(schedule, 0.0)
         schedule.poll_now(3.0)
-        assert schedule.next_poll_s(3.0) is None
         schedule.succeeded(5.0)
         self.ask(schedule, 5.0)
         schedule.succeeded(5.0)
-        assert schedule.next_poll_s(5.0) == 60.0
+        assert wait_s(schedule, 5.0) == 60.0
 
     def test_connections_that_are_lost_all_the_time_cause_no_more_than_a_poll_a_second(self):
         schedule = self.schedule("a")
         self.ask(schedule, 0.0)
         schedule.succeeded(0.25)
         schedule.poll_now(0.25)
-        assert schedule.next_poll_s(0.25) == 0.75
+        assert wait_s(schedule, 0.25) == 0.75
+
+    def test_a_request_that_is_never_reported_is_forgotten(self):
+        schedule = self.schedule("a", "b")
+        self.ask(schedule, 0.0)
+        assert self.ask(schedule, 9.0) == "b"
+        schedule.succeeded(9.0)
+        assert wait_s(schedule, 9.0) == 60.0
 
     def test_without_addresses_there_are_no_polls(self):
         schedule = self.schedule()
         schedule.poll_now(0.0)
-        assert schedule.next_poll_s(0.0) is None
+        assert schedule.next_poll_s(0.0) == float("inf")
