@@ -1,0 +1,444 @@
+"""The client for asyncio: the names of pyqd.client, with await.
+
+    from pyqd.client.aio import Consumer, Producer
+
+The event loop drives the connections. If a handler blocks the loop, a thread answers heartbeats and touches messages
+until the loop runs again. finish(), requeue() and touch() of a message only queue a command: they are plain functions.
+
+Source: docs/client.md, "asyncio".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase
+from pyqd.client.consumption import RetryPolicy
+from pyqd.client.engine import Engine
+from pyqd.client.errors import ClosedError, SettingError
+from pyqd.client.message import Message, Requeue
+from pyqd.client.outgoing import Codec, Delay, Outgoing, Time, published_ids
+from pyqd.client.producer import ProducerBase
+from pyqd.client.publishing import Publication
+from pyqd.client.settings import Settings
+
+__all__ = ["Consumer", "Message", "Outgoing", "Producer", "Requeue", "RetryPolicy", "Settings"]
+
+# Messages that an iteration yields before it lets other tasks run.
+YIELD_COUNT = 64
+
+Handler = TypeVar("Handler", bound=Callable[[Message], Awaitable[Any]])
+logger = logging.getLogger("pyqd.client")
+
+
+class LoopDriver:
+    """Lets an event loop drive an engine. An engine belongs to the loop that runs when it is first used."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watchers: list[asyncio.Future[None]] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop. Raises: SettingError if the engine belongs to another one."""
+        if self._loop is None:
+            self._attach(asyncio.get_running_loop())
+        loop = self._loop
+        assert loop is not None
+        if threading.get_ident() != self._thread or loop.is_closed():
+            raise SettingError("a producer or consumer belongs to the event loop in which it was first used")
+        return loop
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._engine.let_loop_drive(self._schedule)
+        loop.add_reader(self._engine.fileno(), self._run)
+
+    def detach(self) -> None:
+        """Drive no more."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._engine.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        """Have the loop run the engine soon. Called from any thread."""
+        if self._is_scheduled or self._loop is None:
+            return
+        self._is_scheduled = True
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(self._run)
+        else:
+            self._call_threadsafe(self._run)
+
+    def _call_threadsafe(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(callback)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        if self._engine.is_closed:
+            return
+        timer_s = self._engine.run_ready()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if timer_s is not None and self._loop is not None:
+            self._timer = self._loop.call_later(max(0.0, timer_s - time.monotonic()), self._run)
+
+    def call_in_loop(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's thread: now, if this is the loop's thread."""
+        if threading.get_ident() == self._thread:
+            callback()
+        else:
+            self._call_threadsafe(callback)
+
+    def wake_watchers(self) -> None:
+        """Have until() look at its condition again. Called in the loop's thread."""
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    @property
+    def has_watchers(self) -> bool:
+        return bool(self._watchers)
+
+    async def until(self, is_true: Callable[[], object], deadline_s: float | None = None) -> bool:
+        """Wait until a condition is true, which wake_watchers() has evaluated; return False after the deadline."""
+        loop = self.loop
+        timer = None
+        if deadline_s is not None:
+            timer = loop.call_later(max(0.0, deadline_s - time.monotonic()), self.wake_watchers)
+        try:
+            while not is_true():
+                if deadline_s is not None and time.monotonic() >= deadline_s:
+                    return False
+                watcher: asyncio.Future[None] = loop.create_future()
+                self._watchers.append(watcher)
+                await watcher
+            return True
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
+class Producer(ProducerBase):
+    """Publishes messages to any of several brokers; many tasks share one. Parameters: as pyqd.client.Producer."""
+
+    def __init__(
+        self,
+        *nsqd: str | Iterable[str],
+        lookupd: str | Iterable[str] | None = None,
+        timeout: float = 30.0,
+        codec: Codec | None = None,
+        max_pending_bytes: int = 64 << 20,
+        retry_unanswered: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(nsqd, lookupd, timeout, codec, max_pending_bytes, retry_unanswered, settings)
+        self._driver = LoopDriver(self._engine)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._driver = LoopDriver(self._engine)
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def publish(
+        self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
+    ) -> str | None:
+        """Publish a message; return its id when the broker has it. Parameters, errors: as pyqd.client.Producer."""
+        publication = self._one(topic, body, delay, at, timeout)
+        ids = published_ids(await self._run(publication, timeout), 1)
+        return None if ids is None else ids[0]
+
+    async def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        *,
+        delay: Delay | None = None,
+        at: Time | None = None,
+        timeout: float | None = None,
+    ) -> list[str] | None:
+        """Publish all messages or none; return their ids. Parameters and errors: as pyqd.client.Producer."""
+        publication, count = self._many(topic, messages, delay, at, timeout)
+        return published_ids(await self._run(publication, timeout), count) if count else []
+
+    async def _run(self, publication: Publication, timeout: float | None) -> bytes:
+        loop = self._driver.loop
+        if self._is_full() and not await self._driver.until(lambda: not self._is_full(), publication.deadline_s):
+            raise self._full_error()
+        future = self._start(publication, loop)
+        # The default timeout is watched by the pool for all publications together.
+        timer = None if timeout is None else loop.call_later(timeout, self._give_up, publication)
+        try:
+            await future
+        except asyncio.CancelledError:
+            with self._engine.lock:
+                self._publishing.abandon(publication, ClosedError("cancelled"))
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return publication.answer
+
+    def _give_up(self, publication: Publication) -> None:
+        with self._engine.lock:
+            if not publication.is_done():
+                self._publishing.abandon(publication, self._publishing.timed_out(publication))
+
+    def _start(self, publication: Publication, loop: asyncio.AbstractEventLoop) -> asyncio.Future[str | None]:
+        future: asyncio.Future[str | None] = loop.create_future()
+        driver = self._driver
+
+        def resolve() -> None:
+            if not future.done():
+                if publication.error is not None:
+                    future.set_exception(publication.error)
+                else:
+                    ids = published_ids(publication.answer, 1)
+                    future.set_result(None if ids is None else ids[0])
+            if driver.has_watchers:
+                driver.wake_watchers()
+
+        publication.on_done = lambda _: driver.call_in_loop(resolve)
+        with self._engine.lock:
+            self._publishing.submit(publication, at_once=False)
+        return future
+
+    def submit(
+        self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None
+    ) -> asyncio.Future[str | None]:
+        """Publish without waiting; return a future of the id.
+
+        Raises: BufferFullError if max_pending_bytes are pending, SettingError, ClosedError.
+        """
+        loop = self._driver.loop
+        if self._is_full():
+            raise self._full_error()
+        return self._start(self._one(topic, body, delay, at, None), loop)
+
+    async def flush(self, timeout: float | None = None) -> bool:
+        """Wait until every submitted message has its answer; return False if the timeout (seconds) came first."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        return await self._driver.until(lambda: self._publishing.pending_count == 0, deadline_s)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait for the answers to submitted messages, at most timeout seconds (5 by default), and disconnect."""
+        if self._engine.is_closed:
+            return
+        await self.flush(5.0 if timeout is None else timeout)
+        with self._engine.lock:
+            self._close_links()
+        self._driver.detach()
+        self._engine.join()
+
+
+class Consumer(ConsumerBase):
+    """Receives the messages of a channel from all brokers that have the topic. Parameters: as pyqd.client.Consumer."""
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd: str | Iterable[str] | None = None,
+        lookupd: str | Iterable[str] | None = None,
+        max_in_flight: int = 1,
+        codec: Codec | None = None,
+        retry: RetryPolicy | None = None,
+        auto_touch: bool = True,
+        backoff: float = 120.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, codec, retry, auto_touch, backoff, settings)
+        self._driver = LoopDriver(self._engine)
+        self._handler: Callable[[Message], Awaitable[Any]] | None = None
+        self._concurrency = 1
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _note_ready(self) -> None:
+        self._driver.call_in_loop(self._driver.wake_watchers)
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._driver = LoopDriver(self._engine)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
+        count = 0
+        while True:
+            message = await self._take(None)
+            if message is None:
+                return
+            yield message
+            count += 1
+            if count % YIELD_COUNT == 0:
+                await asyncio.sleep(0)
+
+    async def _take(self, deadline_s: float | None) -> Message | None:
+        """Return the next message; None at the end, or after the deadline."""
+        with contextlib.suppress(IndexError):
+            return self._consumption.ready.popleft()
+        driver, consumption = self._driver, self._consumption
+        if self._engine.is_closed or consumption.is_stopping:
+            return None
+        _ = driver.loop
+        with self._engine.lock:
+            consumption.start()
+        await driver.until(self._has_news, deadline_s)
+        if consumption.ready:
+            return consumption.ready.popleft()
+        if consumption.error is not None and not consumption.is_stopping:
+            raise consumption.error
+        return None
+
+    def _has_news(self) -> bool:
+        consumption = self._consumption
+        return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
+
+    async def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
+        """Return up to count messages: as soon as there is one, those that are there; none after timeout seconds.
+
+        Raises: ClosedError, AuthenticationError, TlsError, ProtocolError.
+        """
+        if count < 1:
+            raise SettingError(f"count={count}: expected a number from 1")
+        first = await self._take(None if timeout is None else time.monotonic() + timeout)
+        if first is None:
+            if self._consumption.is_stopping:
+                raise ClosedError("the consumer is closed")
+            return []
+        messages = [first]
+        with contextlib.suppress(IndexError):
+            while len(messages) < count:
+                messages.append(self._consumption.ready.popleft())
+        return messages
+
+    def handler(self, concurrency: int = 1) -> Callable[[Handler], Handler]:
+        """Return a decorator: the coroutine function handles each message, in that many tasks, after run() or start().
+
+        The message is finished when the function returns, and requeued by the retry policy if it raises. max_in_flight
+        is raised to the number of tasks.
+        """
+        if concurrency < 1:
+            raise SettingError(f"concurrency={concurrency}: expected a number from 1")
+
+        def register(function: Handler) -> Handler:
+            if self._handler is not None:
+                raise SettingError("the consumer has a handler already")
+            self._handler = function
+            self._concurrency = concurrency
+            if self.max_in_flight < concurrency:
+                self.max_in_flight = concurrency
+            return function
+
+        return register
+
+    def start(self) -> None:
+        """Start the handler's tasks."""
+        if self._handler is None:
+            raise SettingError("no handler: decorate a coroutine function with @consumer.handler()")
+        if not self._tasks:
+            loop = self._driver.loop
+            self._tasks = [loop.create_task(self._work(self._handler)) for _ in range(self._concurrency)]
+
+    async def _work(self, handler: Callable[[Message], Awaitable[Any]]) -> None:
+        """Task of a handler."""
+        while True:
+            message = await self._take(None)
+            if message is None:
+                return
+            try:
+                with message:
+                    await handler(message)
+            except Exception:
+                logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
+            # A handler that never waits, and messages that are there already, must not hold the loop.
+            await asyncio.sleep(0)
+
+    async def run(self, drain_timeout: float = DRAIN_S) -> int:
+        """Handle messages until stop(), SIGTERM or SIGINT; then drain and return an exit code for sys.exit().
+
+        0: every message that was taken is answered. 1: some were not, within drain_timeout seconds; the broker delivers
+        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError.
+        """
+        self.start()
+        loop = self._driver.loop
+        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        for number in numbers:
+            loop.add_signal_handler(number, self.stop)
+        consumption = self._consumption
+        try:
+            await self._driver.until(lambda: consumption.is_stopping or consumption.error is not None)
+            is_drained = await self.drain(drain_timeout)
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+        if consumption.error is not None:
+            raise consumption.error
+        return 0 if is_drained else 1
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no more messages, wait until those in flight are answered, and disconnect.
+
+        timeout: seconds; 30 by default. Returns whether all were answered; the broker delivers the others again.
+        """
+        deadline_s = time.monotonic() + (DRAIN_S if timeout is None else timeout)
+        if not self._engine.is_closed:
+            with self._engine.lock:
+                self._consumption.stop()
+            await self._driver.until(lambda: self._consumption.is_drained, deadline_s)
+        is_drained = self._consumption.is_drained
+        self._disconnect()
+        if self._tasks:
+            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_S if is_drained else 0)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()
+        return is_drained
+
+    async def close(self) -> None:
+        """Disconnect. Messages that are not answered are delivered again, to any consumer of the channel."""
+        await self.drain(0.0)
+
+    def _disconnect(self) -> None:
+        with self._engine.lock:
+            if self._engine.is_closed:
+                return
+            self._engine.flush()
+            self._consumption.close()
+            self._engine.close()
+        self._driver.detach()
+        self._engine.join()

@@ -1,0 +1,333 @@
+"""Connections of one producer or consumer: their settings, and the brokers that lookup daemons name."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from pyqd.client.core.connection import ConnectionCore
+from pyqd.client.core.discovery import BrokerAddress, LookupSchedule, lookup_url, parse_lookup_answer
+from pyqd.client.core.layers import TlsLayer
+from pyqd.client.core.reconnect import BrokerHealth
+from pyqd.client.engine import Engine, Link, LinkHandler, Timer
+from pyqd.client.errors import (
+    AuthenticationError,
+    ClientError,
+    LookupFailedError,
+    ProtocolError,
+    SettingError,
+    TlsError,
+)
+from pyqd.client.settings import Settings
+from pyqd.primitives.addresses import Address, TcpAddress
+
+# An answer of a lookup daemon names some kilobytes of brokers; a longer one is not read.
+ANSWER_BYTES_MAX: Final = 64 << 20
+# A new attempt to connect is likely to fail in the same way, so that the user should know at once.
+LASTING_ERRORS: Final = (TlsError, AuthenticationError, ProtocolError, SettingError)
+
+logger = logging.getLogger("pyqd.client")
+
+
+class Connector:
+    """Opens connections to brokers with the settings of one producer or consumer."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._identity = settings.identity()
+        self._tls_context = settings.ssl_context()
+
+    def connect(self, address: Address, handler: LinkHandler) -> Link:
+        """Begin to connect; the handler gets the events of the link. The caller holds the engine's lock."""
+        settings = self.settings
+        core = ConnectionCore(
+            self._identity,
+            new_tls=None if self._tls_context is None else lambda: self._tls_layer(address),
+            auth_secret=settings.auth_secret,
+            broker=str(address),
+        )
+        link = self.engine.connect(address, core, handler, settings.connect_timeout)
+        self._watch(link)
+        return link
+
+    def _watch(self, link: Link) -> None:
+        """Close the link after two heartbeats of silence: the broker's machine is gone, or the network is."""
+        interval_s = self.settings.heartbeat_interval
+
+        def check() -> None:
+            if not link.is_open:
+                return
+            if link.core.is_ready and time.monotonic() - link.heard_s > 2 * interval_s:
+                link.fail(TimeoutError(f"silent for {2 * interval_s:g} s"))
+                return
+            self._watch(link)
+
+        self.engine.call_later(interval_s, check)
+
+    def _tls_layer(self, address: Address) -> TlsLayer:
+        assert self._tls_context is not None
+        host = address.host if isinstance(address, TcpAddress) else "localhost"
+        return TlsLayer(self._tls_context, self.settings.tls_server_name or host)
+
+
+class Broker:
+    """One broker: its link, if there is one, and why there is none."""
+
+    def __init__(self, address: Address, health: BrokerHealth) -> None:
+        self.address = address
+        self.health = health
+        self.link: Link | None = None
+        self.last_error: ClientError | None = None
+        self.is_retrying = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.link is not None and self.link.is_open and self.link.core.is_ready
+
+
+class Pool:
+    """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
+
+    handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
+    that the lookup daemons no longer name is forgotten when its link is lost. Methods are called with the lock held.
+    """
+
+    def __init__(
+        self, connector: Connector, handler: LinkHandler, addresses: Iterable[Address], lookup: Lookup | None = None
+    ) -> None:
+        self.lookup = lookup
+        self.has_started = False
+        self._connector = connector
+        self._engine = connector.engine
+        self._handler = handler
+        self._is_closed = False
+        self._brokers: dict[Address, Broker] = {}
+        self._named: set[Address] = set()
+        self._by_link: dict[Link, Broker] = {}
+        self._given = frozenset(addresses)
+        self._add(self._given)
+
+    @property
+    def brokers(self) -> list[Broker]:
+        return list(self._brokers.values())
+
+    def start(self) -> None:
+        """Connect to all brokers, and ask the lookup daemons for more. May be repeated."""
+        if not self.has_started:
+            self.has_started = True
+            for broker in self.brokers:
+                self._connect(broker)
+            if self.lookup is not None:
+                self.lookup.start(self._found)
+
+    def _found(self, addresses: list[Address]) -> None:
+        self._named = set(addresses)
+        self._add(addresses)
+
+    def _add(self, addresses: Iterable[Address]) -> None:
+        settings = self._connector.settings
+        for address in addresses:
+            if address not in self._brokers:
+                health = BrokerHealth(settings.reconnect_first, settings.reconnect_max, rng=random.Random())
+                self._brokers[address] = broker = Broker(address, health)
+                if self.has_started:
+                    self._connect(broker)
+
+    def _connect(self, broker: Broker) -> None:
+        if broker.link is None and not self._is_closed:
+            broker.link = self._connector.connect(broker.address, self._handler)
+            self._by_link[broker.link] = broker
+
+    def connected(self, link: Link) -> None:
+        """Note that a link is ready."""
+        broker = self._by_link[link]
+        broker.health.connected(time.monotonic())
+        if broker.last_error is not None:
+            logger.info("connected to %s again", broker.address)
+        broker.last_error = None
+
+    def lost(self, link: Link, error: Exception, *, is_refusal: bool = False) -> None:
+        """Note that a link is gone, and connect again: at once after a refused command, otherwise after a pause."""
+        broker = self._by_link.pop(link)
+        broker.link = None
+        assert isinstance(error, ClientError)
+        now_s = time.monotonic()
+        delay_s = 0.0
+        if not is_refusal:
+            broker.health.failed(now_s)
+            delay_s = broker.health.next_try_s(now_s) - now_s
+            if broker.last_error is None and not self._is_closed:
+                logger.warning("no connection to %s: %s; trying again", broker.address, error)
+            broker.last_error = error
+        if self.lookup is not None and self.has_started:
+            self.lookup.poll_soon()
+            if broker.address not in self._given and broker.address not in self._named:
+                del self._brokers[broker.address]
+                return
+        if not broker.is_retrying and not self._is_closed:
+            broker.is_retrying = True
+            self._engine.call_later(max(0.0, delay_s), lambda: self._retry(broker))
+
+    def _retry(self, broker: Broker) -> None:
+        broker.is_retrying = False
+        if self._brokers.get(broker.address) is broker:
+            self._connect(broker)
+
+    def lasting_error(self) -> ClientError | None:
+        """Return the error if every broker refuses connections for a reason that lasts, such as a wrong certificate."""
+        errors = [broker.last_error for broker in self._brokers.values()]
+        if self.lookup is None and errors and all(isinstance(error, LASTING_ERRORS) for error in errors):
+            return errors[0]
+        return None
+
+    def reasons(self) -> str:
+        """Return why there is no connection."""
+        found = [str(broker.last_error) for broker in self._brokers.values() if broker.last_error is not None]
+        if self.lookup is not None and self.lookup.last_error:
+            found.append(self.lookup.last_error)
+        return "; ".join(found) or ("no broker answers" if self._brokers else "the lookup daemons name no broker")
+
+    def close(self) -> None:
+        """Close all links; the handler is not told."""
+        self._is_closed = True
+        if self.lookup is not None:
+            self.lookup.stop()
+        for link in list(self._by_link):
+            link.close()
+        self._by_link.clear()
+
+    def forget_links(self) -> None:
+        """In the child of a fork: begin without connections."""
+        self._by_link.clear()
+        self.has_started = False
+        for broker in self._brokers.values():
+            broker.link = None
+            broker.is_retrying = False
+            broker.last_error = None
+
+    def stats(self) -> dict[str, Any]:
+        """Return the state of each broker."""
+        return {
+            str(broker.address): {
+                "connected": broker.is_ready,
+                "error": str(broker.last_error) if broker.last_error is not None else None,
+            }
+            for broker in self._brokers.values()
+        }
+
+
+class Lookup:
+    """Polls lookup daemons for brokers. topic: brokers with this topic; None for all brokers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        addresses: Sequence[str],
+        settings: Settings,
+        topic: str | None,
+    ) -> None:
+        self.last_error = ""
+        self._engine = engine
+        self._settings = settings
+        self._topic = topic
+        self._addresses = addresses
+        self._on_found: Callable[[list[Address]], None] | None = None
+        self._timer: Timer | None = None
+        self._is_asking = False
+        self._schedule = LookupSchedule(
+            addresses, settings.lookupd_poll_interval, settings.lookupd_poll_jitter, random.Random()
+        )
+        self._ssl = settings.ssl_context()
+
+    def start(self, on_found: Callable[[list[Address]], None]) -> None:
+        """Ask now, and then at intervals; call on_found with the addresses of each answer, with the lock held."""
+        self._on_found = on_found
+        self._is_asking = False
+        self._schedule.poll_now(time.monotonic())
+        self._arm()
+
+    def copy(self, topic: str | None) -> Lookup:
+        """Return another one that asks the same lookup daemons for another topic, or for all brokers."""
+        return Lookup(self._engine, self._addresses, self._settings, topic)
+
+    def poll_soon(self) -> None:
+        """Ask now, because a connection was lost."""
+        self._schedule.poll_now(time.monotonic())
+        self._arm()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._on_found = None
+        self._disarm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        if not self._is_asking and self._on_found is not None:
+            self._disarm()
+            now_s = time.monotonic()
+            self._timer = self._engine.call_later(max(0.0, self._schedule.next_poll_s(now_s) - now_s), self._ask)
+
+    def _ask(self) -> None:
+        self._is_asking = True
+        address = self._schedule.begin(time.monotonic())
+        self._engine.run_aside(lambda: self._query(address), "lookupd")
+
+    def _query(self, address: str) -> Callable[[], None]:
+        """Ask one lookup daemon, in a thread; return the function that notes the answer."""
+        try:
+            found = self.ask(address)
+        except LookupFailedError as error:
+            reason = str(error)
+            return lambda: self._failed(address, reason)
+        return lambda: self._succeeded(found)
+
+    def ask(self, address: str) -> list[BrokerAddress]:
+        """Return the brokers that a lookup daemon names. Raises: LookupFailedError."""
+        url = lookup_url(address, self._topic)
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        if self._settings.lookupd_token:
+            headers["Authorization"] = f"Bearer {self._settings.lookupd_token}"
+        try:
+            request = urllib.request.Request(url, headers=headers)
+            opener = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._ssl)
+            )
+            try:
+                answer = opener.open(request, timeout=self._settings.lookupd_timeout)
+            except urllib.error.HTTPError as error:
+                answer = error
+            with answer:
+                body = answer.read(ANSWER_BYTES_MAX + 1)
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise LookupFailedError(f"{url}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+                return parse_lookup_answer(answer.status or 0, dict(answer.headers.items()), body)
+        except LookupFailedError:
+            raise
+        except Exception as error:  # http.client raises many kinds for malformed answers
+            raise LookupFailedError(f"{url}: {error}") from error
+
+    def _failed(self, address: str, reason: str) -> None:
+        self._is_asking = False
+        if reason != self.last_error:
+            logger.warning("cannot ask lookup daemon %s for brokers: %s", address, reason)
+        self.last_error = reason
+        self._schedule.failed(time.monotonic())
+        self._arm()
+
+    def _succeeded(self, found: list[BrokerAddress]) -> None:
+        self._is_asking = False
+        self.last_error = ""
+        self._schedule.succeeded(time.monotonic())
+        if self._on_found is not None:
+            self._on_found([TcpAddress(broker.host, broker.tcp_port) for broker in found])
+        self._arm()

@@ -1,0 +1,330 @@
+"""Consumer for blocking code: iteration, batches, handlers in threads.
+
+Source: docs/client.md, "Consumers".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from pyqd.client.connecting import Connector, Lookup
+from pyqd.client.consumption import Consumption, RetryPolicy
+from pyqd.client.core.flow import FlowSettings
+from pyqd.client.engine import Engine
+from pyqd.client.errors import ClosedError, SettingError
+from pyqd.client.message import Message
+from pyqd.client.outgoing import Codec
+from pyqd.client.settings import make_settings, parse_targets
+
+DRAIN_S = 30.0
+CLOSE_S = 1.0
+FLOW_NAMES = ("backoff_first_s", "backoff_max_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
+
+Handler = TypeVar("Handler", bound=Callable[[Message], Any])
+logger = logging.getLogger("pyqd.client")
+
+
+class ConsumerBase:
+    """Set-up that the blocking and the asyncio consumer share: engine, connections, lookup."""
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd: str | Iterable[str] | None,
+        lookupd: str | Iterable[str] | None,
+        max_in_flight: int,
+        codec: Codec | None,
+        retry: RetryPolicy | None,
+        auto_touch: bool,
+        backoff: float,
+        settings: dict[str, Any],
+    ) -> None:
+        targets = parse_targets(nsqd, lookupd)
+        self.settings = make_settings({**targets.settings, **settings})
+        self.topic = topic
+        self.channel = channel
+        self._engine = Engine(f"pyqd consumer of {topic}/{channel}")
+        self._engine.on_fork = self._after_fork
+        connector = Connector(self._engine, self.settings)
+        lookup = Lookup(self._engine, targets.lookupd, self.settings, topic) if targets.lookupd else None
+        self._consumption = Consumption(
+            connector,
+            targets.brokers,
+            lookup,
+            topic,
+            channel,
+            max_in_flight=max_in_flight,
+            codec=codec,
+            retry=retry or RetryPolicy(),
+            auto_touch=auto_touch,
+            flow=FlowSettings(backoff_max_s=backoff),
+            on_ready=self._note_ready,
+        )
+
+    def _note_ready(self) -> None:
+        """Called with the lock held: messages have arrived, or the consumption ends."""
+
+    def _after_fork(self) -> None:
+        self._consumption.forget_links()
+
+    @property
+    def max_in_flight(self) -> int:
+        """Maximum number of messages that are not answered, over all brokers."""
+        return self._consumption.flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, count: int) -> None:
+        if count < 1:
+            raise SettingError(f"max_in_flight={count}: expected a number from 1; pause() stops the intake")
+        with self._engine.lock:
+            self._consumption.set_max_in_flight(count)
+
+    def pause(self) -> None:
+        """Take no more messages until resume(). Those in flight may be answered."""
+        with self._engine.lock:
+            self._consumption.pause()
+
+    def resume(self) -> None:
+        """End pause()."""
+        with self._engine.lock:
+            self._consumption.resume()
+
+    def finish_many(self, messages: Iterable[Message]) -> None:
+        """Finish messages. Raises: AnsweredError if some were answered before, after the others are finished."""
+        self._consumption.finish_many(messages)
+
+    def stop(self) -> None:
+        """Take no more messages, and let iteration and handlers end. Does not wait; signal handlers may call it."""
+        # post() takes no lock: the interrupted thread may hold it.
+        self._engine.post(self._consumption.stop)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of messages, and the state of each broker."""
+        with self._engine.lock:
+            return self._consumption.stats()
+
+
+class Consumer(ConsumerBase):
+    """Receives the messages of a channel from all brokers that have the topic; many threads may share one.
+
+    nsqd: addresses such as `host:4150`, paths of unix sockets, or URLs. lookupd: lookup daemons to ask for brokers.
+    max_in_flight: messages that may be unanswered at a time, over all brokers; more make fast handlers faster. codec:
+    decodes `message.value`. retry: treatment of messages whose handler fails. auto_touch: keep messages from timing out
+    while they are handled. backoff: longest pause in seconds after failures; 0 for none. settings: see
+    pyqd.client.settings.Settings.
+
+    Raises: SettingError.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd: str | Iterable[str] | None = None,
+        lookupd: str | Iterable[str] | None = None,
+        max_in_flight: int = 1,
+        codec: Codec | None = None,
+        retry: RetryPolicy | None = None,
+        auto_touch: bool = True,
+        backoff: float = 120.0,
+        **settings: Any,
+    ) -> None:
+        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, codec, retry, auto_touch, backoff, settings)
+        self._handler: Callable[[Message], Any] | None = None
+        self._concurrency = 1
+        self._workers: list[threading.Thread] = []
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note_ready(self) -> None:
+        self._engine.wake_waiters()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
+        while True:
+            message = self._take(None)
+            if message is None:
+                return
+            yield message
+
+    def _take(self, deadline_s: float | None) -> Message | None:
+        """Return the next message; None at the end, or after the deadline."""
+        try:
+            return self._consumption.ready.popleft()
+        except IndexError:
+            pass
+        engine = self._engine
+        with engine.lock:
+            consumption = self._consumption
+            if engine.is_closed or consumption.is_stopping:
+                return None
+            consumption.start()
+            engine.wait(self._has_news, deadline_s)
+            if consumption.ready:
+                return consumption.ready.popleft()
+            if consumption.error is not None and not consumption.is_stopping:
+                raise consumption.error
+            return None
+
+    def _has_news(self) -> bool:
+        consumption = self._consumption
+        return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
+
+    def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
+        """Return up to count messages: as soon as there is one, those that are there; none after timeout seconds.
+
+        Raises: ClosedError, AuthenticationError, TlsError, ProtocolError.
+        """
+        if count < 1:
+            raise SettingError(f"count={count}: expected a number from 1")
+        first = self._take(None if timeout is None else time.monotonic() + timeout)
+        if first is None:
+            if self._consumption.is_stopping:
+                raise ClosedError("the consumer is closed")
+            return []
+        messages = [first]
+        with contextlib.suppress(IndexError):
+            while len(messages) < count:
+                messages.append(self._consumption.ready.popleft())
+        return messages
+
+    def handler(self, concurrency: int = 1) -> Callable[[Handler], Handler]:
+        """Return a decorator: the function handles each message, in that many threads, after run() or start().
+
+        The message is finished when the function returns, and requeued by the retry policy if it raises. max_in_flight
+        is raised to the number of threads.
+        """
+        if concurrency < 1:
+            raise SettingError(f"concurrency={concurrency}: expected a number from 1")
+
+        def register(function: Handler) -> Handler:
+            if self._handler is not None:
+                raise SettingError("the consumer has a handler already")
+            self._handler = function
+            self._concurrency = concurrency
+            if self.max_in_flight < concurrency:
+                self.max_in_flight = concurrency
+            return function
+
+        return register
+
+    def start(self) -> None:
+        """Start the handler's threads."""
+        if self._handler is None:
+            raise SettingError("no handler: decorate a function with @consumer.handler()")
+        if self._workers:
+            return
+        for number in range(self._concurrency):
+            name = f"{self._engine.name}: handler {number}"
+            worker = threading.Thread(target=self._work, args=(self._handler,), name=name, daemon=True)
+            self._workers.append(worker)
+            worker.start()
+
+    def _work(self, handler: Callable[[Message], Any]) -> None:
+        """Thread of a handler."""
+        while True:
+            try:
+                message = self._take(None)
+            except Exception as error:
+                # run() raises it.
+                logger.error("consumer of %s/%s ends: %s", self.topic, self.channel, error)
+                self.stop()
+                return
+            if message is None:
+                return
+            try:
+                with message:
+                    handler(message)
+            except Exception:
+                logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
+            except BaseException as error:
+                # A handler that ends its thread, as by sys.exit(), must not end the consumer.
+                logger.error("handler of %s/%s raised %r for message %s", self.topic, self.channel, error, message.id)
+
+    def run(self, drain_timeout: float = DRAIN_S) -> int:
+        """Handle messages until stop(), SIGTERM or SIGINT; then drain and return an exit code for sys.exit().
+
+        0: every message that was taken is answered. 1: some were not, within drain_timeout seconds; the broker delivers
+        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError.
+        """
+        self.start()
+        with self._stop_on_signals():
+            with self._engine.lock:
+                consumption = self._consumption
+                self._engine.wait(lambda: consumption.is_stopping or consumption.error is not None)
+            is_drained = self.drain(drain_timeout)
+        if consumption.error is not None:
+            raise consumption.error
+        return 0 if is_drained else 1
+
+    @contextlib.contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """Stop at SIGTERM and SIGINT; a second signal acts as before. Only the main thread can do so."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            logger.info("%s: draining", signal.Signals(number).name)
+            signal.signal(number, former[signal.Signals(number)] or signal.SIG_DFL)
+            self.stop()
+
+        for number in former:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no more messages, wait until those in flight are answered, and disconnect.
+
+        timeout: seconds; 30 by default. Returns whether all were answered; the broker delivers the others again.
+        """
+        deadline_s = time.monotonic() + (DRAIN_S if timeout is None else timeout)
+        engine = self._engine
+        with engine.lock:
+            if not engine.is_closed:
+                self._consumption.stop()
+                engine.wait(lambda: self._consumption.is_drained, deadline_s)
+            is_drained = self._consumption.is_drained
+        self._disconnect()
+        current = threading.current_thread()
+        for worker in self._workers:
+            if worker is not current:
+                worker.join(max(0.0, deadline_s - time.monotonic()) if not is_drained else CLOSE_S)
+        return is_drained
+
+    def close(self) -> None:
+        """Disconnect. Messages that are not answered are delivered again, to any consumer of the channel."""
+        with self._engine.lock:
+            if not self._engine.is_closed:
+                self._consumption.stop()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        with self._engine.lock:
+            if self._engine.is_closed:
+                return
+            self._engine.flush()
+            self._consumption.close()
+            self._engine.close()
+        self._engine.run_outside()
+        self._engine.join()

@@ -1,0 +1,449 @@
+"""Consuming a channel from a pool of brokers: RDY, in flight, touches, retries, drain; the same for both faces.
+
+Messages arrive in `ready`, from which the faces take them. A message is in flight from its arrival until its answer.
+If its connection is lost, it can no longer be answered, and the broker delivers it again. Lost messages that no user
+has seen yet are dropped from `ready`.
+
+Methods without a remark are called with the engine's lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.core import commands
+from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal
+from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
+from pyqd.client.engine import Link, Timer
+from pyqd.client.errors import AnsweredError, ClientError, SettingError, refusal
+from pyqd.client.message import Message, Requeue
+from pyqd.client.outgoing import Codec, Delay, encode, one_command
+from pyqd.client.publishing import Publication, Publishing
+from pyqd.primitives.addresses import Address
+
+# Errors that leave the connection open: the message was answered too late.
+LATE_CODES: Final = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
+MSG_TIMEOUT_MS: Final = 60_000
+DEAD_LETTER_S: Final = 30.0
+TOUCHES_PER_TIMEOUT: Final = 4
+REQUEUE_MS_MAX: Final = 3_600_000
+
+logger = logging.getLogger("pyqd.client")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Treatment of messages whose handler fails. Times are in seconds.
+
+    A failed message is delivered again after delay x attempts, at most max_delay. With max_attempts, a message that has
+    failed so often goes to dead_letter_topic; no message is ever dropped.
+    """
+
+    max_attempts: int = 0
+    delay: float = 90.0
+    max_delay: float = 900.0
+    dead_letter_topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 0 or self.delay < 0 or self.max_delay < 0:
+            raise SettingError("max_attempts, delay and max_delay are at least 0")
+        if bool(self.max_attempts) is not (self.dead_letter_topic is not None):
+            raise SettingError("max_attempts and dead_letter_topic are given together")
+        if self.dead_letter_topic is not None:
+            commands.check_topic(self.dead_letter_topic)
+
+    def delay_after(self, attempts: int) -> float:
+        """Return the delay after a failure."""
+        return min(self.delay * attempts, self.max_delay)
+
+
+class Subscription:
+    """A link that is subscribed, and its messages in flight, oldest first."""
+
+    def __init__(self, msg_timeout_s: float) -> None:
+        self.messages: dict[bytes, Message] = {}
+        self.msg_timeout_s = msg_timeout_s
+        self.is_closing = False
+
+
+class Consumption:
+    """One consumer of one channel, over all brokers that have the topic.
+
+    on_ready: called after messages were added to `ready`, and when the consumption ends.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        addresses: Iterable[Address],
+        lookup: Lookup | None,
+        topic: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        codec: Codec | None,
+        retry: RetryPolicy,
+        auto_touch: bool,
+        flow: FlowSettings,
+        on_ready: Callable[[], None],
+    ) -> None:
+        commands.check_topic(topic)
+        commands.check_channel(channel)
+        if max_in_flight < 1:
+            raise SettingError(f"max_in_flight={max_in_flight}: expected a number from 1; pause() stops the intake")
+        self.topic = topic
+        self.channel = channel
+        self.codec = codec
+        self.retry = retry
+        self.ready: deque[Message] = deque()
+        self.is_stopping = False
+        self.error: ClientError | None = None
+        self.finished_count = self.requeued_count = self.dead_letter_count = self.late_count = 0
+        self.received_count = 0
+        self.flow = ConsumerFlow(max_in_flight, flow, random.Random())
+        self.pool = Pool(connector, self, addresses, lookup)
+        self._addresses = tuple(addresses)
+        self._connector = connector
+        self._engine = connector.engine
+        self._auto_touch = auto_touch
+        self._on_ready = on_ready
+        self._subscriptions: dict[Link, Subscription] = {}
+        self._flow_timer: Timer | None = None
+        self._flow_timer_s = 0.0
+        self._dead_letters: Publishing | None = None
+
+    # Events of links.
+
+    def link_events(self, link: Link, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Messages):
+                self._received(link, event.frames)
+            elif isinstance(event, Ready):
+                self._connected(link)
+            elif isinstance(event, Refusal):
+                if self._refused(link, event.data):
+                    return
+            elif isinstance(event, CloseWait):
+                self._close_if_done(link)
+
+    def _connected(self, link: Link) -> None:
+        self.pool.connected(link)
+        if self.is_stopping:
+            link.close()
+            return
+        link.send(commands.sub(self.topic, self.channel))
+        info = link.core.info
+        subscription = Subscription(int(info.get("msg_timeout") or MSG_TIMEOUT_MS) / 1000)
+        self._subscriptions[link] = subscription
+        if self._auto_touch:
+            self._touch_later(link, subscription)
+        self._apply(self.flow.connected(link, int(info.get("max_rdy_count") or 2500), time.monotonic()))
+
+    def _received(self, link: Link, frames: list[tuple[Any, ...]]) -> None:
+        now_s = time.monotonic()
+        subscription = self._subscriptions[link]
+        in_flight = subscription.messages
+        messages = [Message(self, link, link.broker, frame, now_s) for frame in frames]
+        for message in messages:
+            in_flight[message.key] = message
+        self.received_count += len(messages)
+        self._apply(self.flow.received(link, len(messages), now_s))
+        if self.is_stopping:
+            for message in messages:
+                self._give_back(message)
+            return
+        if self.retry.max_attempts:
+            messages = [message for message in messages if not self._is_spent(message)]
+        if messages:
+            self.ready.extend(messages)
+            self._on_ready()
+
+    def _is_spent(self, message: Message) -> bool:
+        """Move a message to the dead-letter topic if its attempts are over before its handler could count them."""
+        if message.attempts <= self.retry.max_attempts:
+            return False
+        self._bury(message)
+        return True
+
+    def _refused(self, link: Link, data: bytes) -> bool:
+        """Handle an error frame; return whether the link is closed now."""
+        if data.split(b" ", 1)[0].decode(errors="replace") in LATE_CODES:
+            self.late_count += 1
+            logger.info("%s: %s; the message may be delivered again", link.broker, data.decode(errors="replace"))
+            return False
+        link.fail(refusal(data, link.broker, f"{self.topic}/{self.channel}"))
+        return True
+
+    def link_lost(self, link: Link, error: Exception) -> None:
+        subscription = self._subscriptions.pop(link, None)
+        if subscription is not None:
+            self._lose(subscription)
+            if any(message.link is link for message in self.ready):
+                self.ready = deque(message for message in self.ready if message.link is not link)
+        self.pool.lost(link, error)
+        self._apply(self.flow.disconnected(link, time.monotonic()))
+        lasting = self.pool.lasting_error()
+        if lasting is not None:
+            self.error = lasting
+        if self.is_stopping or lasting is not None:
+            self._on_ready()
+
+    def _lose(self, subscription: Subscription) -> None:
+        for message in subscription.messages.values():
+            message.is_lost = True
+        subscription.messages.clear()
+
+    # Answers to messages; called by users' threads, without the lock.
+
+    def finish(self, message: Message) -> None:
+        """Finish a message. Raises: AnsweredError. Takes the lock."""
+        with self._engine.lock:
+            self._finish(message)
+
+    def finish_many(self, messages: Iterable[Message]) -> None:
+        """Finish messages. Raises: AnsweredError, after the others are finished. Takes the lock."""
+        answered = 0
+        with self._engine.lock:
+            for message in messages:
+                if message.is_answered:
+                    answered += 1
+                else:
+                    self._finish(message)
+        if answered:
+            raise AnsweredError(f"{answered} of the messages were answered before")
+
+    def _finish(self, message: Message) -> None:
+        if not self._answer(message):
+            return
+        link: Link = message.link
+        link.send(commands.fin(message.key))
+        self.finished_count += 1
+        changes = self.flow.finished(link, time.monotonic())
+        if changes:
+            self._apply(changes)
+        self._after_answer(link)
+
+    def requeue(self, message: Message, delay: Delay | None, backoff: bool) -> None:
+        """Requeue a message. Raises: AnsweredError. Takes the lock."""
+        if delay is None:
+            delay = self.retry.delay_after(message.attempts)
+        elif isinstance(delay, timedelta):
+            delay = delay.total_seconds()
+        with self._engine.lock:
+            self._requeue(message, delay, backoff)
+
+    def _requeue(self, message: Message, delay_s: float, backoff: bool) -> None:
+        if not self._answer(message):
+            return
+        link: Link = message.link
+        link.send(commands.req(message.key, min(REQUEUE_MS_MAX, max(0, round(delay_s * 1000)))))
+        self.requeued_count += 1
+        self._apply(self.flow.requeued(link, time.monotonic(), backoff))
+        self._after_answer(link)
+
+    def _give_back(self, message: Message) -> None:
+        """Requeue a message that no user has seen, without delay."""
+        if not message.is_answered:
+            self._requeue(message, 0.0, False)
+
+    def _answer(self, message: Message) -> bool:
+        """Note an answer; return False if the connection is lost. Raises: AnsweredError."""
+        if message.is_answered:
+            raise AnsweredError(f"message {message.id} was answered before")
+        message.is_answered = True
+        if message.is_lost:
+            self.late_count += 1
+            logger.info("%r: its connection to %s is lost; it will be delivered again", message, message.broker)
+            return False
+        del self._subscriptions[message.link].messages[message.key]
+        return True
+
+    def _after_answer(self, link: Link) -> None:
+        if self.is_stopping:
+            self._close_if_done(link)
+            self._on_ready()
+        self._arm_flow()
+
+    def touch(self, message: Message) -> None:
+        """Touch a message. Raises: AnsweredError. Takes the lock."""
+        with self._engine.lock:
+            if message.is_answered:
+                raise AnsweredError(f"message {message.id} was answered before")
+            if not message.is_lost:
+                message.touched_s = time.monotonic()
+                message.link.send(commands.touch(message.key))
+
+    def handle_failure(self, message: Message, error: BaseException) -> None:
+        """Requeue or bury a message whose handler raised. Takes the lock."""
+        if isinstance(error, Requeue):
+            self.requeue(message, error.delay, error.backoff)
+            return
+        with self._engine.lock:
+            if message.is_answered:
+                return
+            if not isinstance(error, Exception):
+                # The program ends, or a task is cancelled: the message is not to blame.
+                self._requeue(message, 0.0, False)
+            elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
+                self._bury(message)
+            else:
+                self._requeue(message, self.retry.delay_after(message.attempts), True)
+
+    # Dead letters.
+
+    def _bury(self, message: Message) -> None:
+        """Publish a message to the dead-letter topic. It stays in flight until the broker has the copy."""
+        topic = self.retry.dead_letter_topic
+        assert topic is not None
+        if self._dead_letters is None:
+            lookup = None if self.pool.lookup is None else self.pool.lookup.copy(None)
+            self._dead_letters = Publishing(self._connector, self._addresses, lookup)
+        body = encode(message.body, None)
+        publication = Publication(one_command(topic, body, None), len(body), time.monotonic() + DEAD_LETTER_S)
+        publication.on_done = lambda publication: self._buried(message, publication)
+        logger.warning("message %s of %s/%s failed %d times: moving it to topic %s", message.id, self.topic,
+                       self.channel, message.attempts, topic)  # fmt: skip
+        self._dead_letters.submit(publication, at_once=False)
+
+    def _buried(self, message: Message, publication: Publication) -> None:
+        if message.is_answered or message.is_lost:
+            return
+        if publication.error is None:
+            self.dead_letter_count += 1
+            self._finish(message)
+        else:
+            logger.error(
+                "cannot publish message %s to the dead-letter topic: %s; requeued", message.id, publication.error
+            )
+            self._requeue(message, self.retry.max_delay, False)
+
+    # Time.
+
+    def _apply(self, changes: list[SetRdy]) -> None:
+        """Send the RDY commands that the flow control asks for."""
+        for link, count in changes:
+            if isinstance(link, Link) and link.is_open:
+                link.send(commands.rdy(count))
+        self._arm_flow()
+
+    def _arm_flow(self) -> None:
+        deadline_s = self.flow.next_deadline
+        if deadline_s is None or (self._flow_timer is not None and self._flow_timer_s <= deadline_s):
+            return
+        if self._flow_timer is not None:
+            self._flow_timer.cancel()
+        self._flow_timer_s = deadline_s
+        self._flow_timer = self._engine.call_later(max(0.0, deadline_s - time.monotonic()), self._tick_flow)
+
+    def _tick_flow(self) -> None:
+        self._flow_timer = None
+        self._apply(self.flow.tick(time.monotonic()))
+
+    def _touch_later(self, link: Link, subscription: Subscription) -> None:
+        """Touch the messages in flight of a link before they time out, as long as it is open."""
+        interval_s = subscription.msg_timeout_s / TOUCHES_PER_TIMEOUT
+
+        def touch() -> None:
+            if self._subscriptions.get(link) is not subscription:
+                return
+            now_s = time.monotonic()
+            for message in subscription.messages.values():
+                if now_s - message.touched_s >= interval_s:
+                    message.touched_s = now_s
+                    link.send(commands.touch(message.key))
+            self._touch_later(link, subscription)
+
+        self._engine.call_later(interval_s, touch)
+
+    # Control.
+
+    def start(self) -> None:
+        """Connect. May be repeated."""
+        if not self.pool.has_started and not self.is_stopping:
+            self.pool.start()
+
+    def pause(self) -> None:
+        self._apply(self.flow.pause(time.monotonic()))
+
+    def resume(self) -> None:
+        self._apply(self.flow.resume(time.monotonic()))
+
+    def set_max_in_flight(self, count: int) -> None:
+        self._apply(self.flow.set_max_in_flight(count, time.monotonic()))
+
+    def stop(self) -> None:
+        """Take no more messages, and give back those that no user has seen. May be repeated."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        self._apply(self.flow.stop(time.monotonic()))
+        while self.ready:
+            self._give_back(self.ready.popleft())
+        for link, subscription in list(self._subscriptions.items()):
+            subscription.is_closing = True
+            link.send(commands.CLS, soon=True)
+            self._close_if_done(link)
+        self._on_ready()
+
+    def _close_if_done(self, link: Link) -> None:
+        """Close a link whose messages are all answered, once the consumer is stopping."""
+        subscription = self._subscriptions.get(link)
+        if subscription is not None and subscription.is_closing and not subscription.messages:
+            link.flush()
+            link.close()
+            del self._subscriptions[link]
+            self.flow.disconnected(link, time.monotonic())
+
+    @property
+    def in_flight(self) -> int:
+        """Number of messages that are not answered."""
+        return sum(len(subscription.messages) for subscription in self._subscriptions.values())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the consumer was stopped, and all its messages are answered."""
+        return self.is_stopping and not self.in_flight
+
+    def close(self) -> None:
+        """Close all links. The brokers deliver unanswered messages again."""
+        self.stop()
+        self.pool.close()
+        for subscription in self._subscriptions.values():
+            self._lose(subscription)
+        self._subscriptions.clear()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+        self._on_ready()
+
+    def forget_links(self) -> None:
+        """In the child of a fork: the parent goes on consuming, the child has nothing."""
+        self.is_stopping = True
+        self.pool.forget_links()
+        self.ready.clear()
+        for subscription in self._subscriptions.values():
+            self._lose(subscription)
+        self._subscriptions.clear()
+        if self._dead_letters is not None:
+            self._dead_letters.forget_links()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters, and the state of each broker."""
+        return {
+            "received": self.received_count,
+            "finished": self.finished_count,
+            "requeued": self.requeued_count,
+            "dead_letters": self.dead_letter_count,
+            "answered_late": self.late_count,
+            "in_flight": self.in_flight,
+            "ready": len(self.ready),
+            "backoff_level": self.flow.backoff_level,
+            "brokers": self.pool.stats(),
+        }

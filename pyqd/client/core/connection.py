@@ -1,0 +1,272 @@
+"""State machine of one connection to a broker, without I/O: received bytes in, events out; commands in, bytes out.
+
+    IDENTIFYING --(TLS, compression granted)--> UPGRADING --(auth_required)--> AUTHENTICATING --> READY --> CLOSED
+
+The upgrades are layers around the frames. A broker that compresses sends the first compressed bytes right behind its
+answer to IDENTIFY, perhaps in one packet. Until the connection is ready, frames are therefore cut off one at a time,
+and the remaining bytes belong to the next layer.
+
+Source: docs/nsq/tcp-protocol.md, "IDENTIFY" and "Upgrades"; the style is that of h11.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from pyqd.client.core import commands
+from pyqd.client.core.frames import FrameReader
+from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
+from pyqd.client.errors import AuthenticationError, ProtocolError, RefusedError, TlsError, refusal
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+HEARTBEAT: Final = b"_heartbeat_"
+CLOSE_WAIT: Final = b"CLOSE_WAIT"
+OK: Final = b"OK"
+# Answers to IDENTIFY and AUTH; a longer one is not NSQ's.
+ANSWER_BYTES_MAX: Final = 1 << 20
+# Fields of the answer of a broker that knows no feature negotiation.
+OLD_BROKER: Final = {"max_rdy_count": 2500, "msg_timeout": 60_000}
+
+
+class Ready(NamedTuple):
+    """The connection is set up. info: the broker's answer to IDENTIFY."""
+
+    info: Mapping[str, Any]
+
+
+class Messages(NamedTuple):
+    """Messages that arrived, as the tuples of FrameReader: (2, timestamp_ns, attempts, id, body)."""
+
+    frames: list[tuple[Any, ...]]
+
+
+class Response(NamedTuple):
+    """Answer to the oldest command that has an answer."""
+
+    data: bytes
+
+
+class Refusal(NamedTuple):
+    """Error frame. The broker closes the connection after most of them."""
+
+    data: bytes
+
+
+class CloseWait(NamedTuple):
+    """The broker sends no more messages; those in flight may still be answered."""
+
+
+Event = Ready | Messages | Response | Refusal | CloseWait
+
+
+class State(enum.Enum):
+    IDENTIFYING = enum.auto()
+    UPGRADING = enum.auto()
+    AUTHENTICATING = enum.auto()
+    READY = enum.auto()
+    CLOSED = enum.auto()
+
+
+class ConnectionCore:
+    """One connection, from magic to the last frame.
+
+    identity: fields of IDENTIFY. new_tls: makes the TLS layer, if TLS is wanted. broker: its address, for error texts.
+    """
+
+    def __init__(
+        self,
+        identity: Mapping[str, object],
+        *,
+        new_tls: Callable[[], TlsLayer] | None = None,
+        auth_secret: str | None = None,
+        broker: str = "",
+    ) -> None:
+        self.state = State.IDENTIFYING
+        self.info: Mapping[str, Any] = {}
+        self.broker = broker
+        self._identity = identity
+        self._new_tls = new_tls
+        self._auth_secret = auth_secret
+        self._tls: TlsLayer | None = None
+        self._compression: Layer | None = None
+        # Upgrades that are granted and not made yet, in their order.
+        self._upgrades: list[str] = []
+        self._awaits_ok = False
+        self._head = bytearray()
+        self._reader = FrameReader()
+        self._commands: list[bytes] = [commands.MAGIC, commands.identify(identity)]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def gives_ids(self) -> bool:
+        """Whether the broker returns the ids of published messages and knows DMPUB."""
+        return self.info.get("message_ids") is True
+
+    def send(self, command: bytes) -> int:
+        """Queue a command, whose bytes take_output() returns; return the number of queued commands."""
+        self._commands.append(command)
+        return len(self._commands)
+
+    def take_output(self) -> bytes:
+        """Return the bytes to send now; empty if there are none."""
+        data = b""
+        if self._commands:
+            data = self._commands[0] if len(self._commands) == 1 else b"".join(self._commands)
+            self._commands.clear()
+            if self._compression is not None:
+                data = self._compression.send(data)
+        if self._tls is not None:
+            if data and not self._tls.is_established:
+                raise AssertionError("a command was queued in the middle of the TLS handshake")
+            sealed = self._tls.send(data) if data else b""
+            return self._tls.take_output() + sealed
+        return data
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Return the events of received bytes. Raises: ProtocolError, TlsError, RefusedError, AuthenticationError."""
+        if self._tls is not None:
+            data = self._tls.receive(data)
+        if self.state is State.READY:
+            return self._events(data)
+        return self._set_up(data)
+
+    def _events(self, data: bytes) -> list[Event]:
+        if self._compression is not None:
+            data = self._compression.receive(data)
+        frames = self._reader.feed(data)
+        if not frames:
+            return []
+        if all(frame[0] == MESSAGE for frame in frames):
+            return [Messages(frames)]
+        return self._mixed_events(frames)
+
+    def _mixed_events(self, frames: list[tuple[Any, ...]]) -> list[Event]:
+        events: list[Event] = []
+        messages: list[tuple[Any, ...]] = []
+        for frame in frames:
+            if frame[0] == MESSAGE:
+                messages.append(frame)
+                continue
+            if messages:
+                events.append(Messages(messages))
+                messages = []
+            if frame[0] == ERROR:
+                events.append(Refusal(frame[1]))
+            elif frame[1] == HEARTBEAT:
+                self._commands.append(commands.NOP)
+            elif frame[1] == CLOSE_WAIT:
+                events.append(CloseWait())
+            else:
+                events.append(Response(frame[1]))
+        if messages:
+            events.append(Messages(messages))
+        return events
+
+    def _set_up(self, data: bytes) -> list[Event]:
+        """Consume answers up to the one that makes the connection ready, and the events behind it."""
+        self._feed_head(data)
+        while self.state is not State.READY:
+            if self._tls is not None and not self._tls.is_established:
+                return []
+            frame = self._next_answer()
+            if frame is None:
+                return []
+            self._answer(*frame)
+        rest = bytes(self._head)
+        self._head.clear()
+        frames = self._reader.feed(rest) if rest else []
+        return [Ready(self.info), *self._mixed_events(frames)]
+
+    def _feed_head(self, data: bytes) -> None:
+        """Add bytes of the present layer to those that wait to be cut into answers."""
+        if data:
+            self._head += data if self._compression is None else self._compression.receive(data)
+
+    def _next_answer(self) -> tuple[int, bytes] | None:
+        """Cut off one frame; None if it is incomplete."""
+        head = self._head
+        if len(head) < 8:
+            return None
+        size = int.from_bytes(head[:4], "big", signed=True)
+        kind = int.from_bytes(head[4:8], "big", signed=True)
+        if not 4 <= size <= ANSWER_BYTES_MAX or kind not in (RESPONSE, ERROR):
+            raise ProtocolError(
+                f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY; is this NSQ's TCP port?"
+            )
+        if len(head) < 4 + size:
+            return None
+        data = bytes(head[8 : 4 + size])
+        del head[: 4 + size]
+        return kind, data
+
+    def _answer(self, kind: int, data: bytes) -> None:
+        """Go on with the set-up after an answer."""
+        doing = {State.IDENTIFYING: "IDENTIFY", State.AUTHENTICATING: "AUTH"}.get(self.state, "upgrade")
+        if kind == ERROR:
+            self.state = State.CLOSED
+            raise refusal(data, self.broker, doing)
+        if data == HEARTBEAT:
+            self._commands.append(commands.NOP)
+            return
+        if self.state is State.IDENTIFYING:
+            self._take_info(data)
+        elif self.state is State.UPGRADING:
+            if data != OK:
+                raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of OK after an upgrade")
+            self._upgrade()
+        elif self.state is State.AUTHENTICATING:
+            self.state = State.READY
+
+    def _take_info(self, data: bytes) -> None:
+        """Read the answer to IDENTIFY and begin what it grants."""
+        if data == OK:
+            self.info = OLD_BROKER
+        else:
+            try:
+                self.info = dict(json.loads(data))
+            except (ValueError, TypeError):
+                raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of JSON; is this NSQ's TCP port?") from None
+        if self._new_tls is not None and not self.info.get("tls_v1"):
+            raise TlsError(f"{self.broker}: the broker offers no TLS on its TCP port")
+        for name in ("snappy", "deflate"):
+            if self._identity.get(name) and not self.info.get(name):
+                raise RefusedError(f"the broker offers no {name}", self.broker, "IDENTIFY")
+        wanted = ["tls"] if self._new_tls is not None else []
+        self._upgrades = wanted + [name for name in ("deflate", "snappy") if self._identity.get(name)]
+        self.state = State.UPGRADING
+        self._upgrade()
+
+    def _upgrade(self) -> None:
+        """Put the next granted layer around the connection; without one, authenticate or be ready."""
+        if not self._upgrades:
+            self._authenticate()
+            return
+        rest = bytes(self._head)
+        self._head.clear()
+        match self._upgrades.pop(0):
+            case "tls":
+                assert self._new_tls is not None
+                self._tls = self._new_tls()
+                self._tls.start()
+                rest = self._tls.receive(rest) if rest else b""
+            case "snappy":
+                self._compression = SnappyLayer()
+            case _:
+                self._compression = DeflateLayer(int(self.info.get("deflate_level") or 6))
+        self._feed_head(rest)
+
+    def _authenticate(self) -> None:
+        if not self.info.get("auth_required"):
+            self.state = State.READY
+            return
+        if self._auth_secret is None:
+            self.state = State.CLOSED
+            raise AuthenticationError("the broker requires a secret: give auth_secret=", self.broker, "AUTH")
+        self.state = State.AUTHENTICATING
+        self._commands.append(commands.auth(self._auth_secret))

@@ -1,0 +1,222 @@
+"""Producer for blocking code: threads, gevent, scripts.
+
+Source: docs/client.md, "Producers".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from pyqd.client.connecting import Connector, Lookup
+from pyqd.client.engine import Engine
+from pyqd.client.errors import BufferFullError, ClosedError
+from pyqd.client.outgoing import (
+    Codec,
+    Delay,
+    Time,
+    due_ms,
+    encode,
+    many_command,
+    one_command,
+    published_ids,
+    split_outgoing,
+)
+from pyqd.client.publishing import Command, Publication, Publishing
+from pyqd.client.settings import make_settings, parse_targets
+
+# Bytes that a pending publication takes beside its body.
+OVERHEAD_BYTES = 200
+CLOSE_S = 5.0
+
+
+class ProducerBase:
+    """Set-up that the blocking and the asyncio producer share: engine, connections, lookup."""
+
+    def __init__(
+        self,
+        nsqd: tuple[str | Iterable[str], ...],
+        lookupd: str | Iterable[str] | None,
+        timeout: float,
+        codec: Codec | None,
+        max_pending_bytes: int,
+        retry_unanswered: bool,
+        settings: dict[str, Any],
+    ) -> None:
+        targets = parse_targets(nsqd, lookupd)
+        self.settings = make_settings({**targets.settings, **settings})
+        self.timeout = timeout
+        self.codec = codec
+        self.max_pending_bytes = max_pending_bytes
+        self._engine = Engine("pyqd producer")
+        self._engine.on_fork = self._after_fork
+        self._connector = Connector(self._engine, self.settings)
+        lookup = Lookup(self._engine, targets.lookupd, self.settings, None) if targets.lookupd else None
+        self._publishing = Publishing(self._connector, targets.brokers, lookup, retry_unanswered=retry_unanswered)
+
+    def _after_fork(self) -> None:
+        self._publishing.forget_links()
+
+    def _publication(self, command: Command, size: int, timeout: float | None) -> Publication:
+        deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
+        return Publication(command, size + OVERHEAD_BYTES, deadline_s)
+
+    def _one(self, topic: str, body: Any, delay: Delay | None, at: Time | None, timeout: float | None) -> Publication:
+        data = encode(body, self.codec)
+        due = None if delay is None and at is None else due_ms(delay, at)
+        return self._publication(one_command(topic, data, due), len(data), timeout)
+
+    def _many(
+        self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None, timeout: float | None
+    ) -> tuple[Publication, int]:
+        bodies, dues = split_outgoing(messages, self.codec, due_ms(delay, at))
+        size = sum(map(len, bodies))
+        return self._publication(many_command(topic, bodies, dues), size, timeout), len(bodies)
+
+    def _is_full(self) -> bool:
+        return self._publishing.pending_bytes >= self.max_pending_bytes
+
+    def _full_error(self) -> BufferFullError:
+        return BufferFullError(
+            f"{self._publishing.pending_bytes} bytes wait to be published; max_pending_bytes={self.max_pending_bytes}"
+        )
+
+    def _close_links(self) -> None:
+        """Close everything. The caller holds the lock."""
+        self._publishing.close()
+        self._engine.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of publications, and the state of each broker."""
+        with self._engine.lock:
+            return self._publishing.stats()
+
+
+class Producer(ProducerBase):
+    """Publishes messages to any of several brokers; many threads may share one.
+
+    nsqd: addresses such as `host:4150`, paths of unix sockets, or URLs. lookupd: lookup daemons to ask for brokers.
+    timeout: seconds until a publish without an answer fails. codec: encodes bodies. max_pending_bytes: bytes of
+    messages that may wait for a connection or an answer. retry_unanswered: publish a message again if the
+    connection broke before the answer; the message may then exist twice. settings: see pyqd.client.settings.Settings.
+
+    Raises: SettingError.
+    """
+
+    def __init__(
+        self,
+        *nsqd: str | Iterable[str],
+        lookupd: str | Iterable[str] | None = None,
+        timeout: float = 30.0,
+        codec: Codec | None = None,
+        max_pending_bytes: int = 64 << 20,
+        retry_unanswered: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(nsqd, lookupd, timeout, codec, max_pending_bytes, retry_unanswered, settings)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def publish(
+        self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
+    ) -> str | None:
+        """Publish a message; return its id when the broker has it, or None if the broker returns no ids.
+
+        delay: seconds until the message is delivered, or a timedelta. at: time of its delivery, as an aware datetime or
+        in Unix seconds. Raises: RefusedError (TooBigError, QuotaError, AuthenticationError), NotConnectedError,
+        UnansweredError, TimedOutError, BufferFullError, ClosedError, SettingError.
+        """
+        publication = self._one(topic, body, delay, at, timeout)
+        ids = published_ids(self._run(publication), 1)
+        return None if ids is None else ids[0]
+
+    def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        *,
+        delay: Delay | None = None,
+        at: Time | None = None,
+        timeout: float | None = None,
+    ) -> list[str] | None:
+        """Publish all messages or none; return their ids, or None if the broker returns no ids.
+
+        messages: bodies, or Outgoing with a due time of its own. A broker that is not pyqd gets messages with due times
+        one by one: some of them may then be published if others fail. Raises: as publish().
+        """
+        publication, count = self._many(topic, messages, delay, at, timeout)
+        return published_ids(self._run(publication), count) if count else []
+
+    def _run(self, publication: Publication) -> bytes:
+        """Submit a publication, and wait for the broker's answer."""
+        engine, publishing = self._engine, self._publishing
+        with engine.lock:
+            self._wait_for_space(publication.deadline_s)
+            publishing.submit(publication, at_once=True)
+            try:
+                if not engine.wait(publication.is_done, publication.deadline_s, publication):
+                    publishing.abandon(publication, publishing.timed_out(publication))
+            except BaseException:
+                publishing.abandon(publication, ClosedError("interrupted"))
+                raise
+        if publication.error is not None:
+            raise publication.error
+        return publication.answer
+
+    def _wait_for_space(self, deadline_s: float) -> None:
+        if self._is_full() and not self._engine.wait(lambda: not self._is_full(), deadline_s):
+            raise self._full_error()
+
+    def submit(
+        self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None
+    ) -> Future[str | None]:
+        """Publish without waiting; return a future of the id. Waits only while max_pending_bytes are pending.
+
+        Raises: BufferFullError if they still are after the timeout, SettingError, ClosedError.
+        """
+        publication = self._one(topic, body, delay, at, None)
+        future: Future[str | None] = Future()
+        future.set_running_or_notify_cancel()
+
+        engine = self._engine
+        # Outside of the lock: callbacks of the future may use the producer.
+        publication.on_done = lambda publication: engine.call_outside(partial(resolve, future, publication))
+        with engine.lock:
+            self._wait_for_space(publication.deadline_s)
+            self._publishing.submit(publication, at_once=False)
+        return future
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until every submitted message has its answer; return False if the timeout (seconds) came first."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        with self._engine.lock:
+            return self._engine.wait(lambda: self._publishing.pending_count == 0, deadline_s)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for the answers to submitted messages, at most timeout seconds (5 by default), and disconnect."""
+        if self._engine.is_closed:
+            return
+        self.flush(CLOSE_S if timeout is None else timeout)
+        with self._engine.lock:
+            self._close_links()
+        self._engine.run_outside()
+        self._engine.join()
+
+
+def resolve(future: Future[str | None], publication: Publication) -> None:
+    """Give a future the result of its publication."""
+    if publication.error is not None:
+        future.set_exception(publication.error)
+    else:
+        ids = published_ids(publication.answer, 1)
+        future.set_result(None if ids is None else ids[0])

@@ -1,0 +1,262 @@
+"""Publishing through a pool of brokers: pipelines, failover and retries, the same for both faces.
+
+A publication is a command with one answer. Brokers answer in order, so that each link keeps its unanswered publications
+in a queue. After an error frame the broker has executed nothing behind the refused command: the following publications
+are sent again. If a connection breaks without an error frame, its unanswered publications may have been executed; they
+are sent again too, unless retry_unanswered is False, so that a message may be published twice, but is never lost.
+
+All methods are called with the engine's lock held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.core.connection import Event, Ready, Refusal, Response
+from pyqd.client.engine import Link, Waiter
+from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError, UnansweredError, refusal
+from pyqd.primitives.addresses import Address
+
+TICK_S: Final = 0.25
+
+# A command, or a function that returns the bytes for a link and the number of the broker's answers.
+Command = bytes | Callable[[Link], tuple[bytes, int]]
+
+WAITING, SENT, DONE = 0, 1, 2
+
+
+class Publication:
+    """A command whose answer somebody awaits. answer: the data of the broker's response; error: instead of it.
+
+    on_done: called when it is DONE.
+    """
+
+    __slots__ = (
+        "answer", "command", "deadline_s", "error", "may_have_happened", "on_done", "progress", "size", "waiter",
+    )  # fmt: skip
+
+    def __init__(self, command: Command, size: int, deadline_s: float) -> None:
+        self.command = command
+        self.size = size
+        self.deadline_s = deadline_s
+        self.answer = b""
+        self.error: ClientError | None = None
+        self.progress = WAITING
+        self.may_have_happened = False
+        self.on_done: Callable[[Publication], None] | None = None
+        self.waiter: Waiter | None = None
+
+    def is_done(self) -> bool:
+        return self.progress == DONE
+
+
+class Publishing:
+    """Publications through a pool of brokers."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        addresses: Iterable[Address],
+        lookup: Lookup | None = None,
+        *,
+        retry_unanswered: bool = True,
+    ) -> None:
+        self.pool = Pool(connector, self, addresses, lookup)
+        self.pending_bytes = 0
+        self.pending_count = 0
+        self.published_count = 0
+        self.failed_count = 0
+        self.retried_count = 0
+        self.is_closed = False
+        self._engine = connector.engine
+        self._retry_unanswered = retry_unanswered
+        # Links that are ready, and what each has not answered yet.
+        self._ready: list[tuple[Link, deque[Publication]]] = []
+        self._unanswered: dict[Link, deque[Publication]] = {}
+        self._next = 0
+        self._waiting: deque[Publication] = deque()
+        self._is_ticking = False
+
+    def submit(self, publication: Publication, *, at_once: bool) -> None:
+        """Take a publication. at_once: send it before others, without waiting for the driver. Raises: ClosedError."""
+        if self.is_closed:
+            raise ClosedError("the producer is closed")
+        self.pending_bytes += publication.size
+        self.pending_count += 1
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._engine.call_later(TICK_S, self._tick)
+        if not self._ready:
+            self._waiting.append(publication)
+            self.pool.start()
+            return
+        self._send(publication, at_once)
+
+    def _send(self, publication: Publication, at_once: bool) -> None:
+        """Send a publication through the next ready link."""
+        ready = self._ready
+        self._next = (self._next + 1) % len(ready)
+        link, unanswered = ready[self._next]
+        command = publication.command
+        if not isinstance(command, bytes):
+            command, answer_count = command(link)
+            unanswered.extend([publication] * (answer_count - 1))
+        publication.progress = SENT
+        unanswered.append(publication)
+        if at_once or len(unanswered) == 1:
+            link.send_now(command)
+        else:
+            link.send(command, soon=True)
+
+    def abandon(self, publication: Publication, error: ClientError) -> None:
+        """End a publication whose user waits no longer. If it was sent, its answer is ignored."""
+        if publication.progress == WAITING:
+            self._waiting.remove(publication)
+        self._finish(publication, error)
+
+    def _finish(self, publication: Publication, error: ClientError | None) -> None:
+        if publication.progress == DONE:
+            return
+        publication.progress = DONE
+        publication.error = error
+        self.pending_bytes -= publication.size
+        self.pending_count -= 1
+        if error is None:
+            self.published_count += 1
+        else:
+            self.failed_count += 1
+        if publication.waiter is not None:
+            publication.waiter.wake()
+        if publication.on_done is not None:
+            publication.on_done(publication)
+
+    # Events of links.
+
+    def link_events(self, link: Link, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Response):
+                self._answered(self._unanswered[link], event.data)
+            elif isinstance(event, Refusal):
+                self._refused(link, event.data)
+                return
+            elif isinstance(event, Ready):
+                self._connected(link)
+
+    def _answered(self, unanswered: deque[Publication], data: bytes) -> None:
+        if unanswered:
+            publication = unanswered.popleft()
+            if not unanswered or unanswered[0] is not publication:
+                publication.answer = data
+                self._finish(publication, None)
+
+    def _connected(self, link: Link) -> None:
+        self.pool.connected(link)
+        self._unanswered[link] = unanswered = deque[Publication]()
+        self._ready.append((link, unanswered))
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._ready:
+            self._send(self._waiting.popleft(), False)
+
+    def _refused(self, link: Link, data: bytes) -> None:
+        """End the refused publication. The broker closes the connection; closing it here saves the wait."""
+        error = refusal(data, link.broker)
+        unanswered = self._unanswered[link]
+        if unanswered:
+            self._finish(unanswered.popleft(), error)
+        link.close()
+        self._lost(link, error, is_refusal=True)
+
+    def link_lost(self, link: Link, error: Exception) -> None:
+        self._lost(link, error, is_refusal=False)
+
+    def _lost(self, link: Link, error: Exception, *, is_refusal: bool) -> None:
+        unanswered = self._unanswered.pop(link, None)
+        self._ready = [entry for entry in self._ready if entry[0] is not link]
+        self.pool.lost(link, error, is_refusal=is_refusal)
+        if unanswered:
+            self._take_back(unanswered, error, is_refusal)
+        lasting = self.pool.lasting_error()
+        if lasting is not None:
+            while self._waiting:
+                self._finish(self._waiting.popleft(), lasting)
+
+    def _take_back(self, unanswered: deque[Publication], error: Exception, is_refusal: bool) -> None:
+        """Send the unanswered publications of a lost link again, or end them."""
+        now_s = time.monotonic()
+        again: list[Publication] = []
+        for publication in unanswered:
+            if publication.progress == DONE or (again and again[-1] is publication):
+                continue
+            publication.may_have_happened |= not is_refusal
+            if publication.may_have_happened and not self._retry_unanswered:
+                self._finish(publication, UnansweredError(f"{error}; the message may have been published"))
+            elif publication.deadline_s <= now_s:
+                self._finish(publication, self.timed_out(publication))
+            else:
+                publication.progress = WAITING
+                again.append(publication)
+        self.retried_count += len(again)
+        self._waiting.extendleft(reversed(again))
+        self._send_waiting()
+
+    # Time.
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        self._is_ticking = self.pending_count > 0
+        if self._is_ticking:
+            self._engine.call_later(TICK_S, self._tick)
+        while self._waiting and self._waiting[0].deadline_s <= now_s:
+            publication = self._waiting.popleft()
+            self._finish(publication, self.timed_out(publication))
+        for link, unanswered in list(self._ready):
+            if unanswered and unanswered[0].deadline_s <= now_s:
+                link.fail(UnansweredError(f"{link.broker}: no answer in time"))
+
+    def timed_out(self, publication: Publication) -> ClientError:
+        """Return the error for a publication whose deadline is over."""
+        if publication.may_have_happened or publication.progress == SENT:
+            return TimedOutError("no answer in time; the message may have been published", may_have_happened=True)
+        return NotConnectedError(f"no connection to a broker in time: {self.pool.reasons()}")
+
+    # The end.
+
+    def close(self) -> None:
+        """Close all links; what is pending ends with ClosedError."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.pool.close()
+        for unanswered in self._unanswered.values():
+            for publication in unanswered:
+                self._finish(publication, ClosedError("the producer was closed before the answer"))
+        while self._waiting:
+            self._finish(self._waiting.popleft(), ClosedError("the producer was closed before the message was sent"))
+        self._unanswered.clear()
+        self._ready.clear()
+
+    def forget_links(self) -> None:
+        """In the child of a fork: begin without connections and without the parent's publications."""
+        self.pool.forget_links()
+        self._unanswered.clear()
+        self._ready.clear()
+        self._waiting.clear()
+        self.pending_bytes = self.pending_count = 0
+        self._is_ticking = False
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and the state of each broker."""
+        return {
+            "published": self.published_count,
+            "failed": self.failed_count,
+            "retried": self.retried_count,
+            "pending": self.pending_count,
+            "pending_bytes": self.pending_bytes,
+            "brokers": self.pool.stats(),
+        }

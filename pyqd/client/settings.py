@@ -1,0 +1,254 @@
+"""Settings of producers and consumers, and the addresses and URLs that name brokers and lookup daemons.
+
+Source: docs/client.md, "Settings"; docs/nsq/tcp-protocol.md, "IDENTIFY".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pyqd import __version__
+from pyqd.client.errors import SettingError
+from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, is_ip_address, split_address
+
+TCP_PORT: Final = 4150
+URL_SCHEMES: Final = ("nsq", "pyqd")
+TRUE_TEXTS: Final = frozenset({"1", "true", "yes", "on"})
+FALSE_TEXTS: Final = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options that producers and consumers share; each is also a keyword of theirs. Times are in seconds.
+
+    None means the broker's own value.
+    """
+
+    client_id: str | None = None
+    """Name of this client in the broker's statistics; the host name up to its first dot by default."""
+    hostname: str | None = None
+    user_agent: str = f"pyqd-client/{__version__}"
+    connect_timeout: float = 5.0
+    """Time for connecting, TLS and IDENTIFY together."""
+    heartbeat_interval: float = 30.0
+    """The broker sends a heartbeat this often; a connection without any bytes for twice the time is closed."""
+    msg_timeout: float | None = None
+    """Time after which the broker gives an unanswered message to another consumer."""
+    sample_rate: int = 0
+    """Percentage of the channel's messages that this consumer wants; 0 for all."""
+    output_buffer_size: int | None = None
+    output_buffer_timeout: float | None = None
+    tls: bool | ssl.SSLContext = False
+    tls_ca: str | None = None
+    """File of certificates to trust instead of the system's."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_verify: bool = True
+    tls_server_name: str | None = None
+    """Name to expect in the broker's certificate; the host of the address by default."""
+    compression: Literal["snappy", "deflate"] | None = None
+    deflate_level: int = 6
+    auth_secret: str | None = None
+    topology_region: str | None = None
+    topology_zone: str | None = None
+    lookupd_poll_interval: float = 60.0
+    lookupd_poll_jitter: float = 0.3
+    lookupd_timeout: float = 10.0
+    lookupd_token: str | None = None
+    reconnect_first: float = 0.1
+    reconnect_max: float = 15.0
+    http: str | Iterable[str] | None = None
+    """Addresses of the brokers' HTTP API, for cancel() and reschedule(); port 4151 of each broker by default."""
+    http_token: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("sample_rate", self.sample_rate, 0, 99)
+        _check_range("deflate_level", self.deflate_level, 1, 9)
+        _check_range("lookupd_poll_jitter", self.lookupd_poll_jitter, 0.0, 1.0)
+        for name in ("connect_timeout", "heartbeat_interval", "lookupd_poll_interval", "lookupd_timeout"):
+            _check_range(name, getattr(self, name), 0.001, 1e9)
+        _check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)
+        if self.compression not in (None, "snappy", "deflate"):
+            raise SettingError(f"compression={self.compression!r}: expected 'snappy', 'deflate' or None")
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise SettingError("tls_cert and tls_key are given together")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context; None without TLS. Raises: SettingError for the files."""
+        if isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingError(f"tls_ca, tls_cert or tls_key: {error}") from error
+        if not self.tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def identity(self) -> dict[str, object]:
+        """Return the fields of IDENTIFY."""
+        hostname = self.hostname or socket.gethostname()
+        client_id = self.client_id or hostname.split(".", 1)[0]
+        fields: dict[str, object] = {
+            "client_id": client_id,
+            "hostname": hostname,
+            "short_id": client_id,
+            "long_id": hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": True,
+            "message_ids": True,
+            "heartbeat_interval": round(self.heartbeat_interval * 1000),
+            "tls_v1": bool(self.tls),
+            "snappy": self.compression == "snappy",
+            "deflate": self.compression == "deflate",
+        }
+        if self.compression == "deflate":
+            fields["deflate_level"] = self.deflate_level
+        optional = {
+            "sample_rate": self.sample_rate or None,
+            "msg_timeout": _to_ms(self.msg_timeout),
+            "output_buffer_size": self.output_buffer_size,
+            "output_buffer_timeout": _to_ms(self.output_buffer_timeout),
+            "topology_region": self.topology_region,
+            "topology_zone": self.topology_zone,
+        }
+        return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+NAMES: Final = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+class Targets(NamedTuple):
+    """Brokers and lookup daemons to work with, and the settings that URLs gave."""
+
+    brokers: tuple[Address, ...]
+    lookupd: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+def make_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings with these values. Raises: SettingError, which names the nearest option."""
+    for name in given:
+        if name not in NAMES:
+            import difflib
+
+            near = difflib.get_close_matches(name, NAMES, 1)
+            raise SettingError(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    return Settings(**given)
+
+
+def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str] | None) -> Targets:
+    """Return what addresses and URLs name. Raises: SettingError.
+
+    nsqd: `host:4150`, `host`, `[::1]:4150`, a path of a unix socket, or a URL such as
+    `nsq://host:4150,host2?lookupd=host3:4161&tls=true`; several of them separated by commas, or in a list.
+    """
+    brokers: list[Address] = []
+    daemons = _flatten(lookupd)
+    settings: dict[str, Any] = {}
+    for text in _flatten(nsqd):
+        if "://" not in text:
+            brokers += [parse_address(part.strip()) for part in text.split(",") if part.strip()]
+            continue
+        found = _parse_url(text)
+        brokers += found.brokers
+        daemons += found.lookupd
+        settings |= found.settings
+    daemons = [part.strip() for text in daemons for part in text.split(",") if part.strip()]
+    if not brokers and not daemons:
+        raise SettingError("no broker is named: give nsqd='host:4150', or lookupd='host:4161'")
+    return Targets(tuple(dict.fromkeys(brokers)), tuple(dict.fromkeys(daemons)), settings)
+
+
+def parse_address(text: str) -> Address:
+    """Return a broker's address; its port is 4150 if none is given. Raises: SettingError."""
+    if text.startswith(("/", "./", "../")):
+        return UnixAddress(text)
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" not in host or is_ip_address(host):
+        _check_host(host, text)
+        return TcpAddress(host, TCP_PORT)
+    try:
+        address = split_address(text)
+    except ValueError as error:
+        raise SettingError(str(error)) from None
+    if not isinstance(address, TcpAddress) or not 1 <= address.port <= 65535:
+        raise SettingError(f"address {text!r}: expected host:port, such as 127.0.0.1:4150")
+    _check_host(address.host, text)
+    return address
+
+
+def _check_host(host: str, text: str) -> None:
+    if not host or any(char.isspace() for char in host) or "/" in host or "@" in host:
+        raise SettingError(f"address {text!r}: expected host:port, such as 127.0.0.1:4150")
+
+
+def _flatten(values: str | Iterable[Any] | None) -> list[str]:
+    """Return the texts in a text, a list of texts, or a list of lists."""
+    if values is None:
+        return []
+    if isinstance(values, str):
+        return [values]
+    return [text for value in values for text in _flatten(value)]
+
+
+def _parse_url(text: str) -> Targets:
+    parts = urlsplit(text)
+    if parts.scheme not in URL_SCHEMES:
+        raise SettingError(f"{text!r}: expected a URL such as nsq://host:4150,host2?lookupd=host3:4161")
+    netloc = parts.netloc
+    settings: dict[str, Any] = {}
+    if "@" in netloc:
+        secret, _, netloc = netloc.rpartition("@")
+        settings["auth_secret"] = unquote(secret.rpartition(":")[2])
+    brokers = [parse_address(host) for host in netloc.split(",") if host]
+    if not netloc and parts.path.strip("/"):
+        brokers = [UnixAddress(unquote(parts.path))]
+    daemons: list[str] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "lookupd":
+            daemons.append(value)
+        elif name in NAMES:
+            settings[name] = _parse_value(name, value)
+        else:
+            make_settings({name: value})
+    return Targets(tuple(brokers), tuple(daemons), settings)
+
+
+def _parse_value(name: str, text: str) -> Any:
+    """Return the value of an option in a URL, by the type of its field. Raises: SettingError."""
+    kind = str(NAMES[name].type)
+    try:
+        if "bool" in kind:
+            if text.lower() in TRUE_TEXTS | FALSE_TEXTS:
+                return text.lower() in TRUE_TEXTS
+            raise ValueError
+        if kind.startswith("int"):
+            return int(text)
+        if kind.startswith("float"):
+            return float(text)
+    except ValueError:
+        raise SettingError(
+            f"option {name}={text!r}: expected {'true or false' if 'bool' in kind else 'a number'}"
+        ) from None
+    return text
+
+
+def _to_ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _check_range(name: str, value: object, least: float, most: float) -> None:
+    if not isinstance(value, (int, float)) or not least <= value <= most:
+        raise SettingError(f"{name}={value!r}: expected a number from {least:g} to {most:g}")
