@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import secrets
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,20 +25,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyqd.client.core.connection import CloseWait, Event, Messages, Refusal
+from pyqd.client.errors import RefusedError
 from pyqd_spark.brokers import BrokerClient, BrokerError, TopicNotFoundError, UnreachableError
 from pyqd_spark.landing import COMPRESSION, COMPRESSIONS, Landing, escape, local_path, make_directories, not_shared
-from pyqd_spark.nsq_client import (
-    CLOSE_WAIT,
-    ERROR,
-    MESSAGE,
-    TCP_CONNECTION,
-    BrokenError,
-    Frame,
-    NsqClient,
-    RefusedError,
-    Target,
-    TcpConnection,
-)
+from pyqd_spark.nsq_client import TCP_CONNECTION, BrokenError, NsqClient, Target, TcpConnection
 from pyqd_spark.options import CONNECTION, Option, OptionError, count_from, parse_options, parse_text
 
 SOURCE: Final = "pyqd-channel"
@@ -52,8 +42,6 @@ MESSAGE_BYTES_GUESS: Final = 1 << 20
 FILL_LONGEST_S: Final = 5.0
 RETRY_WAIT_S: Final = 0.5
 NOT_FINISHED_CODES: Final = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
-
-_MESSAGE = struct.Struct(">qH16s")
 
 MANIFEST: Final = (
     "file string, node string, topic string, channel string, count bigint, first_id string, last_id string, "
@@ -172,37 +160,40 @@ class Row:
 
 @dataclass
 class Batch:
-    """Received messages that are not finished. frames: their data. touched_s: start of the first message's lease."""
+    """Received messages that are not finished. touched_s: start of the first message's lease.
+
+    frames: the messages: see pyqd.client.core.frames.
+    """
 
     started_s: float
     touched_s: float
-    frames: list[bytes] = field(default_factory=list)
+    frames: list[tuple[Any, ...]] = field(default_factory=list)
     size_bytes: int = 0
 
     def ids(self) -> list[bytes]:
-        return [frame[10:26] for frame in self.frames]
+        return [message_id for _, _, _, message_id, _ in self.frames]
 
     def commands(self, name: bytes, behind: bytes = b"\n") -> bytes:
         """Return the command for each of the messages."""
-        return b"".join([b"%s %s%s" % (name, frame[10:26], behind) for frame in self.frames])
+        return b"".join([b"%s %s%s" % (name, message_id, behind) for message_id in self.ids()])
 
 
 def land(settings: ChannelSettings, node: str, batch: Batch) -> Row:
     """Write a batch as one file of the directory under a unique name. Raises: StorageError."""
-    heads = [_MESSAGE.unpack_from(frame) for frame in batch.frames]
-    count = len(heads)
-    times = pa.array([head[0] for head in heads], pa.int64())
+    _, timestamps_ns, attempts, ids, bodies = zip(*batch.frames, strict=True)
+    count = len(ids)
+    times = pa.array(timestamps_ns, pa.int64())
     columns = [
-        pa.array([frame[_MESSAGE.size :] for frame in batch.frames], pa.binary()),
+        pa.array(bodies, pa.binary()),
         pa.array([settings.topic] * count, pa.string()),
         pa.array([settings.channel] * count, pa.string()),
         pa.array([node] * count, pa.string()),
         times.cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False),
         times,
-        pa.array([head[2] for head in heads], pa.binary()).cast(pa.string()),
-        pa.array([head[1] for head in heads], pa.int32()),
+        pa.array(ids, pa.binary()).cast(pa.string()),
+        pa.array(attempts, pa.int32()),
     ]
-    first, last = heads[0][2].decode(), heads[-1][2].decode()
+    first, last = ids[0].decode(), ids[-1].decode()
     # Random: a batch taken again after a kill may have the same ends and other messages.
     name = f"messages-{escape(settings.topic)}-{escape(settings.channel)}-{first}-{secrets.token_hex(8)}.parquet"
     with Landing(settings.path, name, FILE_SCHEMA, compression=settings.compression) as landing:
@@ -422,31 +413,32 @@ class Drain:
         # Short enough to notice the end of a lease, and the landing time of a batch that does not fill.
         wait_s = min(0.5, self._lease_s / 6, self.settings.idle_timeout_s / 4)
         try:
-            frames = client.receive(wait_s, self._wake)
+            events = client.receive(wait_s, self._wake)
         except TimeoutError:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 64)
             return
-        for frame in frames:
-            self._take(frame)
+        for event in events:
+            self._take(event)
 
-    def _take(self, frame: Frame) -> None:
-        if frame.type == MESSAGE:
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Messages):
             now_s = self._message_s = time.monotonic()
             if self._filling is None:
                 self._filling = Batch(now_s, now_s)
-            self._filling.frames.append(frame.data)
-            self._filling.size_bytes += len(frame.data)
-            self._taken_count += 1
-            self._taken_bytes += len(frame.data)
-        elif frame.type == ERROR:
-            self._note_error(frame.data)
+            size_bytes = sum(len(frame[-1]) for frame in event.frames)
+            self._filling.frames += event.frames
+            self._filling.size_bytes += size_bytes
+            self._taken_count += len(event.frames)
+            self._taken_bytes += size_bytes
+        elif isinstance(event, Refusal):
+            self._note_error(event.data)
 
     def _note_error(self, text: bytes) -> None:
         """Count a message that could not be finished; it will be delivered again. Raises: RefusedError."""
         said = text.decode(errors="replace")
         if said.split(" ", 1)[0] not in NOT_FINISHED_CODES:
-            raise RefusedError(self.partition.target.address, said)
+            raise RefusedError(said, self.partition.target.address)
         words = text.split(b" ")
         if words[0] == b"E_FIN_FAILED" and len(words) > 2:
             for index, ids in self._sent:
@@ -462,12 +454,12 @@ class Drain:
         client.send(b"RDY 0\n" + self._requeued() + b"CLS\n")
         while True:
             try:
-                frames = client.receive(client.timeout_s)
+                events = client.receive(client.timeout_s)
             except TimeoutError:
                 raise BrokenError(f"{client.address}: CLS: no answer for {client.timeout_s:g} s") from None
-            for frame in frames:
-                self._take(frame)
-            if any(frame.data == CLOSE_WAIT for frame in frames if frame.type not in (ERROR, MESSAGE)):
+            for event in events:
+                self._take(event)
+            if any(isinstance(event, CloseWait) for event in events):
                 break
         # Messages that were on their way.
         client.send(self._requeued())

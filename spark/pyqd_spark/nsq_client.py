@@ -1,62 +1,45 @@
-"""Connection of NSQ's TCP protocol on blocking sockets, for publishing and consuming in a task.
+"""Connection of NSQ's TCP protocol on a blocking socket, for publishing and consuming in a task.
 
-Every wait has a bound. Heartbeats are answered while frames are read. Needs only the standard library.
-
-Source: docs/nsq/tcp-protocol.md, "Commands"; docs/protocol-extensions.md, "Ids of published messages".
+The protocol is that of pyqd.client.core; here are the socket and its waits, each of which has a bound. Heartbeats are
+answered while events are read.
 """
 
-import json
+import contextlib
 import math
 import select
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from pyqd.client.core.connection import ConnectionCore, Event, Ready, Refusal, Response
+from pyqd.client.core.layers import TlsLayer
 from pyqd.client.core.tls import lasting_cause
-from pyqd.client.errors import TlsError
+from pyqd.client.errors import (
+    AuthenticationError,
+    ClientError,
+    NotConnectedError,
+    ProtocolError,
+    RefusedError,
+    TlsError,
+    UnansweredError,
+    refusal,
+)
 from pyqd.client.http import refuse_own
 from pyqd_spark.brokers import BrokerClient, BrokerError, find_brokers
 from pyqd_spark.options import Connection, Option, exactly_one, parse_address, parse_names, parse_text
 from pyqd_spark.tls import context_of, names_of
 
 TCP_PORT: Final = 4150
-MAGIC: Final = b"  V2"
-RESPONSE, ERROR, MESSAGE = 0, 1, 2
 OK: Final = b"OK"
-CLOSE_WAIT: Final = b"CLOSE_WAIT"
 RECEIVE_BYTES: Final = 1 << 18
-FRAME_BYTES_MAX: Final = 1 << 30
 # For the last frames of a broker that has closed: they have arrived already, or never will.
 LAST_WORDS_WAIT_S: Final = 0.2
 
-_HEARTBEAT = b"_heartbeat_"
-_HEADER = struct.Struct(">ii")
-_INT32 = struct.Struct(">i")
-
-
-class RefusedError(BrokerError):
-    """A broker's error instead of OK. code: such as E_BAD_TOPIC."""
-
-    def __init__(self, address: str, text: str, doing: str = "") -> None:
-        super().__init__(f"{address}: {doing + ': ' if doing else ''}{text}")
-        self.address = address
-        self.text = text
-        self.code = text.split(" ", 1)[0]
-
-
-class BrokenError(BrokerError):
-    """The connection broke or timed out: unanswered commands may or may not have been executed."""
-
-
-class Frame(NamedTuple):
-    """One frame. type: RESPONSE, ERROR or MESSAGE."""
-
-    type: int
-    data: bytes
+# The connection broke or timed out: unanswered commands may or may not have been executed.
+BrokenError = UnansweredError
 
 
 def parse_tcp_addresses(text: str) -> tuple[str, ...]:
@@ -137,15 +120,13 @@ class TcpConnection:
         except BaseException as error:
             client.close()
             lasting = lasting_cause(error.__cause__, names_of(self.connection))
-            if lasting is not None and isinstance(error, BrokenError):
+            if lasting is not None and isinstance(error, TlsError):
                 raise TlsError(f"{client.address}: {lasting}") from error
+            if self.auth_secret is None and isinstance(error, AuthenticationError):
+                said = "E_AUTH_FIRST the broker requires a secret: option authSecret"
+                raise AuthenticationError(said, client.address) from error
             raise
         return client
-
-
-def sized(data: bytes) -> bytes:
-    """Return bytes preceded by their size, as in commands with a body."""
-    return _INT32.pack(len(data)) + data
 
 
 class NsqClient:
@@ -154,10 +135,9 @@ class NsqClient:
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self.identity: dict[str, Any] = {}
         self.used_s = time.monotonic()
-        self._received = bytearray()
-        self._frames: list[Frame] = []
+        self._core = ConnectionCore({}, broker=address)
+        self._events: list[Event] = []
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         try:
@@ -177,43 +157,42 @@ class NsqClient:
         self._socket.close()
 
     @property
+    def identity(self) -> Mapping[str, Any]:
+        """The broker's answer to IDENTIFY."""
+        return self._core.info
+
+    @property
     def tells_ids(self) -> bool:
         """Return whether the broker understands DMPUB and returns the ids of published messages."""
-        return self.identity.get("message_ids") is True
+        return self._core.gives_ids
 
     def negotiate(self, tls: ssl.SSLContext | None, secret: str | None, identity: Mapping[str, object]) -> None:
-        """Identify, and apply the granted features. Raises: BrokenError, RefusedError."""
-        fields = {
-            "feature_negotiation": True,
-            "message_ids": True,
-            "user_agent": "pyqd_spark",
-            "tls_v1": tls is not None,
-            **identity,
-        }
-        self.send(MAGIC + b"IDENTIFY\n" + sized(json.dumps(fields).encode()))
-        answer = self.response("IDENTIFY")
-        try:
-            self.identity = dict(json.loads(answer))
-        except (ValueError, TypeError):
-            raise RefusedError(self.address, f"{answer[:100]!r} instead of JSON", "IDENTIFY") from None
-        if tls is not None:
-            self._start_tls(tls)
-        if secret is not None:
-            self.send(b"AUTH\n" + sized(secret.encode()))
-            self.response("AUTH")
-
-    def _start_tls(self, context: ssl.SSLContext) -> None:
-        if not self.identity.get("tls_v1"):
-            raise RefusedError(self.address, "the broker has no TLS on its TCP port", "option tls")
-        try:
-            self._socket = context.wrap_socket(self._socket, server_hostname=self._host)
-        except (OSError, ValueError) as error:
-            raise BrokenError(f"{self.address}: TLS: {error}") from error
-        self.expect(OK, "TLS")
+        """Identify, and apply the granted features. Raises: BrokenError, RefusedError, TlsError."""
+        fields = {"feature_negotiation": True, "message_ids": True, "user_agent": "pyqd_spark", **identity}
+        self._core = ConnectionCore(
+            {**fields, "tls_v1": tls is not None},
+            new_tls=None if tls is None else lambda: TlsLayer(tls, self._host),
+            auth_secret=secret,
+            broker=self.address,
+        )
+        while not self._core.is_ready:
+            self._send_output()
+            try:
+                self._events += self._receive(self.timeout_s)
+            except TimeoutError:
+                raise BrokenError(f"{self.address}: IDENTIFY: no answer for {self.timeout_s:g} s") from None
+        self._events = [event for event in self._events if not isinstance(event, Ready)]
 
     def send(self, data: bytes) -> None:
-        """Send all of the data. Raises: RefusedError if the broker gave a reason before it closed, BrokenError."""
+        """Send commands. Raises: RefusedError if the broker gave a reason before it closed, BrokenError."""
+        self._core.send(data)
+        self._send_output()
+
+    def _send_output(self) -> None:
         try:
+            data = self._core.take_output()
+            if not data:
+                return
             self._socket.settimeout(self.timeout_s)
             self._socket.sendall(data)
         except OSError as error:
@@ -221,100 +200,82 @@ class NsqClient:
         self.used_s = time.monotonic()
 
     def _reason(self, error: OSError) -> BrokerError:
-        """Return why a connection broke: the broker's last error, if it has arrived. Other frames stay unread."""
-        frames: list[Frame] = []
+        """Return why a connection broke: the broker's last error, if it has arrived. Other events stay unread."""
         try:
-            while not any(frame.type == ERROR for frame in frames):
-                frames += self.receive(LAST_WORDS_WAIT_S)
-        except (BrokerError, TimeoutError):
+            while not any(isinstance(event, Refusal) for event in self._events):
+                self._events += self._receive(LAST_WORDS_WAIT_S)
+        except RefusedError as refused:
+            return refused
+        except (ClientError, TimeoutError):
             pass
-        self._frames = frames
-        for frame in frames:
-            if frame.type == ERROR:
-                return RefusedError(self.address, frame.data.decode(errors="replace"))
+        for event in self._events:
+            if isinstance(event, Refusal):
+                return refusal(event.data, self.address)
         return BrokenError(f"{self.address}: {str(error) or type(error).__name__}")
 
     def answered(self) -> int:
         """Return the number of unread OKs of a broken connection."""
-        return sum(frame.type == RESPONSE and frame.data.split(b" ", 1)[0] == OK for frame in self._frames)
+        return sum(isinstance(event, Response) and event.data.split(b" ", 1)[0] == OK for event in self._events)
 
     def response(self, doing: str) -> bytes:
         """Return the data of the next response. Raises: RefusedError for an error instead, BrokenError."""
-        while not self._frames:
+        if not self._events:
             try:
-                self._frames = self.receive(self.timeout_s)
+                self._events = self.receive(self.timeout_s)
             except TimeoutError:
                 raise BrokenError(f"{self.address}: {doing}: no answer for {self.timeout_s:g} s") from None
-        frame = self._frames.pop(0)
-        if frame.type != RESPONSE:
-            raise RefusedError(self.address, frame.data.decode(errors="replace"), doing)
-        return frame.data
+        event = self._events.pop(0)
+        if isinstance(event, Response):
+            return event.data
+        if isinstance(event, Refusal):
+            raise refusal(event.data, self.address, doing)
+        raise RefusedError(f"{type(event).__name__} instead of an answer", self.address, doing)
 
     def expect(self, data: bytes, doing: str) -> None:
         """Read one response, which must have this content. Raises: RefusedError, BrokenError."""
         got = self.response(doing)
         if got != data:
-            raise RefusedError(self.address, f"{got[:100]!r} instead of {data!r}", doing)
+            raise RefusedError(f"{got[:100]!r} instead of {data!r}", self.address, doing)
 
-    def receive(self, wait_s: float, wake: int | None = None) -> list[Frame]:
-        """Return the received frames, at least one; heartbeats are answered and left out.
+    def receive(self, wait_s: float, wake: int | None = None) -> list[Event]:
+        """Return the events of received bytes, at least one; heartbeats are answered.
 
         wake: a descriptor that ends the wait when it becomes readable. Raises: TimeoutError if none came within wait_s;
         BrokenError at the end of the connection.
         """
         deadline_s = time.monotonic() + wait_s
-        while True:
-            if self._frames:
-                frames, self._frames = self._frames, []
-                return frames
-            left_s = max(0.0, deadline_s - time.monotonic())
-            try:
-                if not self._is_readable(left_s, wake):
-                    raise TimeoutError
-                self._socket.settimeout(self.timeout_s)
-                data = self._socket.recv(RECEIVE_BYTES)
-            except TimeoutError:
-                raise
-            except OSError as error:
-                raise BrokenError(f"{self.address}: {error}") from error
-            if not data:
-                raise BrokenError(f"{self.address}: the broker closed the connection")
-            self._received += data
-            self._split()
-            self.used_s = time.monotonic()
+        while not self._events:
+            self._events = self._receive(max(0.0, deadline_s - time.monotonic()), wake)
+            self._send_output()
+        events, self._events = self._events, []
+        return events
+
+    def _receive(self, wait_s: float, wake: int | None = None) -> list[Event]:
+        """Receive once. Raises: TimeoutError, BrokenError; RefusedError and TlsError before the connection is ready."""
+        if not self._is_readable(wait_s, wake):
+            raise TimeoutError
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except OSError as error:
+            raise BrokenError(f"{self.address}: {error}") from error
+        if not data:
+            raise BrokenError(f"{self.address}: the broker closed the connection")
+        self.used_s = time.monotonic()
+        try:
+            return self._core.receive(data)
+        except TlsError:
+            # The broker logs the alert.
+            with contextlib.suppress(OSError):
+                self._socket.sendall(self._core.take_output())
+            raise
+        except (NotConnectedError, ProtocolError) as error:
+            raise BrokenError(f"{self.address}: {error}") from error
 
     def _is_readable(self, wait_s: float, wake: int | None) -> bool:
         """Wait for bytes. Returns: whether they came in time, before any other event."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         if wake is not None:
             poll.register(wake, select.POLLIN)
         ready = poll.poll(math.ceil(wait_s * 1000))
         return any(descriptor != wake for descriptor, _ in ready)
-
-    def _split(self) -> None:
-        """Split the whole frames off the received bytes."""
-        received = self._received
-        at, end = 0, len(received)
-        with memoryview(received) as view:
-            while end - at >= _HEADER.size:
-                size, frame_type = _HEADER.unpack_from(received, at)
-                if not 4 <= size <= FRAME_BYTES_MAX:
-                    raise BrokenError(f"{self.address}: a frame of {size} bytes; is this NSQ's TCP port?")
-                if end - at < 4 + size:
-                    break
-                frame = Frame(frame_type, bytes(view[at + _HEADER.size : at + 4 + size]))
-                at += 4 + size
-                if frame.type == RESPONSE and frame.data == _HEARTBEAT:
-                    self._send_nop()
-                else:
-                    self._frames.append(frame)
-        del received[:at]
-
-    def _send_nop(self) -> None:
-        try:
-            self._socket.sendall(b"NOP\n")
-        except OSError as error:
-            raise BrokenError(f"{self.address}: {error}") from error

@@ -22,9 +22,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, IntegerType, LongType, ShortType, StringType, StructType, TimestampType
 
+from pyqd.client.errors import RefusedError
 from pyqd_spark.brokers import BrokerError, UnreachableError
 from pyqd_spark.frames import OFFSET_BYTES, Column
-from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, NsqClient, RefusedError, Target, TcpConnection
+from pyqd_spark.nsq_client import OK, TCP_CONNECTION, BrokenError, NsqClient, Target, TcpConnection
 from pyqd_spark.options import CONNECTION, Option, OptionError, count_from, parse_flag, parse_options, parse_text
 
 # nsqd's default of --max-body-size.
@@ -260,7 +261,7 @@ class Publisher:
             except RefusedError as error:
                 raise refusal(error) from error
             if answer.split(b" ", 1)[0] != OK:
-                raise RefusedError(client.address, f"{answer[:100]!r} instead of OK")
+                raise RefusedError(f"{answer[:100]!r} instead of OK", client.address)
             self._answered += 1
         self._answered = 0
         self._waiting.popleft()

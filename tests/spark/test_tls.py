@@ -12,10 +12,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from pyqd.client.errors import TlsError
+from pyqd.client.errors import RefusedError, TlsError
 from pyqd_spark.channel import ChannelSettings, PyqdChannelReader
 from pyqd_spark.decode import read_range
-from pyqd_spark.nsq_client import RefusedError
 from pyqd_spark.options import Connection, OptionError
 from pyqd_spark.read_options import parse_settings
 from pyqd_spark.reader import batch_ranges
