@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyqd.testing.daemon import BrokerError, BrokerProcess
+    from pyqd.testing.memory.broker import MemoryBroker
+    from pyqd.testing.memory.clock import ManualClock
     from pyqd.testing.published import PublishedMessage
 
-__all__ = ["BrokerError", "BrokerProcess", "PublishedMessage"]
+__all__ = ["BrokerError", "BrokerProcess", "ManualClock", "MemoryBroker", "PublishedMessage"]
 
 _MODULE_OF = {
     "BrokerError": "pyqd.testing.daemon",
     "BrokerProcess": "pyqd.testing.daemon",
+    "ManualClock": "pyqd.testing.memory.clock",
+    "MemoryBroker": "pyqd.testing.memory.broker",
     "PublishedMessage": "pyqd.testing.published",
 }
 

@@ -19,13 +19,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from pyqd.testing.published import PublishedMessage
+from pyqd.testing.published import PublishedMessage, utc
 
 HOST = "127.0.0.1"
 LOG_NAME = "pyqd.log"
@@ -363,8 +362,3 @@ def remaining(topic: Mapping[str, Any], channels: Sequence[Mapping[str, Any]]) -
 def place(topic: str, channel: str | None) -> str:
     """Return a topic or channel as errors name it."""
     return f"topic {topic}" if channel is None else f"channel {channel} of topic {topic}"
-
-
-def utc(time_ns: int) -> datetime:
-    """Return a time in UTC, to the microsecond."""
-    return datetime.fromtimestamp(time_ns // 1000 / 1e6, timezone.utc)

@@ -1,6 +1,6 @@
 """Messages that were published to a topic, in order, for assertions."""
 
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 
@@ -11,3 +11,8 @@ class PublishedMessage(NamedTuple):
     body: bytes
     timestamp: datetime
     due: datetime | None
+
+
+def utc(time_ns: int) -> datetime:
+    """Return a time in UTC, to the microsecond."""
+    return datetime.fromtimestamp(time_ns // 1000 / 1e6, timezone.utc)

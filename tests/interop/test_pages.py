@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PAGES = {
     name: sections_of(ROOT / "docs" / name)
-    for name in ("how-to.md", "http.md", "configuration.md", "interchange.md", "cluster.md", "lookupd.md")
+    for name in ("how-to.md", "http.md", "configuration.md", "interchange.md", "cluster.md", "lookupd.md", "testing.md")
 }
 # Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
 NOT_FOLLOWED = ("Run as a systemd service",)
@@ -111,6 +111,14 @@ def prepare_cluster(reader: Reader) -> None:
         reader.follow(block)
 
 
+def prepare_plugin(reader: Reader) -> None:
+    """Name pytest's plugins, because the entry points of an environment may be older than the sources."""
+    reader.machine.environment |= {
+        "PYTEST_ADDOPTS": "-p pyqd.testing.plugin -p no:cacheprovider",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+
+
 PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("http.md", "Publishing"): prepare_broker,
     ("http.md", "Single messages"): prepare_broker,
@@ -120,6 +128,7 @@ PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("interchange.md", "Looking into a data directory"): prepare_pyqd,
     ("cluster.md", "Add and remove a broker"): prepare_cluster,
     ("cluster.md", "Upgrade a cluster"): prepare_cluster,
+    **{("testing.md", title): prepare_plugin for title in PAGES["testing.md"]},
 }
 
 
