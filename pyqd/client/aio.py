@@ -184,7 +184,7 @@ class Producer(ProducerBase):
     ) -> list[str] | None:
         """Publish all messages or none; return their ids. Parameters and errors: as pyqd.client.Producer."""
         publication, count = self._many(topic, messages, delay, at, timeout)
-        return published_ids(await self._run(publication, timeout), count) if count else []
+        return [] if publication is None else published_ids(await self._run(publication, timeout), count)
 
     async def _run(self, publication: Publication, timeout: float | None) -> bytes:
         loop = self._driver.loop

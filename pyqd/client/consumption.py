@@ -263,7 +263,10 @@ class Consumption:
             self.late_count += 1
             logger.info("%r: its connection to %s is lost; it will be delivered again", message, message.broker)
             return False
-        del self._subscriptions[message.link].messages[message.key]
+        in_flight = self._subscriptions[message.link].messages
+        # A message that timed out may have come again on the same connection.
+        if in_flight.get(message.key) is message:
+            del in_flight[message.key]
         return True
 
     def _after_answer(self, link: Link) -> None:

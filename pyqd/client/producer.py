@@ -72,8 +72,10 @@ class ProducerBase:
 
     def _many(
         self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None, timeout: float | None
-    ) -> tuple[Publication, int]:
+    ) -> tuple[Publication | None, int]:
         bodies, dues = split_outgoing(messages, self.codec, due_ms(delay, at))
+        if not bodies:
+            return None, 0
         size = sum(map(len, bodies))
         return self._publication(many_command(topic, bodies, dues), size, timeout), len(bodies)
 
@@ -155,7 +157,7 @@ class Producer(ProducerBase):
         one by one: some of them may then be published if others fail. Raises: as publish().
         """
         publication, count = self._many(topic, messages, delay, at, timeout)
-        return published_ids(self._run(publication), count) if count else []
+        return [] if publication is None else published_ids(self._run(publication), count)
 
     def _run(self, publication: Publication) -> bytes:
         """Submit a publication, and wait for the broker's answer."""
