@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from pyqd.client.connecting import Connector, Lookup, Pool
@@ -33,6 +34,8 @@ from pyqd.primitives.addresses import Address
 LATE_CODES: Final = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
 MSG_TIMEOUT_MS: Final = 60_000
 DEAD_LETTER_S: Final = 30.0
+# A broker that has not answered CLS by then is not waited for.
+CLOSE_WAIT_S: Final = 5.0
 TOUCHES_PER_TIMEOUT: Final = 4
 REQUEUE_MS_MAX: Final = 3_600_000
 
@@ -132,7 +135,7 @@ class Consumption:
                 if self._refused(link, event.data):
                     return
             elif isinstance(event, CloseWait):
-                self._close_if_done(link)
+                self._end_intake(link)
 
     def _connected(self, link: Link) -> None:
         self.pool.connected(link)
@@ -224,11 +227,12 @@ class Consumption:
         if not self._answer(message):
             return
         link: Link = message.link
-        link.send(commands.fin(message.key))
-        self.finished_count += 1
+        # RDY first: the broker may send the next message as soon as it has read FIN.
         changes = self.flow.finished(link, time.monotonic())
         if changes:
             self._apply(changes)
+        link.send(commands.fin(message.key))
+        self.finished_count += 1
         self._after_answer(link)
 
     def requeue(self, message: Message, delay: Delay | None, backoff: bool) -> None:
@@ -244,9 +248,9 @@ class Consumption:
         if not self._answer(message):
             return
         link: Link = message.link
+        self._apply(self.flow.requeued(link, time.monotonic(), backoff))
         link.send(commands.req(message.key, min(REQUEUE_MS_MAX, max(0, round(delay_s * 1000)))))
         self.requeued_count += 1
-        self._apply(self.flow.requeued(link, time.monotonic(), backoff))
         self._after_answer(link)
 
     def _give_back(self, message: Message) -> None:
@@ -390,14 +394,24 @@ class Consumption:
         self._apply(self.flow.stop(time.monotonic()))
         while self.ready:
             self._give_back(self.ready.popleft())
-        for link, subscription in list(self._subscriptions.items()):
-            subscription.is_closing = True
+        for link in self._subscriptions:
             link.send(commands.CLS, soon=True)
-            self._close_if_done(link)
+            self._engine.call_later(CLOSE_WAIT_S, partial(self._end_intake, link))
         self._on_ready()
 
+    def _end_intake(self, link: Link) -> None:
+        """Note that the broker sends no more messages on a link, because it agreed to CLS or does not answer it."""
+        subscription = self._subscriptions.get(link)
+        if subscription is not None and not subscription.is_closing:
+            subscription.is_closing = True
+            self._close_if_done(link)
+            self._on_ready()
+
     def _close_if_done(self, link: Link) -> None:
-        """Close a link whose messages are all answered, once the consumer is stopping."""
+        """Close a link that brings no more messages, once all are answered.
+
+        A message that crossed CLS on the way would otherwise time out at the broker: it is given back.
+        """
         subscription = self._subscriptions.get(link)
         if subscription is not None and subscription.is_closing and not subscription.messages:
             link.flush()
@@ -412,8 +426,8 @@ class Consumption:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the consumer was stopped, and all its messages are answered."""
-        return self.is_stopping and not self.in_flight
+        """Whether the consumer was stopped, all its messages are answered, and no more can come."""
+        return self.is_stopping and not self._subscriptions
 
     def close(self) -> None:
         """Close all links. The brokers deliver unanswered messages again."""

@@ -151,25 +151,31 @@ def topic() -> str:
 
 
 @pytest.fixture(scope="session")
-def go_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Give a function that compiles go/main.go once, and skips the test if that is impossible."""
+def go_programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give a function that compiles the programs in go/ once, skips the test if that is impossible, and finds one."""
     compiled: list[Path] = []
     obstacle = ""
 
-    def compile_once() -> Path:
+    def find(name: str) -> Path:
         nonlocal obstacle
         if not compiled and not obstacle:
             directory = tmp_path_factory.mktemp("go") / "interop"
             shutil.copytree(ROOT / "tests/interop/go", directory)
             if obstacle := _obstacle_to_compiling(directory):
                 pytest.skip(obstacle)
-            _go(directory, "build", "-o", "interop", ".", check=True)
-            compiled.append(directory / "interop")
+            _go(directory, "build", "-o", "bin/", "./...", check=True)
+            compiled.append(directory / "bin")
         if obstacle:
             pytest.skip(obstacle)
-        return compiled[0]
+        return compiled[0] / name
 
-    return compile_once
+    return find
+
+
+@pytest.fixture(scope="session")
+def go_program(go_programs: Callable[[str], Path]) -> Callable[[], Path]:
+    """Give a function that compiles go/main.go once, and skips the test if that is impossible."""
+    return lambda: go_programs("interop")
 
 
 def _obstacle_to_compiling(directory: Path) -> str:
