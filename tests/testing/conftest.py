@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from pyqd.testing.daemon import BrokerProcess
 from tests.support.server import REPOSITORY
+from tests.testing.world import DaemonWorld, MemoryWorld, World
 
 PYTEST_WAIT_S = 50.0
+NUMBERS = itertools.count()
 
 PytestRun = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,6 +27,29 @@ PytestRun = Callable[..., subprocess.CompletedProcess[str]]
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "broker") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def daemon_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture(params=["memory", "daemon"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Each of the two brokers in turn."""
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    process: BrokerProcess = request.getfixturevalue("daemon_process")
+    with ExitStack() as stack:
+        yield DaemonWorld(process, stack)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """The name of a topic that no other test has."""
+    return re.sub(r"\W", ".", request.node.name)[-40:].lstrip(".") + f".{next(NUMBERS)}"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -17,7 +18,12 @@ from pyqd.testing.published import PublishedMessage
 from tests.support.server import wait_until
 
 WAIT_S = 10.0
-COUNTS = ("depth", "in_flight_count", "deferred_count")
+# Of messages that must not come during a test.
+LONG_S = 600.0
+# Of messages that a test waits for: a daemon takes its time, too.
+SHORT_S = 0.2
+# The shortest timeout that a consumer may ask for.
+TIMEOUT_S = 1.0
 
 
 class World(Protocol):
@@ -40,6 +46,9 @@ class World(Protocol):
 
     def settle(self, topic: str, channel: str | None = None, **counts: int) -> None:
         """Assert counts of /stats, as soon as they are reached."""
+
+    def settle_ready(self, topic: str, channel: str, count: int) -> None:
+        """Wait until the broker knows the RDY count of the only consumer."""
 
     def eventually(self, condition: Callable[[], bool], what: str) -> None: ...
 
@@ -90,6 +99,9 @@ class MemoryWorld:
         found = self.broker.topic_stats(topic, channel)
         assert found is not None
         assert {name: found[name] for name in counts} == counts
+
+    def settle_ready(self, topic: str, channel: str, count: int) -> None:
+        pass
 
     def eventually(self, condition: Callable[[], bool], what: str) -> None:
         assert condition(), what
@@ -151,6 +163,14 @@ class DaemonWorld:
         except AssertionError:
             assert seen == counts, f"{topic}/{channel}: {seen}"
 
+    def settle_ready(self, topic: str, channel: str, count: int) -> None:
+        def settled() -> bool:
+            found = json.loads(self.broker.request("GET", "/stats", format="json", topic=topic, channel=channel))
+            (client,) = found["topics"][0]["channels"][0]["clients"]
+            return bool(client["ready_count"] == count)
+
+        wait_until(settled, f"a RDY count of {count}")
+
     def eventually(self, condition: Callable[[], bool], what: str) -> None:
         wait_until(condition, what)
 
@@ -182,3 +202,12 @@ class DaemonWorld:
     def _call(self, verb: str, topic: str, channel: str | None) -> None:
         query: dict[str, Any] = {"topic": topic} if channel is None else {"topic": topic, "channel": channel}
         self.broker.request("POST", f"/{'topic' if channel is None else 'channel'}/{verb}", **query)
+
+
+def bodies(messages: list[Message]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def finish(messages: list[Message]) -> None:
+    for message in messages:
+        message.finish()
