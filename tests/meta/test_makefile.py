@@ -1,5 +1,6 @@
 """Tests of the steps that `make` takes in a fresh clone, and of how much it prints."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -62,6 +63,9 @@ def test_a_first_start_prints_stages_and_no_commands() -> None:
         assert [line for line in lines if not line.startswith("\t@")] == [], target
 
 
-def test_every_extra_is_used() -> None:
-    extras = set(project()["project"]["optional-dependencies"])
-    assert extras == {"spark", "spark-java", "examples", "dev"}
+def test_every_extra_is_installed_for_the_tests() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    named = ",".join(re.findall(r"\[([a-z,-]+)\]", " ".join([setup, *extras["dev"], *extras["spark-java"]])))
+    # The packages of `testing` are the tests' own.
+    assert set(extras) == {*named.split(","), "testing"}

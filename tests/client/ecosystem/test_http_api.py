@@ -1,0 +1,64 @@
+"""HTTP calls that go to all brokers of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyqd.client import NotConnectedError, Producer
+from pyqd.client.ecosystem.http_api import GroupHttp
+from pyqd.client.settings import make_settings, parse_targets
+from tests.support.server import Daemon, daemons_running, free_port, pyqd
+from tests.support.workers import url_of
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Daemon]]:
+    """Two daemons with one message each in the topic `work`, and a second one in the first daemon."""
+    with daemons_running() as start:
+        daemons = [start(Daemon(pyqd(), tmp_path / str(number))) for number in range(2)]
+        for daemon, count in zip(daemons, (2, 1), strict=True):
+            with Producer(f"127.0.0.1:{daemon.tcp_port}") as producer:
+                for _ in range(count):
+                    producer.publish("work", b"x")
+        yield daemons
+
+
+def group(*daemons: Daemon) -> GroupHttp:
+    targets = parse_targets(url_of(*daemons), None)
+    return GroupHttp(targets, make_settings(targets.settings))
+
+
+def test_the_size_is_that_of_all_brokers(pair: list[Daemon]) -> None:
+    api = group(*pair)
+    assert api.size("work", "all") == 3
+    api.create_channel("work", "all")
+    assert api.size("work", "all") == 3
+    assert api.size("nothing", "all") == 0
+    assert [api.has_topic(name) for name in ("work", "nothing")] == [True, False]
+
+
+def test_emptying_drops_what_no_channel_has_received_and_what_the_channel_has(pair: list[Daemon]) -> None:
+    api = group(*pair)
+    group(pair[0]).create_channel("work", "all")
+    api.empty("work", "all")
+    assert api.size("work", "all") == 0
+
+
+def test_topics_and_channels_are_deleted_at_all_brokers(pair: list[Daemon]) -> None:
+    api = group(*pair)
+    api.create_channel("work", "all")
+    api.delete_channel("work", "all")
+    assert [daemon.channel("work", "all") for daemon in pair] == [None, None]
+    api.delete_topic("work")
+    api.delete_topic("work")
+    assert [daemon.topic("work") for daemon in pair] == [None, None]
+
+
+def test_a_broker_without_http_is_named_in_the_error() -> None:
+    port = free_port()
+    targets = parse_targets(f"pyqd://127.0.0.1?http=127.0.0.1:{port}", None)
+    with pytest.raises(NotConnectedError, match=f"127.0.0.1:{port}"):
+        GroupHttp(targets, make_settings(targets.settings)).size("work", "all")

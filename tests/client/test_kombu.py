@@ -1,0 +1,405 @@
+"""kombu transport against a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kombu")
+
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.exceptions import ChannelError, OperationalError
+
+import pyqd.client.kombu  # noqa: F401 - registers the scheme where pyqd is not installed
+from pyqd.client import Producer as ClientProducer
+from pyqd.client.ecosystem import kombu_channel
+from pyqd.client.ecosystem.kombu_messages import due_ms_of
+from pyqd.client.kombu import broker_url
+from tests.support.certificates import Certificates
+from tests.support.server import WAIT_S, Daemon, daemons_running, free_port
+from tests.support.server import pyqd as pyqd_daemon
+from tests.support.workers import url_of
+
+WORK = Queue("work", Exchange("work"), routing_key="work")
+Url = str
+
+
+@pytest.fixture
+def connection(url: Url) -> Iterator[Connection]:
+    with Connection(url) as connection:
+        yield connection
+
+
+class Collector:
+    """Consumer that keeps the messages it receives."""
+
+    def __init__(self, connection: Connection, *queues: Queue, no_ack: bool = False, prefetch: int = 0) -> None:
+        self.connection = connection
+        self.messages: list[Any] = []
+        channel = connection.channel()
+        self.consumer = Consumer(channel, list(queues), on_message=self.messages.append, no_ack=no_ack)
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def collect(self, count: int) -> list[Any]:
+        """Wait for so many messages more, and return their payloads."""
+        wanted = len(self.messages) + count
+        while len(self.messages) < wanted:
+            self.connection.drain_events(timeout=WAIT_S)
+        return [message.payload for message in self.messages[-count:]]
+
+    def assert_nothing_comes(self, timeout: float = 0.3) -> None:
+        with pytest.raises(TimeoutError):
+            self.connection.drain_events(timeout=timeout)
+
+
+def publish(connection: Connection, payload: Any, queue: Queue = WORK, **options: Any) -> None:
+    Producer(connection.default_channel).publish(
+        payload, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], **options
+    )
+
+
+def test_a_message_goes_through_the_broker_with_headers_and_payload(connection: Connection) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, {"number": 1}, headers={"kind": "test"})
+    publish(connection, b"\x00\xff", serializer=None, content_type="application/data", content_encoding="binary")
+    assert collector.collect(2) == [{"number": 1}, b"\x00\xff"]
+    assert collector.messages[0].headers == {"kind": "test"}
+
+
+def test_an_acknowledged_message_is_finished(connection: Connection, daemon: Daemon) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, 1)
+    collector.collect(1)
+    daemon.wait_for_channel("work", "celery", in_flight_count=1)
+    collector.messages[0].ack()
+    daemon.wait_for_channel("work", "celery", in_flight_count=0, depth=0, requeue_count=0)
+
+
+def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, 1)
+    collector.collect(1)
+    collector.messages[0].requeue()
+    collector.collect(1)
+    assert [message.delivery_info["redelivered"] for message in collector.messages] == [False, True]
+
+
+def test_a_rejected_message_goes_to_the_dead_letter_topic(url: Url, daemon: Daemon) -> None:
+    with Connection(url, transport_options={"dead_letter_topic": "dead"}) as connection:
+        collector = Collector(connection, WORK)
+        publish(connection, 1)
+        collector.collect(1)
+        collector.messages[0].reject()
+        daemon.wait_for_topic("dead", depth=1)
+        daemon.wait_for_channel("work", "celery", in_flight_count=0, depth=0)
+
+
+def test_without_a_dead_letter_topic_the_body_of_a_rejected_message_is_logged(
+    connection: Connection, daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, "precious")
+    collector.collect(1)
+    collector.messages[0].reject()
+    daemon.wait_for_channel("work", "celery", in_flight_count=0, depth=0)
+    (record,) = [record for record in caplog.records if record.name == "pyqd.client" and "dropped" in record.message]
+    assert "precious" in record.message
+
+
+def test_a_message_of_another_program_does_not_stop_the_consumer(url: Url, daemon: Daemon) -> None:
+    with Connection(url, transport_options={"dead_letter_topic": "dead"}) as connection:
+        collector = Collector(connection, WORK)
+        with ClientProducer(url) as producer:
+            producer.publish("work", b"not JSON")
+            producer.publish("work", b'{"body": 1}')
+        publish(connection, "mine")
+        assert collector.collect(1) == ["mine"]
+        daemon.wait_for_topic("dead", depth=2)
+
+
+def test_at_most_prefetch_count_messages_are_unanswered(connection: Connection, daemon: Daemon) -> None:
+    collector = Collector(connection, WORK, prefetch=2)
+    for number in range(5):
+        publish(connection, number)
+    assert collector.collect(2) == [0, 1]
+    daemon.wait_for_channel("work", "celery", in_flight_count=2, depth=3)
+    collector.assert_nothing_comes()
+    collector.messages[0].ack()
+    assert collector.collect(1) == [2]
+    collector.consumer.qos(prefetch_count=4)
+    assert collector.collect(2) == [3, 4]
+
+
+def test_an_answer_in_another_thread_wakes_the_consumer(connection: Connection) -> None:
+    import threading
+
+    collector = Collector(connection, WORK, prefetch=1)
+    for number in range(2):
+        publish(connection, number)
+    collector.collect(1)
+    timer = threading.Timer(0.1, collector.messages[0].ack)
+    timer.start()
+    assert collector.collect(1) == [1]
+    timer.join()
+
+
+def test_messages_that_no_callback_has_got_go_back_when_the_consumer_is_cancelled(url: Url, daemon: Daemon) -> None:
+    with Connection(url) as first, Connection(url) as second:
+        collector = Collector(first, WORK)
+        for number in range(3):
+            publish(first, number)
+        collector.collect(1)
+        daemon.wait_for_channel("work", "celery", in_flight_count=3)
+        collector.consumer.cancel()
+        other = Collector(second, WORK)
+        assert sorted(other.collect(2)) == [1, 2]
+        # The message that the first consumer has got can still be answered.
+        collector.messages[0].ack()
+        daemon.wait_for_channel("work", "celery", in_flight_count=2, depth=0)
+
+
+def test_a_cancelled_consumer_can_begin_again(connection: Connection) -> None:
+    collector = Collector(connection, WORK)
+    collector.consumer.cancel()
+    publish(connection, 1)
+    collector.assert_nothing_comes()
+    collector.consumer.consume()
+    assert collector.collect(1) == [1]
+
+
+def test_closing_the_connection_requeues_unanswered_messages(url: Url) -> None:
+    with Connection(url) as connection:
+        collector = Collector(connection, WORK)
+        publish(connection, 1)
+        collector.collect(1)
+    with Connection(url) as connection:
+        assert Collector(connection, WORK).collect(1) == [1]
+
+
+def test_one_consumer_serves_several_queues_in_turn(connection: Connection) -> None:
+    queues = [Queue(f"q{number}", Exchange(f"q{number}"), routing_key=f"q{number}") for number in range(3)]
+    for queue in queues:
+        for number in range(3):
+            publish(connection, f"{queue.name}/{number}", queue)
+    payloads = Collector(connection, *queues, no_ack=True).collect(9)
+    assert len(set(payloads)) == 9
+
+
+def test_a_fanout_exchange_reaches_every_queue(url: Url) -> None:
+    exchange = Exchange("news", type="fanout")
+    with Connection(url) as first, Connection(url) as second, Connection(url) as publisher:
+        collectors = [
+            Collector(connection, Queue(f"news-{number}", exchange, auto_delete=True), no_ack=True)
+            for number, connection in enumerate((first, second))
+        ]
+        Producer(publisher.default_channel, exchange).publish("hello")
+        assert [collector.collect(1) for collector in collectors] == [["hello"], ["hello"]]
+
+
+def test_a_transient_direct_exchange_routes_by_key_between_processes(url: Url) -> None:
+    exchange = Exchange("replies", type="direct", durable=False)
+    with Connection(url) as first, Connection(url) as second, Connection(url) as publisher:
+        collectors = [
+            Collector(connection, Queue(f"r{key}", exchange, routing_key=key, auto_delete=True), no_ack=True)
+            for key, connection in (("a", first), ("b", second))
+        ]
+        producer = Producer(publisher.default_channel, exchange)
+        for key in ("b", "c", "a"):
+            producer.publish(f"for {key}", routing_key=key)
+        assert [collector.collect(1) for collector in collectors] == [["for a"], ["for b"]]
+
+
+def test_events_are_routed_by_pattern(url: Url) -> None:
+    exchange = Exchange("celeryev", type="topic")
+    with Connection(url) as receiver, Connection(url) as publisher:
+        queue = Queue("celeryev.1", exchange, routing_key="worker.#", auto_delete=True)
+        collector = Collector(receiver, queue, no_ack=True)
+        producer = Producer(publisher.default_channel, exchange)
+        for key in ("task.sent", "worker.online", "worker.a.b"):
+            producer.publish(key, routing_key=key)
+        assert collector.collect(2) == ["worker.online", "worker.a.b"]
+
+
+def test_a_command_from_before_the_queue_existed_is_not_received(url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kombu_channel, "STALE_NS", 0)
+    exchange = Exchange("commands", type="fanout", durable=False)
+    with Connection(url) as receiver, Connection(url) as publisher:
+        producer = Producer(publisher.default_channel, exchange)
+        producer.publish("old")
+        collector = Collector(receiver, Queue("c", exchange, auto_delete=True), no_ack=True)
+        producer.publish("new")
+        assert collector.collect(1) == ["new"]
+
+
+def test_simple_queues_work_with_get_size_and_clear(connection: Connection) -> None:
+    with contextlib.closing(connection.SimpleQueue("simple")) as queue:
+        queue.put("one")
+        queue.put("two")
+        message = queue.get(timeout=WAIT_S)
+        assert message.payload == "one"
+        message.ack()
+        assert queue.qsize() == 1
+        assert queue.clear() == 1
+        assert queue.qsize() == 0
+
+
+def test_basic_get_returns_one_message_and_leaves_the_others(connection: Connection, daemon: Daemon) -> None:
+    for number in range(3):
+        publish(connection, number)
+    bound = WORK(connection.default_channel)
+    first, second = bound.get(), bound.get()
+    assert [first.payload, second.payload] == [0, 1]
+    daemon.wait_for_channel("work", "celery", depth=1, in_flight_count=2)
+    first.ack()
+    second.ack()
+    bound.get().ack()
+    assert bound.get() is None
+
+
+def test_a_deleted_queue_is_gone(connection: Connection, daemon: Daemon) -> None:
+    publish(connection, 1)
+    bound = WORK(connection.default_channel)
+    bound.delete(if_empty=True)
+    assert daemon.topic("work") is not None
+    bound.delete()
+    assert daemon.topic("work") is None
+    with pytest.raises(ChannelError):
+        bound.queue_declare(passive=True)
+
+
+def test_a_message_with_an_eta_waits_in_the_broker(connection: Connection, daemon: Daemon) -> None:
+    collector = Collector(connection, WORK)
+    due = datetime.now(timezone.utc) + timedelta(seconds=1)
+    publish(connection, "later", headers={"eta": due.isoformat()})
+    publish(connection, "now")
+    assert collector.collect(1) == ["now"]
+    daemon.wait_for_channel("work", "celery", deferred_count=1)
+    assert collector.collect(1) == ["later"]
+    assert datetime.now(timezone.utc) >= due
+    assert "eta" not in collector.messages[1].headers
+
+
+@pytest.mark.flags("-max-req-timeout=300ms")
+def test_a_message_that_is_due_behind_the_brokers_limit_comes_when_it_is_due(
+    connection: Connection, daemon: Daemon
+) -> None:
+    collector = Collector(connection, WORK)
+    due = datetime.now(timezone.utc) + timedelta(seconds=1)
+    publish(connection, "later", headers={"eta": due.isoformat()})
+    assert collector.collect(1) == ["later"]
+    assert datetime.now(timezone.utc) >= due
+    channel = daemon.channel("work", "celery")
+    assert channel is not None
+    assert channel["requeue_count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("eta", "due_ms"),
+    [
+        ("2026-11-23T12:00:00+00:00", 1_795_435_200_000),
+        ("2026-11-23T12:00:00Z", 1_795_435_200_000),
+        ("2026-11-23T14:00:00+02:00", 1_795_435_200_000),
+        ("2026-11-23T12:00:00", 1_795_435_200_000),
+        ("2026-11-23T12:00:00.000001+00:00", 1_795_435_200_001),
+        ("2026-11-23T12:00:00.999999+00:00", 1_795_435_201_000),
+        ("tomorrow", None),
+        (None, None),
+        (5, None),
+    ],
+)
+def test_the_due_time_is_the_eta_rounded_up(eta: object, due_ms: int | None) -> None:
+    assert due_ms_of({"headers": {"eta": eta}}) == due_ms
+
+
+def test_a_queue_gets_the_messages_of_all_brokers_of_the_url(tmp_path: Path) -> None:
+    with daemons_running() as start:
+        daemons = [start(Daemon(pyqd_daemon(), tmp_path / str(number))) for number in range(2)]
+        with Connection(url_of(*daemons)) as connection:
+            collector = Collector(connection, WORK)
+            for number, daemon in enumerate(daemons):
+                with Connection(url_of(daemon)) as single:
+                    publish(single, number)
+            assert sorted(collector.collect(2)) == [0, 1]
+            for message in collector.messages:
+                message.ack()
+            assert WORK(connection.default_channel).queue_declare(passive=True).message_count == 0
+
+
+def test_consumers_and_producers_outlast_a_restart_of_the_broker(connection: Connection, daemon: Daemon) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, 1)
+    collector.collect(1)
+    daemon.kill_and_start()
+    publish(connection, 2)
+    # The first message was not answered: it comes again.
+    assert set(collector.collect(2)) == {1, 2}
+    collector.messages[0].ack()
+    for message in collector.messages[1:]:
+        message.ack()
+    daemon.wait_for_channel("work", "celery", in_flight_count=0, depth=0)
+
+
+def test_tls_is_set_in_the_url(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    flags = (*certificates.server_flags(), "-tls-required=tcp-https")
+    with daemons_running() as start:
+        daemon = start(Daemon(pyqd_daemon(), tmp_path, flags))
+        with Connection(f"{url_of(daemon)}&tls=true&tls_ca={certificates.authority.path}") as connection:
+            collector = Collector(connection, WORK, no_ack=True)
+            publish(connection, "secret")
+            assert collector.collect(1) == ["secret"]
+
+
+def test_connecting_fails_if_no_broker_listens() -> None:
+    with Connection(f"pyqd://127.0.0.1:{free_port()}") as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=1, interval_start=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "complete"),
+    [
+        ("pyqd://", "pyqd://127.0.0.1:4150"),
+        (None, "pyqd://127.0.0.1:4150"),
+        ("pyqd:///?tls=true", "pyqd://127.0.0.1:4150/?tls=true"),
+        ("pyqd://a:1,b:2", "pyqd://a:1,b:2"),
+        ("pyqd://?lookupd=a:4161", "pyqd://?lookupd=a:4161"),
+        ("a:4150", "pyqd://a:4150"),
+    ],
+)
+def test_a_url_without_a_host_means_the_local_broker(given: str | None, complete: str) -> None:
+    assert broker_url(given).rstrip("/") == complete
+
+
+def test_the_url_for_people_hides_the_secret() -> None:
+    with Connection("pyqd://user:s3cret@a:4150,b:4150?tls=true") as connection:
+        assert connection.as_uri() == "pyqd://user:**@a:4150,b:4150?tls=true"
+        assert "s3cret" in connection.as_uri(include_password=True)
+
+
+def test_the_child_of_a_fork_leaves_the_connection_of_its_parent_alone(connection: Connection) -> None:
+    collector = Collector(connection, WORK)
+    publish(connection, 1)
+    collector.collect(1)
+    child = multiprocessing.get_context("fork").Process(target=connection.release)
+    child.start()
+    child.join(WAIT_S)
+    assert child.exitcode == 0
+    collector.messages[0].ack()
+    publish(connection, 2)
+    assert collector.collect(1) == [2]
+
+
+def test_an_installed_pyqd_makes_kombu_know_the_scheme() -> None:
+    program = "from kombu import Connection, Producer; print(Connection('pyqd://').transport_cls)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert "pyqd" in result.stdout
