@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -116,6 +117,7 @@ class DaemonWorld:
     def __init__(self, broker: BrokerProcess, stack: ExitStack) -> None:
         self.broker = broker
         self._stack = stack
+        self._numbers = itertools.count()
         self._http = stack.enter_context(BrokerHttp(broker.http_address))
         self.published, self.published_messages = broker.published, broker.published_messages
 
@@ -123,18 +125,20 @@ class DaemonWorld:
         return self._stack.enter_context(Producer(self.broker.tcp_address, http=self.broker.http_address, **options))
 
     def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
-        options = {"backoff": 0.0, **options}
+        name = f"consumer-{next(self._numbers)}"
+        options = {"backoff": 0.0, "client_id": name, **options}
         made = self._stack.enter_context(Consumer(topic, channel, nsqd=self.broker.tcp_address, **options))
-        before = self._clients(topic, channel)
-        # Nothing can be delivered before it asks, and what is delivered from then on waits in it.
+        # Messages that come from now on wait in the consumer.
         with made._engine.lock:
             made._consumption.start()
-        wait_until(lambda: self._clients(topic, channel) > before, "the consumer has subscribed")
+        wait_until(lambda: name in self._clients(topic, channel), "the consumer has subscribed")
         return made
 
-    def _clients(self, topic: str, channel: str) -> int:
-        found = self.broker.topic_stats(topic, channel)
-        return 0 if found is None else int(found["client_count"])
+    def _clients(self, topic: str, channel: str) -> dict[str, dict[str, Any]]:
+        """Return the clients of a channel in /stats by their names."""
+        found = json.loads(self.broker.request("GET", "/stats", format="json", topic=topic, channel=channel))
+        channels = [each for listed in found["topics"] or () for each in listed["channels"] or ()]
+        return {client["client_id"]: client for each in channels for client in each["clients"] or ()}
 
     def receive(self, consumer: Consumer, count: int) -> list[Message]:
         messages: list[Message] = []
@@ -165,8 +169,7 @@ class DaemonWorld:
 
     def settle_ready(self, topic: str, channel: str, count: int) -> None:
         def settled() -> bool:
-            found = json.loads(self.broker.request("GET", "/stats", format="json", topic=topic, channel=channel))
-            (client,) = found["topics"][0]["channels"][0]["clients"]
+            (client,) = self._clients(topic, channel).values()
             return bool(client["ready_count"] == count)
 
         wait_until(settled, f"a RDY count of {count}")
