@@ -86,8 +86,8 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        """URL for the producers and consumers of pyqd.client."""
-        return f"nsq://{self.tcp_address}"
+        """URL for the producers and consumers of pyqd.client; names the HTTP API as well."""
+        return f"nsq://{self.tcp_address}?http={self.http_address}"
 
     @property
     def pid(self) -> int | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pyqd.client.settings import parse_targets
 from pyqd.testing.daemon import LOG_NAME, BrokerError, BrokerProcess
 from tests.support.server import REPOSITORY, wait_until
 
@@ -31,7 +32,8 @@ def test_a_daemon_serves_at_its_addresses(broker: BrokerProcess) -> None:
     assert broker.is_running
     assert connects(broker.tcp_address)
     assert connects(broker.http_address)
-    assert broker.url == f"nsq://{broker.tcp_address}"
+    assert parse_targets(broker.url, None).settings == {"http": broker.http_address}
+    assert [str(address) for address in parse_targets(broker.url, None).brokers] == [broker.tcp_address]
     assert broker.stats()["topics"] == []
     assert any(broker.data_path.iterdir())
 
