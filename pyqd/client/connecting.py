@@ -251,6 +251,8 @@ class Lookup:
         self._is_asking = False
         self._schedule.poll_now(time.monotonic())
         self._arm()
+        # Without a broker's address there is no link yet that would start it.
+        self._engine.ensure_stand_in()
 
     def copy(self, topic: str | None) -> Lookup:
         """Return another one that asks the same lookup daemons for another topic, or for all brokers."""

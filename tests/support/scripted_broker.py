@@ -7,7 +7,9 @@ test says so, whatever RDY is. Several brokers share one journal. Source: docs/n
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import select
 import socket
 import struct
 import threading
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 WAIT_S = 20.0
 MAGIC = b"  V2"
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
-COMMANDS_WITH_BODY = ("IDENTIFY", "AUTH")
+COMMANDS_WITH_BODY = ("IDENTIFY", "AUTH", "PUB")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class ScriptedBroker:
         # False: CLOSE_WAIT comes when the test calls close_wait().
         self.answers_cls = True
         self._max_rdy_count = max_rdy_count
+        # Sent in the answer to IDENTIFY: the broker's time for a message.
+        self.msg_timeout_ms = 60_000
         self._admitted = threading.Event()
+        self.is_asked = False
         self._message_count = 0
         self._client: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -81,12 +86,12 @@ class ScriptedBroker:
         """Let the client in, and every later one."""
         self._admitted.set()
 
-    def deliver(self, *bodies: bytes) -> int:
+    def deliver(self, *bodies: bytes, attempts: int = 1) -> int:
         """Send messages together; return the number of the last one, counted from 1."""
         frames = []
         for body in bodies:
             self._message_count += 1
-            head = struct.pack(">qH16s", time.time_ns(), 1, b"%016x" % self._message_count)
+            head = struct.pack(">qH16s", time.time_ns(), attempts, b"%016x" % self._message_count)
             frames.append(_frame(MESSAGE, head + body))
         assert self._client is not None
         self._client.sendall(b"".join(frames))
@@ -97,6 +102,11 @@ class ScriptedBroker:
 
     def error(self, text: str) -> None:
         self._send(ERROR, text.encode())
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send bytes that may be no frame at all."""
+        assert self._client is not None
+        self._client.sendall(data)
 
     def close_wait(self) -> None:
         self._send(RESPONSE, b"CLOSE_WAIT")
@@ -122,6 +132,10 @@ class ScriptedBroker:
     def wait_for(self, command: str, times: int = 1) -> None:
         """Wait until a command has come so many times."""
         self.journal.wait(lambda: self.commands().count(command) >= times, f"{command} at {self.name} {times} times")
+
+    def wait_for_client(self) -> None:
+        """Wait until a client has sent IDENTIFY."""
+        self.journal.wait(lambda: self.is_asked, f"IDENTIFY at {self.name}")
 
     def wait_for_rdy(self, is_reached: Callable[[int], bool]) -> None:
         """Wait until the last RDY is as wanted."""
@@ -162,29 +176,49 @@ class ScriptedBroker:
 
     def _read(self, client: socket.socket) -> Iterator[str]:
         """Yield the client's commands, noted down, until its end of file."""
-        with client.makefile("rb") as stream:
-            magic = stream.read(len(MAGIC))
-            assert magic in (MAGIC, b""), magic
+        # Without a buffer, so that select() tells whether the client has sent more.
+        with client.makefile("rb", buffering=0) as stream:
+            assert _read_exactly(stream, len(MAGIC)) == MAGIC
             for line in stream:
                 words = line.decode().split()
                 if words[0] in COMMANDS_WITH_BODY:
-                    (size,) = struct.unpack(">i", stream.read(4))
-                    stream.read(size)
+                    (size,) = struct.unpack(">i", _read_exactly(stream, 4))
+                    _read_exactly(stream, size)
                 elif words[0] in ("FIN", "REQ", "TOUCH"):
                     words[1] = str(int(words[1], 16))
                 if words[0] == "IDENTIFY":
+                    with self.journal.changed:
+                        self.is_asked = True
+                        self.journal.changed.notify_all()
                     self._admitted.wait(WAIT_S)
+                    if select.select([client], [], [], 0)[0]:
+                        self.journal.note(self.name, "early")
                 command = " ".join(words)
                 self.journal.note(self.name, command)
                 yield command
 
+    def _facts(self) -> bytes:
+        facts = {"max_rdy_count": self._max_rdy_count, "msg_timeout": self.msg_timeout_ms, "version": "1.3.0"}
+        return json.dumps(facts).encode()
+
     def _answer(self, command: str) -> None:
         if command == "IDENTIFY":
-            self._send(RESPONSE, json.dumps({"max_rdy_count": self._max_rdy_count, "version": "1.3.0"}).encode())
-        elif command.startswith("SUB"):
+            self._send(RESPONSE, self._facts())
+        elif command.startswith(("SUB", "PUB")):
             self._send(RESPONSE, b"OK")
         elif command == "CLS" and self.answers_cls:
             self.close_wait()
+
+
+def _read_exactly(stream: io.RawIOBase, size: int) -> bytes:
+    """Return so many bytes. Raises: ConnectionError at the end of the file."""
+    data = b""
+    while len(data) < size:
+        more = stream.read(size - len(data))
+        if not more:
+            raise ConnectionError("end of file")
+        data += more
+    return data
 
 
 def _frame(kind: int, data: bytes) -> bytes:

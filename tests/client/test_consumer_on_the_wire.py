@@ -1,0 +1,268 @@
+"""Commands of consumers and producers on scripted brokers: bootstrap, faults, touches, requeues, discovery."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyqd.client import Consumer, Message, Producer, RetryPolicy
+from tests.support.http_stub import http_stub
+from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
+
+
+@pytest.fixture
+def brokers() -> Iterator[list[ScriptedBroker]]:
+    """Give three brokers, a, b and c. None has admitted the client."""
+    with scripted_brokers("a", "b", "c") as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def broker(brokers: list[ScriptedBroker]) -> ScriptedBroker:
+    """Give one broker that admits clients."""
+    brokers[0].admit()
+    return brokers[0]
+
+
+@pytest.fixture
+def consume() -> Iterator[Callable[..., Consumer]]:
+    """Give a function that makes a consumer; it is closed with the test."""
+    made: list[Consumer] = []
+
+    def make(*brokers: ScriptedBroker, **options: Any) -> Consumer:
+        addresses = [broker.address for broker in brokers] or None
+        made.append(Consumer("topic", "channel", nsqd=addresses, **options))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close()
+
+
+def begin(consumer: Consumer) -> None:
+    """Have the consumer connect; it goes on without a thread of the test."""
+    assert consumer.fetch(timeout=0) == []
+
+
+def one(consumer: Consumer) -> Message:
+    (message,) = consumer.fetch(timeout=WAIT_S)
+    return message
+
+
+def settle(broker: ScriptedBroker) -> None:
+    """Wait until the client has read what the broker sent before."""
+    answered = broker.commands().count("NOP")
+    broker.heartbeat()
+    broker.wait_for("NOP", times=answered + 1)
+
+
+class TestBootstrap:
+    def test_a_consumer_sends_nothing_between_identify_and_its_answer(self, consume, brokers):
+        a = brokers[0]
+        consumer = consume(a)
+        begin(consumer)
+        a.wait_for_client()
+        a.admit()
+        a.wait_for("RDY 1")
+        assert a.commands() == ["IDENTIFY", "SUB topic channel", "RDY 1"]
+
+    def test_a_producer_sends_nothing_between_identify_and_its_answer(self, brokers):
+        a = brokers[0]
+        with Producer(a.address) as producer:
+            future = producer.submit("topic", b"body")
+            a.wait_for_client()
+            a.admit()
+            future.result(WAIT_S)
+        assert a.commands("IDENTIFY", "early", "PUB") == ["IDENTIFY", "PUB topic"]
+
+
+class TestFaults:
+    @pytest.mark.parametrize("text", ["E_INVALID cannot RDY in current state", "E_BAD_TOPIC SUB topic name", "E_X"])
+    def test_after_another_error_the_consumer_connects_again(self, consume, broker, text):
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.error(text)
+        broker.wait_for("closed")
+        broker.wait_for("RDY 1", times=2)
+        broker.deliver(b"after")
+        assert one(consumer).body == b"after"
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            struct.pack(">ii", 4, 9),
+            struct.pack(">i", -1),
+            struct.pack(">ii", 3, 0),
+            struct.pack(">ii", 20, 2) + bytes(16),
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        ],
+        ids=["unknown type", "negative size", "small size", "short message", "HTTP"],
+    )
+    def test_bytes_that_are_no_frames_end_the_connection_only(self, consume, broker, data):
+        other = consume(broker)
+        begin(other)
+        broker.wait_for("RDY 1")
+        broker.send_bytes(data)
+        broker.wait_for("closed")
+
+    def test_a_silent_broker_is_left_after_two_heartbeats_and_tried_again(self, consume, broker):
+        consumer = consume(broker, heartbeat_interval=0.1)
+        begin(consumer)
+        broker.wait_for("closed")
+        broker.wait_for("RDY 1", times=2)
+
+    def test_heartbeats_are_answered_while_the_program_does_something_else(self, consume, broker):
+        consumer = consume(broker, max_in_flight=2)
+        begin(consumer)
+        broker.wait_for("RDY 2")
+        broker.deliver(b"body")
+        message = one(consumer)
+        for _ in range(3):
+            settle(broker)
+        message.finish()
+        broker.wait_for("FIN 1")
+
+    def test_the_answer_to_a_message_of_a_lost_connection_is_not_sent(self, consume, broker):
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.deliver(b"body")
+        message = one(consumer)
+        broker.disconnect()
+        broker.wait_for("closed")
+        broker.admit()
+        broker.wait_for("RDY 1", times=2)
+        message.finish()
+        settle(broker)
+        assert broker.commands("FIN", "REQ") == []
+        assert consumer.stats()["answered_late"] == 1
+
+
+class TestTouchAndRequeue:
+    def test_messages_are_touched_while_they_are_handled(self, consume, broker):
+        broker.msg_timeout_ms = 400
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.deliver(b"body")
+        message = one(consumer)
+        broker.wait_for("TOUCH 1", times=2)
+        message.finish()
+        broker.wait_for("FIN 1")
+
+    def test_the_delay_of_a_failed_message_grows_with_its_attempts(self, consume, broker):
+        consumer = consume(broker, retry=RetryPolicy(delay=2.0, max_delay=5.0), backoff=0)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        for number, delay_ms in enumerate((2000, 4000, 5000), start=1):
+            broker.deliver(b"body", attempts=number)
+            with pytest.raises(ZeroDivisionError), one(consumer):
+                raise ZeroDivisionError
+            broker.wait_for(f"REQ {number} {delay_ms}")
+        assert broker.commands("RDY") == ["RDY 1"]
+
+    def test_messages_that_nobody_took_are_given_back_without_delay(self, consume, broker):
+        consumer = consume(broker, max_in_flight=3)
+        begin(consumer)
+        broker.wait_for("RDY 3")
+        broker.deliver(b"1", b"2", b"3")
+        settle(broker)
+        one(consumer).finish()
+        assert consumer.drain(WAIT_S)
+        broker.wait_for("closed")
+        assert sorted(broker.commands("FIN", "REQ")) == ["FIN 1", "REQ 2 0", "REQ 3 0"]
+        assert broker.commands("RDY") == ["RDY 3"]
+
+    def test_pause_and_resume(self, consume, broker):
+        consumer = consume(broker, max_in_flight=3)
+        begin(consumer)
+        broker.wait_for("RDY 3")
+        consumer.pause()
+        broker.wait_for("RDY 0")
+        consumer.max_in_flight = 4
+        consumer.resume()
+        broker.wait_for("RDY 4")
+        assert broker.commands("RDY") == ["RDY 3", "RDY 0", "RDY 4"]
+
+
+class TestDiscovery:
+    def answer(self, *brokers: ScriptedBroker) -> tuple[int, dict[str, str], bytes]:
+        producers = [
+            {
+                "broadcast_address": "127.0.0.1",
+                "tcp_port": int(broker.address.rpartition(":")[2]),
+                "http_port": 0,
+                "hostname": "h",
+                "version": "1.3.0",
+                "remote_address": "127.0.0.1:1",
+            }
+            for broker in brokers
+        ]
+        headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
+        return 200, headers, json.dumps({"channels": [], "producers": producers}).encode()
+
+    def test_brokers_are_found_and_later_ones_too(self, consume, brokers):
+        a, b, _ = brokers
+        a.admit()
+        b.admit()
+        known = [a]
+        with http_stub(lambda path, query: self.answer(*known)) as stub:
+            consumer = consume(lookupd=stub.address, lookupd_poll_interval=0.05, max_in_flight=4)
+            begin(consumer)
+            a.wait_for("RDY 4")
+            known.append(b)
+            b.wait_for("RDY 2")
+            a.wait_for("RDY 2")
+        assert stub.requests[0] == ("/lookup", {"topic": "topic"})
+
+    def test_a_broker_that_is_no_longer_named_stays_connected(self, consume, brokers):
+        a, b, _ = brokers
+        a.admit()
+        b.admit()
+        known = [a]
+        with http_stub(lambda path, query: self.answer(*known)) as stub:
+            consumer = consume(lookupd=stub.address, lookupd_poll_interval=0.05)
+            begin(consumer)
+            a.wait_for("RDY 1")
+            known[:] = [b]
+            b.wait_for("SUB topic channel")
+            a.deliver(b"body")
+            assert one(consumer).body == b"body"
+
+    @pytest.mark.parametrize(
+        "bad",
+        [None, (500, {}, b"busy"), (200, {}, b"{"), (200, {}, b'{"producers": 1}'), (404, {}, b"TOPIC_NOT_FOUND")],
+    )
+    def test_the_next_lookup_daemon_is_asked_after_a_bad_answer(self, consume, broker, bad):
+        with http_stub(lambda path, query: bad) as wrong, http_stub(lambda path, query: self.answer(broker)) as right:
+            consumer = consume(lookupd=[wrong.address, right.address])
+            begin(consumer)
+            broker.wait_for("RDY 1")
+        assert len(wrong.requests) == 1
+
+    def test_a_lookup_daemon_that_nobody_runs_is_passed_over(self, consume, broker):
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            nowhere = "{}:{}".format(*closed.getsockname())
+        with http_stub(lambda path, query: self.answer(broker)) as right:
+            consumer = consume(lookupd=[nowhere, right.address])
+            begin(consumer)
+            broker.wait_for("RDY 1")
+
+
+class TestEnd:
+    @pytest.mark.parametrize("end", ["close", "drain"])
+    def test_no_thread_is_left(self, consume, broker, end):
+        before = set(threading.enumerate())
+        consumer = consume(broker)
+        consumer.handler(2)(lambda message: None)
+        consumer.start()
+        broker.wait_for("RDY 2")
+        getattr(consumer, end)()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
