@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyqd import __version__
+from pyqd.client.core.discovery import parse_lookup_addresses
 from pyqd.client.errors import SettingError
 from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, is_ip_address, split_address
 
@@ -168,7 +169,7 @@ def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str]
     daemons = [part.strip() for text in daemons for part in text.split(",") if part.strip()]
     if not brokers and not daemons:
         raise SettingError("no broker is named: give nsqd='host:4150', or lookupd='host:4161'")
-    return Targets(tuple(dict.fromkeys(brokers)), tuple(dict.fromkeys(daemons)), settings)
+    return Targets(tuple(dict.fromkeys(brokers)), parse_lookup_addresses(daemons), settings)
 
 
 def parse_address(text: str) -> Address:

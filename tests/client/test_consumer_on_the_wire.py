@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pyqd.client import Consumer, Message, Producer, RetryPolicy
+from pyqd.client.errors import SettingError
 from tests.support.http_stub import http_stub
 from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
 
@@ -205,6 +206,10 @@ class TestDiscovery:
         ]
         headers = {"X-NSQ-Content-Type": "nsq; version=1.0"}
         return 200, headers, json.dumps({"channels": [], "producers": producers}).encode()
+
+    def test_a_lookup_address_without_a_port_is_refused_at_once(self, consume):
+        with pytest.raises(SettingError, match="missing port"):
+            consume(lookupd="lookup.example")
 
     def test_brokers_are_found_and_later_ones_too(self, consume, brokers):
         a, b, _ = brokers
