@@ -104,12 +104,20 @@ class TestFaults:
         ],
         ids=["unknown type", "negative size", "small size", "short message", "HTTP"],
     )
-    def test_bytes_that_are_no_frames_end_the_connection_only(self, consume, broker, data):
-        other = consume(broker)
-        begin(other)
-        broker.wait_for("RDY 1")
-        broker.send_bytes(data)
-        broker.wait_for("closed")
+    def test_bytes_that_are_no_frames_end_the_connection_only(self, consume, brokers, data):
+        for broker in brokers[:2]:
+            broker.admit()
+        a, b, _ = brokers
+        consumer = consume(a, b, max_in_flight=2)
+        begin(consumer)
+        for broker in (a, b):
+            broker.wait_for("RDY 1")
+        a.send_bytes(data)
+        a.wait_for("closed")
+        a.wait_for("RDY 1", times=2)
+        b.deliver(b"body")
+        assert one(consumer).body == b"body"
+        assert b.commands("closed") == []
 
     def test_a_silent_broker_is_left_after_two_heartbeats_and_tried_again(self, consume, broker):
         consumer = consume(broker, heartbeat_interval=0.1)
