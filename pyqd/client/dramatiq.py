@@ -213,7 +213,7 @@ class PyqdConsumer(DramatiqConsumer):
             give_back(received_in(message))
 
     def close(self) -> None:
-        """Disconnect. The broker gives unanswered messages to other workers."""
+        """Disconnect. The broker delivers unanswered messages again when they time out."""
         self._consumer.close()
 
 

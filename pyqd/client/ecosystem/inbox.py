@@ -130,7 +130,7 @@ class Intake:
         self.consumer.resume()
 
     def close(self) -> None:
-        """Disconnect. The broker gives unanswered messages to other consumers."""
+        """Disconnect. The broker delivers unanswered messages again when they time out."""
         self._closing.set()
         self.pause()
         self.consumer.stop()
