@@ -97,7 +97,8 @@ class PyqdBroker(Broker):
     def enqueue(self, message: DramatiqMessage[Any], *, delay: int | None = None) -> DramatiqMessage[Any]:
         """Publish a message; return when the broker has it. delay: milliseconds. Raises: ConnectionClosed."""
         if delay is not None:
-            message = message.copy(options={"eta": now_ms() + delay})
+            # The millisecond that has begun counts as over, or the message could run early.
+            message = message.copy(options={"eta": now_ms() + 1 + delay})
         self.logger.debug("Enqueueing message %r on queue %r.", message.message_id, message.queue_name)
         self.emit_before("enqueue", message, delay)
         with connection_errors():

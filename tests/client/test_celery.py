@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.celery_tasks import BROKER, RUNS, Run, app, retry_twice, run, run_slowly, runs_in
+from tests.support.celery_tasks import BROKER, app, retry_twice, run, run_slowly
 from tests.support.server import Daemon, wait_until
+from tests.support.task_runs import RUNS, WAIT_S, assert_complete, report, runs_in, wait_for_runs
 from tests.support.workers import Spawn, Worker, kill, stop
 
 pytestmark = pytest.mark.slow
 
 # PROOF_TASKS=10000 is the whole proof.
 TASK_COUNT = int(os.environ.get("PROOF_TASKS", "1000"))
-WAIT_S = 30.0
 QUEUE = "celery"
 
 
@@ -46,18 +46,6 @@ def work(spawn: Spawn, url: str, runs_path: Path) -> Callable[..., Worker]:
         return spawn(*arguments, **{BROKER: url + settings, RUNS: str(runs_path)})
 
     return start
-
-
-def wait_for_runs(path: Path, count: int, wait_s: float = WAIT_S) -> list[Run]:
-    """Wait until so many different tasks have run; return all runs."""
-    found: list[Run] = []
-
-    def enough() -> bool:
-        found[:] = runs_in(path)
-        return len({run.number for run in found}) >= count
-
-    wait_until(enough, f"{count} tasks have run", wait_s)
-    return found
 
 
 def test_tasks_run_at_once_or_when_they_are_due(
@@ -153,7 +141,7 @@ def test_events_of_workers_reach_a_receiver(tasks: Any, work: Callable[..., Work
 
 @pytest.mark.timeout(600)
 def test_no_task_is_lost_or_early_while_workers_and_broker_are_killed(
-    tasks: Any, work: Callable[..., Worker], runs_path: Path, daemon: Daemon, record_property: Callable[..., None]
+    tasks: Any, work: Callable[..., Worker], runs_path: Path, daemon: Daemon
 ) -> None:
     wait_s = 60 + TASK_COUNT / 20
     spread_s = max(5.0, TASK_COUNT / 250)
@@ -171,15 +159,6 @@ def test_no_task_is_lost_or_early_while_workers_and_broker_are_killed(
         kill(worker)
         work("-n", f"next{part}@test", settings=settings)
     runs = wait_for_runs(runs_path, TASK_COUNT, wait_s)
-    assert {run.number for run in runs} == set(range(TASK_COUNT))
-    assert [run for run in runs if run.ran_s < run.due_s] == []
+    assert_complete(runs, TASK_COUNT)
     daemon.wait_for_channel(QUEUE, QUEUE, depth=0, deferred_count=0, in_flight_count=0)
-    late_s = sorted(run.ran_s - run.due_s for run in runs)
-    report = (
-        f"{TASK_COUNT} tasks published in {published_s:.1f} s, {len(runs)} runs, "
-        f"{len(runs) - TASK_COUNT} of them again after a kill; ran after being due: "
-        f"median {late_s[len(late_s) // 2] * 1000:.0f} ms, longest {late_s[-1]:.1f} s; "
-        f"all in {time.time() - began_s:.0f} s"
-    )
-    record_property("report", report)
-    print(report)
+    print(report(runs, TASK_COUNT, began_s, published_s))

@@ -1,44 +1,19 @@
-"""Celery app of the tests. Its tasks note each run in a file, so that runs of killed workers count too."""
+"""Celery app of the tests. Its tasks note each run."""
 
 from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 
-RUNS = "TEST_RUNS"
+from tests.support.task_runs import note
+
 BROKER = "TEST_BROKER"
 
 app = Celery("tests.support.celery_tasks", broker=os.environ.get(BROKER, "pyqd://"))
 app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=4)
-
-
-class Run(NamedTuple):
-    """One run of a task: its number, the time it was due, and the time it ran."""
-
-    number: int
-    due_s: float
-    ran_s: float
-
-
-def note(number: int, due_s: float) -> None:
-    """Append a run to the file. A line is one write, which no other process can interrupt."""
-    file = os.open(os.environ[RUNS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, f"{number} {due_s!r} {time.time()!r}\n".encode())
-    finally:
-        os.close(file)
-
-
-def runs_in(path: Path) -> list[Run]:
-    """Return the runs in a file."""
-    if not path.exists():
-        return []
-    rows = [line.split() for line in path.read_text().splitlines()]
-    return [Run(int(number), float(due_s), float(ran_s)) for number, due_s, ran_s in rows]
 
 
 @app.task  # type: ignore[untyped-decorator]
