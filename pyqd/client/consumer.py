@@ -25,7 +25,8 @@ from pyqd.client.settings import make_settings, parse_targets
 
 DRAIN_S = 30.0
 CLOSE_S = 1.0
-FLOW_NAMES = ("backoff_first_s", "backoff_max_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
+# Options of flow control besides backoff.
+FLOW_NAMES = ("backoff_first_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
 
 Handler = TypeVar("Handler", bound=Callable[[Message], Any])
 logger = logging.getLogger("pyqd.client")
@@ -47,6 +48,8 @@ class ConsumerBase:
         backoff: float,
         settings: dict[str, Any],
     ) -> None:
+        flow = {name: settings[name] for name in FLOW_NAMES if name in settings}
+        settings = {name: value for name, value in settings.items() if name not in flow}
         targets = parse_targets(nsqd, lookupd)
         self.settings = make_settings({**targets.settings, **settings})
         self.topic = topic
@@ -65,7 +68,7 @@ class ConsumerBase:
             codec=codec,
             retry=retry or RetryPolicy(),
             auto_touch=auto_touch,
-            flow=FlowSettings(backoff_max_s=backoff),
+            flow=FlowSettings(backoff_max_s=backoff, **flow),
             on_ready=self._note_ready,
         )
 
@@ -119,7 +122,7 @@ class Consumer(ConsumerBase):
     max_in_flight: messages that may be unanswered at a time, over all brokers; more make fast handlers faster. codec:
     decodes `message.value`. retry: treatment of messages whose handler fails. auto_touch: keep messages from timing out
     while they are handled. backoff: longest pause in seconds after failures; 0 for none. settings: see
-    pyqd.client.settings.Settings.
+    pyqd.client.settings.Settings, and for flow control pyqd.client.core.flow.FlowSettings.
 
     Raises: SettingError.
     """

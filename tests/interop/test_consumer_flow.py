@@ -4,7 +4,6 @@ A test gives one expected list of commands if both libraries send the same, and 
 "Differences from go-nsq" in docs/client-conformance.md gives the reason for each difference.
 """
 
-import random
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from pyqd.client import Consumer, Message, Requeue, RetryPolicy
-from pyqd.client.core.flow import ConsumerFlow, FlowSettings
 from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
 
 pytestmark = pytest.mark.interop
@@ -84,16 +82,17 @@ class PyqdClient:
         self._held = threading.Semaphore(0)
         self._released = threading.Event()
         self.consumer = Consumer(
-            "topic", "channel", nsqd=list(addresses), max_in_flight=options.max_in_flight, retry=RetryPolicy(delay=0)
-        )
-        times = FlowSettings(
+            "topic",
+            "channel",
+            nsqd=list(addresses),
+            max_in_flight=options.max_in_flight,
+            retry=RetryPolicy(delay=0),
+            backoff=options.max_backoff_ms / 1000,
             backoff_first_s=options.backoff_multiplier_ms / 1000,
-            backoff_max_s=options.max_backoff_ms / 1000,
             low_rdy_idle_s=options.low_rdy_idle_ms / 1000,
             low_rdy_s=options.low_rdy_ms / 1000,
             redistribute_s=options.redistribute_ms / 1000,
         )
-        self.consumer._consumption.flow = ConsumerFlow(options.max_in_flight, times, random.Random())
         self.consumer.handler(options.concurrency)(self._handle)
         self.consumer.start()
 

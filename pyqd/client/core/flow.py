@@ -24,7 +24,11 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from pyqd.client.errors import SettingError
+
+REDISTRIBUTE_S_MIN: Final = 0.01
 
 
 class SetRdy(NamedTuple):
@@ -48,6 +52,17 @@ class FlowSettings:
     low_rdy_idle_s: float = 10.0
     low_rdy_s: float = 30.0
     redistribute_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("backoff_first_s", "backoff_max_s", "low_rdy_idle_s", "low_rdy_s"):
+            _check_time(name, getattr(self, name), 0.0)
+        # Each redistribution sends commands.
+        _check_time("redistribute_s", self.redistribute_s, REDISTRIBUTE_S_MIN)
+
+
+def _check_time(name: str, value: object, least: float) -> None:
+    if not isinstance(value, (int, float)) or not least <= value < float("inf"):
+        raise SettingError(f"{name}={value!r}: expected a number of seconds, at least {least:g}")
 
 
 class _Connection:

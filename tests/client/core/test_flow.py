@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
+from pyqd.client.errors import SettingError
 
 MAX_RDY = 2500
 
@@ -31,6 +32,18 @@ def wait_of(flow, now):
     """Return the seconds until the next deadline."""
     assert flow.next_deadline is not None
     return flow.next_deadline - now
+
+
+class TestSettings:
+    @pytest.mark.parametrize("name", ["backoff_first_s", "backoff_max_s", "low_rdy_idle_s", "low_rdy_s"])
+    @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1"])
+    def test_a_time_that_cannot_be_waited_for_is_refused(self, name, value):
+        with pytest.raises(SettingError, match=f"{name}="):
+            FlowSettings(**{name: value})
+
+    def test_redistribution_without_a_pause_is_refused(self):
+        with pytest.raises(SettingError, match="redistribute_s=0"):
+            FlowSettings(redistribute_s=0.0)
 
 
 class TestSharing:
