@@ -4,16 +4,17 @@ A test gives one expected list of commands if both libraries send the same, and 
 "Differences from go-nsq" in docs/client-conformance.md gives the reason for each difference.
 """
 
+import asyncio
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyqd.client import Consumer, Message, Requeue, RetryPolicy
+from pyqd.client import Consumer, Message, Requeue, RetryPolicy, aio
 from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
 
 pytestmark = pytest.mark.interop
@@ -81,18 +82,7 @@ class PyqdClient:
     def __init__(self, addresses: Sequence[str], options: Options) -> None:
         self._held = threading.Semaphore(0)
         self._released = threading.Event()
-        self.consumer = Consumer(
-            "topic",
-            "channel",
-            nsqd=list(addresses),
-            max_in_flight=options.max_in_flight,
-            retry=RetryPolicy(delay=0),
-            backoff=options.max_backoff_ms / 1000,
-            backoff_first_s=options.backoff_multiplier_ms / 1000,
-            low_rdy_idle_s=options.low_rdy_idle_ms / 1000,
-            low_rdy_s=options.low_rdy_ms / 1000,
-            redistribute_s=options.redistribute_ms / 1000,
-        )
+        self.consumer = Consumer("topic", "channel", nsqd=list(addresses), **pyqd_options(options))
         self.consumer.handler(options.concurrency)(self._handle)
         self.consumer.start()
 
@@ -126,14 +116,86 @@ class PyqdClient:
         self.consumer.close()
 
 
-Client = GoClient | PyqdClient
+class AsyncioClient:
+    """pyqd.client.aio on a loop in a thread of its own, with handlers as those of go/flow/main.go."""
+
+    def __init__(self, addresses: Sequence[str], options: Options) -> None:
+        self._held = threading.Semaphore(0)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loop of the consumer")
+        self._thread.start()
+        self._call(self._begin(addresses, options))
+
+    def _call(self, awaitable: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(awaitable, self._loop).result(WAIT_S)
+
+    async def _begin(self, addresses: Sequence[str], options: Options) -> None:
+        self._released = asyncio.Event()
+        self.consumer = aio.Consumer("topic", "channel", nsqd=list(addresses), **pyqd_options(options))
+        self.consumer.handler(options.concurrency)(self._handle)
+        self.consumer.start()
+
+    async def _handle(self, message: Message) -> None:
+        if message.body == b"fail":
+            raise ValueError("as the message says")
+        if message.body == b"continue":
+            raise Requeue(0, backoff=False)
+        if message.body == b"hold":
+            self._held.release()
+            await self._released.wait()
+
+    def wait_until_held(self) -> None:
+        """Wait until one more handler holds a message."""
+        assert self._held.acquire(timeout=WAIT_S)
+
+    def release(self) -> None:
+        """Let the handlers go that hold messages."""
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self.consumer.stop()
+
+    def wait_until_stopped(self) -> None:
+        assert self._call(self.consumer.drain(WAIT_S))
+
+    def end(self) -> None:
+        """Stop if that has not been done."""
+        self.release()
+        self._call(self.consumer.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+
+def pyqd_options(options: Options) -> dict[str, Any]:
+    """Return the options as keywords of a consumer of pyqd.client."""
+    return {
+        "max_in_flight": options.max_in_flight,
+        "retry": RetryPolicy(delay=0),
+        "backoff": options.max_backoff_ms / 1000,
+        "backoff_first_s": options.backoff_multiplier_ms / 1000,
+        "low_rdy_idle_s": options.low_rdy_idle_ms / 1000,
+        "low_rdy_s": options.low_rdy_ms / 1000,
+        "redistribute_s": options.redistribute_ms / 1000,
+    }
+
+
+Client = GoClient | PyqdClient | AsyncioClient
 Start = Callable[..., Client]
 
 
-@pytest.fixture(params=["go-nsq", "pyqd"])
+@pytest.fixture(params=["go-nsq", "pyqd", "pyqd-asyncio"])
 def client_name(request: pytest.FixtureRequest) -> str:
     """Name one client library after the other."""
     return str(request.param)
+
+
+@pytest.fixture
+def library(client_name: str) -> str:
+    """Name the library of the client: both faces of pyqd.client send the same commands."""
+    return client_name.removesuffix("-asyncio")
 
 
 @pytest.fixture
@@ -154,7 +216,7 @@ def start(client_name: str, go_programs: Callable[[str], Path], tmp_path: Path) 
         if client_name == "go-nsq":
             client = GoClient(go_programs("flow"), addresses, Options(**options), tmp_path / "go-nsq.log")
         else:
-            client = PyqdClient(addresses, Options(**options))
+            client = (PyqdClient if client_name == "pyqd" else AsyncioClient)(addresses, Options(**options))
         started.append(client)
         return client
 
@@ -321,7 +383,7 @@ class TestBackOff:
 
 @pytest.mark.slow
 class TestSeveralConnections:
-    def test_three_that_join_one_after_another(self, start, brokers, client_name):
+    def test_three_that_join_one_after_another(self, start, brokers, library):
         start(brokers, max_in_flight=7)
         a, b, c = brokers
         admit(a)
@@ -335,14 +397,14 @@ class TestSeveralConnections:
         first, thirds = {
             "go-nsq": (["RDY 7", "RDY 3", "RDY 2"], (["RDY 1"], ["RDY 2"])),
             "pyqd": (["RDY 7", "RDY 4", "RDY 3"], (["RDY 2"],)),
-        }[client_name]
+        }[library]
         a.wait_for(first[-1])
         c.wait_for_rdy(lambda rdy: rdy > 0)
         assert a.commands("RDY") == first
         assert b.commands("RDY") == ["RDY 3", "RDY 2"]
         assert c.commands("RDY") in thirds
 
-    def test_rdy_of_a_lost_connection(self, start, brokers, client_name):
+    def test_rdy_of_a_lost_connection(self, start, brokers, library):
         a, b, _ = brokers
         start([a, b], max_in_flight=8)
         admit(a, b)
@@ -350,24 +412,24 @@ class TestSeveralConnections:
         a.wait_for("RDY 4")
         b.disconnect()
         b.wait_for("closed")
-        if client_name == "pyqd":
+        if library == "pyqd":
             # go-nsq computes shares only when a connection joins: half of max_in_flight stays unused.
             a.wait_for("RDY 8", times=2)
         b.admit()
         b.wait_for("RDY 4", times=2)
         a.wait_for_rdy(lambda rdy: rdy == 4)
         expected = {"go-nsq": ["RDY 8", "RDY 4"], "pyqd": ["RDY 8", "RDY 4", "RDY 8", "RDY 4"]}
-        assert a.commands("RDY") == expected[client_name]
+        assert a.commands("RDY") == expected[library]
         assert b.commands("RDY", "closed") == ["RDY 4", "closed", "RDY 4"]
 
-    def test_a_connection_that_joins_while_all_messages_are_in_flight(self, start, brokers, client_name):
+    def test_a_connection_that_joins_while_all_messages_are_in_flight(self, start, brokers, library):
         a, b, _ = brokers
         client = start([a, b], max_in_flight=2, concurrency=2)
         admit(a)
         hold(client, a, 2)
         b.admit()
         a.wait_for("RDY 1")
-        if client_name == "go-nsq":
+        if library == "go-nsq":
             # Three messages are then in flight, with max_in_flight 2.
             b.wait_for("RDY 1")
             client.release()
@@ -381,7 +443,7 @@ class TestSeveralConnections:
         a.wait_for("FIN 2")
 
     @pytest.mark.parametrize("max_in_flight", [1, 2])
-    def test_fewer_messages_than_connections_go_round(self, start, brokers, client_name, max_in_flight):
+    def test_fewer_messages_than_connections_go_round(self, start, brokers, library, max_in_flight):
         start(brokers, max_in_flight=max_in_flight, low_rdy_idle_ms=1000, low_rdy_ms=1000, redistribute_ms=50)
         for broker in brokers:
             broker.admit()
@@ -419,7 +481,7 @@ class TestClosing:
         commands = a.commands(*FLOW)
         assert [*commands[:2], *sorted(commands[2:4]), commands[4]] == ["RDY 5", "CLS", "FIN 1", "FIN 2", "closed"]
 
-    def test_a_message_that_crossed_cls_is_answered(self, start, brokers, client_name):
+    def test_a_message_that_crossed_cls_is_answered(self, start, brokers, library):
         a = brokers[0]
         a.answers_cls = False
         client = start([a], max_in_flight=5)
@@ -432,4 +494,4 @@ class TestClosing:
         a.wait_for("closed")
         # go-nsq still handles the message. pyqd.client gives it back, as it gives back all that no handler has seen.
         answer = {"go-nsq": "FIN 1", "pyqd": "REQ 1 0"}
-        assert a.commands(*FLOW) == ["RDY 5", "CLS", answer[client_name], "closed"]
+        assert a.commands(*FLOW) == ["RDY 5", "CLS", answer[library], "closed"]
