@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ from pyqd.client import Producer as ClientProducer
 from pyqd.client.ecosystem import kombu_channel
 from pyqd.client.ecosystem.kombu_messages import due_ms_of
 from pyqd.client.kombu import broker_url
+from pyqd.client.settings import NAMES, parse_targets
 from tests.support.certificates import Certificates
-from tests.support.server import WAIT_S, Daemon, daemons_running, free_port
+from tests.support.server import REPOSITORY, WAIT_S, Daemon, daemons_running, free_port
 from tests.support.server import pyqd as pyqd_daemon
 from tests.support.workers import url_of
 
@@ -403,3 +405,18 @@ def test_an_installed_pyqd_makes_kombu_know_the_scheme() -> None:
     program = "from kombu import Connection, Producer; print(Connection('pyqd://').transport_cls)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert "pyqd" in result.stdout
+
+
+def test_every_url_of_the_manual_is_accepted() -> None:
+    page = (REPOSITORY / "docs" / "celery.md").read_text()
+    urls = re.findall(r"pyqd://[^\s\"`]+", page)
+    assert len(urls) > 3
+    for found in urls:
+        assert parse_targets(found, None).settings.keys() <= NAMES.keys()
+
+
+def test_every_part_of_a_url_in_the_manual_is_a_setting() -> None:
+    page = (REPOSITORY / "docs" / "celery.md").read_text()
+    names = set(re.findall(r"^\| .*?`(\w+)=", page, re.MULTILINE)) | set(re.findall(r"`(tls\w*)=", page))
+    assert {"http", "tls_ca", "msg_timeout", "compression"} <= names
+    assert names - {"lookupd"} <= NAMES.keys()

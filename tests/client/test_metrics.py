@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pyqd.client import Consumer, Producer, metrics
-from tests.support.server import WAIT_S
+from tests.support.server import REPOSITORY, WAIT_S
 
 
 @pytest.fixture
@@ -60,3 +61,11 @@ def test_every_metric_has_a_key_of_stats(url: str) -> None:
     for role in stats:
         shown = {field.key for field in metrics.FIELDS if field.role == role}
         assert shown == set(stats[role]) - {"brokers"}
+
+
+def test_the_manual_lists_every_metric() -> None:
+    page = (REPOSITORY / "docs" / "client-telemetry.md").read_text()
+    listed = set(re.findall(r"^\| `(pyqd_client_\w+)`", page, re.MULTILINE))
+    suffixes = {True: "_total", False: ""}
+    names = {f"{metrics.PREFIX}_{field.role}_{field.name}{suffixes[field.is_counter]}" for field in metrics.FIELDS}
+    assert listed == {*names, f"{metrics.PREFIX}_connections"}

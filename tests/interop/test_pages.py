@@ -23,7 +23,18 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PAGES = {
     name: sections_of(ROOT / "docs" / name)
-    for name in ("how-to.md", "http.md", "configuration.md", "interchange.md", "cluster.md", "lookupd.md", "testing.md")
+    for name in (
+        "how-to.md",
+        "http.md",
+        "configuration.md",
+        "interchange.md",
+        "cluster.md",
+        "lookupd.md",
+        "testing.md",
+        "celery.md",
+        "dramatiq.md",
+        "client-telemetry.md",
+    )
 }
 # Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
 NOT_FOLLOWED = ("Run as a systemd service",)
@@ -128,6 +139,7 @@ PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("interchange.md", "Looking into a data directory"): prepare_pyqd,
     ("cluster.md", "Add and remove a broker"): prepare_cluster,
     ("cluster.md", "Upgrade a cluster"): prepare_cluster,
+    ("dramatiq.md", "Tests"): prepare_plugin,
     **{("testing.md", title): prepare_plugin for title in PAGES["testing.md"]},
 }
 
