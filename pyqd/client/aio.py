@@ -20,12 +20,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
 from pyqd.client.message import Message, Requeue
-from pyqd.client.outgoing import Codec, Delay, Outgoing, Time, published_ids
+from pyqd.client.outgoing import Delay, Outgoing, Time, published_ids
 from pyqd.client.producer import ProducerBase
 from pyqd.client.publishing import Publication
 from pyqd.client.settings import Settings
@@ -145,12 +146,12 @@ class Producer(ProducerBase):
         *nsqd: str | Iterable[str],
         lookupd: str | Iterable[str] | None = None,
         timeout: float = 30.0,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         max_pending_bytes: int = 64 << 20,
         retry_unanswered: bool = True,
         **settings: Any,
     ) -> None:
-        super().__init__(nsqd, lookupd, timeout, codec, max_pending_bytes, retry_unanswered, settings)
+        super().__init__(nsqd, lookupd, timeout, codec_of(codec), max_pending_bytes, retry_unanswered, settings)
         self._driver = LoopDriver(self._engine)
 
     def _after_fork(self) -> None:
@@ -267,13 +268,14 @@ class Consumer(ConsumerBase):
         nsqd: str | Iterable[str] | None = None,
         lookupd: str | Iterable[str] | None = None,
         max_in_flight: int = 1,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         retry: RetryPolicy | None = None,
         auto_touch: bool = True,
         backoff: float = 120.0,
         **settings: Any,
     ) -> None:
-        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, codec, retry, auto_touch, backoff, settings)
+        made = codec_of(codec)
+        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
         self._driver = LoopDriver(self._engine)
         self._handler: Callable[[Message], Awaitable[Any]] | None = None
         self._concurrency = 1

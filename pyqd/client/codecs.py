@@ -98,10 +98,13 @@ class PydanticCodec:
             raise CodecError(f"a body of {len(body)} bytes is no {self._name}: {_reasons(error)}") from error
 
 
+# Values of the option `codec`: see codec_of().
+CodecOption = Codec | str | type[Any] | None
+
 NAMED: Final[dict[str, Callable[[], Codec]]] = {"json": JsonCodec, "msgpack": MsgpackCodec}
 
 
-def codec_of(given: Any) -> Codec | None:
+def codec_of(given: CodecOption) -> Codec | None:
     """Return the codec for the option `codec`; None for bodies of bytes. Raises: SettingError.
 
     given: "json", "msgpack", a pydantic model, a codec, or None.

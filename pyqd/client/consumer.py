@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup
 from pyqd.client.consumption import Consumption, RetryPolicy
 from pyqd.client.core.flow import FlowSettings
@@ -135,13 +136,14 @@ class Consumer(ConsumerBase):
         nsqd: str | Iterable[str] | None = None,
         lookupd: str | Iterable[str] | None = None,
         max_in_flight: int = 1,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         retry: RetryPolicy | None = None,
         auto_touch: bool = True,
         backoff: float = 120.0,
         **settings: Any,
     ) -> None:
-        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, codec, retry, auto_touch, backoff, settings)
+        made = codec_of(codec)
+        super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
         self._handler: Callable[[Message], Any] | None = None
         self._concurrency = 1
         self._workers: list[threading.Thread] = []
@@ -265,8 +267,8 @@ class Consumer(ConsumerBase):
         0: every message that was taken is answered. 1: some were not, within drain_timeout seconds; the broker delivers
         them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError.
         """
-        self.start()
         with self._stop_on_signals():
+            self.start()
             with self._engine.lock:
                 consumption = self._consumption
                 self._engine.wait(lambda: consumption.is_stopping or consumption.error is not None)

@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup
 from pyqd.client.engine import Engine
 from pyqd.client.errors import BufferFullError, ClosedError
@@ -102,9 +103,10 @@ class Producer(ProducerBase):
     """Publishes messages to any of several brokers; many threads may share one.
 
     nsqd: addresses such as `host:4150`, paths of unix sockets, or URLs. lookupd: lookup daemons to ask for brokers.
-    timeout: seconds until a publish without an answer fails. codec: encodes bodies. max_pending_bytes: bytes of
-    messages that may wait for a connection or an answer. retry_unanswered: publish a message again if the
-    connection broke before the answer; the message may then exist twice. settings: see pyqd.client.settings.Settings.
+    timeout: seconds until a publish without an answer fails. codec: encodes bodies: "json", "msgpack", a pydantic
+    model, or an object with encode() and decode(). max_pending_bytes: bytes of messages that may wait for a connection
+    or an answer. retry_unanswered: publish a message again if the connection broke before the answer; the message may
+    then exist twice. settings: see pyqd.client.settings.Settings.
 
     Raises: SettingError.
     """
@@ -114,12 +116,12 @@ class Producer(ProducerBase):
         *nsqd: str | Iterable[str],
         lookupd: str | Iterable[str] | None = None,
         timeout: float = 30.0,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         max_pending_bytes: int = 64 << 20,
         retry_unanswered: bool = True,
         **settings: Any,
     ) -> None:
-        super().__init__(nsqd, lookupd, timeout, codec, max_pending_bytes, retry_unanswered, settings)
+        super().__init__(nsqd, lookupd, timeout, codec_of(codec), max_pending_bytes, retry_unanswered, settings)
 
     def __enter__(self) -> Producer:
         return self

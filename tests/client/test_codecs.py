@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import sys
 
 import pydantic
 import pytest
 
+import pyqd.client
+from pyqd.client import aio
 from pyqd.client.codecs import JsonCodec, MsgpackCodec, PydanticCodec, codec_of
 from pyqd.client.errors import CodecError, SettingError
 
@@ -139,3 +142,20 @@ def test_the_error_for_a_missing_package_names_the_extra(monkeypatch, package, m
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SettingError, match=rf"pip install 'pyqd\[{package}\]'"):
         make()
+
+
+@pytest.mark.parametrize("face", [pyqd.client, aio], ids=["blocking", "asyncio"])
+def test_producers_and_consumers_take_a_codec_by_its_name(face):
+    producer = face.Producer("127.0.0.1:1", codec="json")
+    consumer = face.Consumer("orders", "email", nsqd="127.0.0.1:1", codec=Order)
+    try:
+        assert type(producer.codec) is JsonCodec
+        with pytest.raises(SettingError, match="codec='yaml'"):
+            face.Producer("127.0.0.1:1", codec="yaml")
+        with pytest.raises(SettingError, match="codec='yaml'"):
+            face.Consumer("orders", "email", nsqd="127.0.0.1:1", codec="yaml")
+    finally:
+        for made in (producer, consumer):
+            closing = made.close()
+            if closing is not None:
+                asyncio.run(closing)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, RefusedError, SettingError, TooBigError
@@ -53,13 +54,13 @@ class MemoryBroker:
 
     # Faces.
 
-    def producer(self, codec: Codec | None = None) -> MemoryProducer:
+    def producer(self, codec: CodecOption = None) -> MemoryProducer:
         """Return a producer with the methods of pyqd.client.Producer."""
-        return MemoryProducer(self, codec)
+        return MemoryProducer(self, codec_of(codec))
 
-    def aio_producer(self, codec: Codec | None = None) -> AioMemoryProducer:
+    def aio_producer(self, codec: CodecOption = None) -> AioMemoryProducer:
         """Return a producer with the methods of pyqd.client.aio.Producer."""
-        return AioMemoryProducer(self, codec)
+        return AioMemoryProducer(self, codec_of(codec))
 
     def consumer(
         self,
@@ -67,7 +68,7 @@ class MemoryBroker:
         channel: str,
         *,
         max_in_flight: int = 1,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         retry: RetryPolicy | None = None,
         auto_touch: bool = True,
         backoff: float = 0.0,
@@ -78,7 +79,7 @@ class MemoryBroker:
         backoff: longest pause in seconds after failures, on this broker's clock; none by default.
         """
         timeout = self.msg_timeout if msg_timeout is None else msg_timeout
-        made = MemoryConsumer(self, topic, channel, max_in_flight, codec, retry, auto_touch, backoff, timeout)
+        made = MemoryConsumer(self, topic, channel, max_in_flight, codec_of(codec), retry, auto_touch, backoff, timeout)
         self._consumers.append(made)
         return made
 
@@ -88,7 +89,7 @@ class MemoryBroker:
         channel: str,
         *,
         max_in_flight: int = 1,
-        codec: Codec | None = None,
+        codec: CodecOption = None,
         retry: RetryPolicy | None = None,
         auto_touch: bool = True,
         backoff: float = 0.0,
@@ -96,7 +97,9 @@ class MemoryBroker:
     ) -> AioMemoryConsumer:
         """Return a consumer with the methods of pyqd.client.aio.Consumer; otherwise as consumer()."""
         timeout = self.msg_timeout if msg_timeout is None else msg_timeout
-        return AioMemoryConsumer(self, topic, channel, max_in_flight, codec, retry, auto_touch, backoff, timeout)
+        return AioMemoryConsumer(
+            self, topic, channel, max_in_flight, codec_of(codec), retry, auto_touch, backoff, timeout
+        )
 
     def run_pending(self) -> int:
         """Run the handlers of all blocking consumers until no message is due; return the number of messages.
