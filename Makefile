@@ -19,6 +19,8 @@ BUILT := build/release.built
 BENCH_BUILT := build/bench.built
 DEBUG_TREE := build/debug-tree
 SPARK_CLASSES := build/spark/classes.made
+# Modules with an interface for users.
+API_MODULES := pyqd.client pyqd.client.aio pyqd.client.codecs pyqd.client.http pyqd.testing
 DATA ?= data
 
 PYX := $(wildcard pyx/*/*.pyx)
@@ -43,7 +45,7 @@ export PYTHONDONTWRITEBYTECODE :=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate map wheels dist check clean absent
+.PHONY: help env build run ready test test-fast debug test-debug simulate bench flame cpu-cost stalls lint fmt types cov annotate map api-docs wheels dist check clean absent
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +117,9 @@ annotate: $(COMPILER) ## where the compiled code still talks to Python: Cython's
 
 map: ## every module with the first line of its docstring
 	@$(PYTHON) scripts/module_map.py
+
+api-docs: $(TOOLS) ## API reference of the Python client, from its docstrings: build/api-docs/index.html
+	$(BIN)/python -m pdoc --no-show-source --output-directory build/api-docs $(API_MODULES)
 
 wheels: $(TOOLS) ## wheels for every CPython from 3.10 to 3.14 on this machine, repaired by auditwheel and tried out, in dist/
 	$(BIN)/python scripts/wheels.py $(ARGS)

@@ -34,6 +34,10 @@ PAGES = {
         "celery.md",
         "dramatiq.md",
         "client-telemetry.md",
+        "client.md",
+        "migrate-from-pynsq.md",
+        "migrate-from-gnsq.md",
+        "migrate-from-ansq.md",
     )
 }
 # Changes the users and services of the machine; tests/meta/test_contrib.py checks the unit.
@@ -140,6 +144,7 @@ PREPARED: Mapping[tuple[str, str], Callable[[Reader], None]] = {
     ("cluster.md", "Add and remove a broker"): prepare_cluster,
     ("cluster.md", "Upgrade a cluster"): prepare_cluster,
     ("dramatiq.md", "Tests"): prepare_plugin,
+    **{("client.md", title): prepare_broker for title in PAGES["client.md"] if not title.startswith("From zero")},
     **{("testing.md", title): prepare_plugin for title in PAGES["testing.md"]},
 }
 
@@ -149,7 +154,8 @@ def followed() -> list[tuple[str, str]]:
     found = []
     for page, titles in PAGES.items():
         for title, blocks in titles.items():
-            if title not in NOT_FOLLOWED and any(block.language in SHELLS for block in blocks):
+            typed = (*SHELLS, "python") if page == "client.md" else SHELLS
+            if title not in NOT_FOLLOWED and any(block.language in typed and not block.saved_as for block in blocks):
                 found.append((page, title))
     return found
 

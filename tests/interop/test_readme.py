@@ -19,7 +19,7 @@ from tests.support.server import wait_until
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PAGE = ROOT / "README.md"
-CONSUMER = re.compile(r"\.venv/bin/python \S+\.py")
+CONSUMER = re.compile(r"\.venv/bin/python consume\S*\.py")
 
 
 def is_built() -> bool:
