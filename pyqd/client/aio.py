@@ -102,7 +102,9 @@ class LoopDriver:
             self._timer = self._loop.call_later(max(0.0, timer_s - time.monotonic()), self._run)
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's thread: now, if this is the loop's thread."""
+        """Call back in the loop's thread: now, if this is the loop's thread. A closed loop has no more futures."""
+        if self._loop is None or self._loop.is_closed():
+            return
         if threading.get_ident() == self._thread:
             callback()
         else:
