@@ -113,8 +113,7 @@ class PyqdBroker(Broker):
         topic = self.topic_of(queue_name)
         with connection_errors():
             if self._targets.lookupd:
-                # Otherwise the lookup daemons name no broker before the first message.
-                self._http.create_channel(topic, self.channel)
+                self._http.announce(topic, self.channel)
             consumer = Consumer(topic, self.channel, max_in_flight=max(prefetch, 1), **self._place)
         return PyqdConsumer(self, queue_name, consumer, timeout / 1000)
 

@@ -97,7 +97,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def announce(self, topic: str, channel: str) -> None:
         """Create a topic and channel at all brokers, so that lookup daemons name the brokers from now on."""
         if self._targets.lookupd:
-            self.http.create_channel(topic, channel)
+            self.http.announce(topic, channel)
 
     # Used by kombu.
 

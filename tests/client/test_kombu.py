@@ -25,8 +25,10 @@ from pyqd.client.ecosystem import kombu_channel
 from pyqd.client.ecosystem.kombu_messages import due_ms_of
 from pyqd.client.kombu import broker_url
 from pyqd.client.settings import NAMES, parse_targets
+from tests.lookupd.conftest import LookupDaemon
+from tests.lookupd.conftest import running as lookupd_running
 from tests.support.certificates import Certificates
-from tests.support.server import REPOSITORY, WAIT_S, Daemon, daemons_running, free_port
+from tests.support.server import REPOSITORY, WAIT_S, Daemon, daemons_running, free_port, wait_until
 from tests.support.server import pyqd as pyqd_daemon
 from tests.support.workers import url_of
 
@@ -335,6 +337,22 @@ def test_a_queue_gets_the_messages_of_all_brokers_of_the_url(tmp_path: Path) -> 
             for message in collector.messages:
                 message.ack()
             assert WORK(connection.default_channel).queue_declare(passive=True).message_count == 0
+
+
+def test_a_queue_is_found_through_a_lookup_daemon_before_its_first_message(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "pyqd.apps.lookupd")
+    with lookupd_running(LookupDaemon(command, tmp_path / "lookupd.log")) as lookupd, daemons_running() as start:
+        flags = (f"-lookupd-tcp-address=127.0.0.1:{lookupd.ports['TCP']}",)
+        daemons = [start(Daemon(pyqd_daemon(), tmp_path / str(number), flags)) for number in range(2)]
+        wait_until(lambda: len(lookupd.ask("GET", "/nodes")[1]["producers"]) == 2, "both brokers have registered")
+        with Connection(
+            f"pyqd://?lookupd=127.0.0.1:{free_port()}&lookupd=127.0.0.1:{lookupd.ports['HTTP']}"
+        ) as connection:
+            collector = Collector(connection, WORK, no_ack=True)
+            for daemon in daemons:
+                daemon.wait_for_channel("work", "celery", client_count=1)
+            publish(connection, 1)
+            assert collector.collect(1) == [1]
 
 
 def test_consumers_and_producers_outlast_a_restart_of_the_broker(connection: Connection, daemon: Daemon) -> None:
