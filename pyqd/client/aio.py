@@ -25,6 +25,7 @@ from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
+from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Delay, Outgoing, Time, published_ids
 from pyqd.client.producer import ProducerBase
@@ -242,6 +243,16 @@ class Producer(ProducerBase):
         if self._is_full():
             raise self._full_error()
         return self._start(self._one(topic, body, delay, at, None), loop)
+
+    async def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
+        """Finish a message unread in each channel, by a thread. Results and errors: as pyqd.client.Producer."""
+        return await asyncio.to_thread(self._http().cancel, topic, message_id)
+
+    async def reschedule(
+        self, topic: str, message_id: str, *, delay: Delay | None = None, at: Time | None = None
+    ) -> list[ChannelResult]:
+        """Change the due time of a message, by a thread. Results and errors: as pyqd.client.Producer."""
+        return await asyncio.to_thread(self._http().reschedule, topic, message_id, delay, at)
 
     async def flush(self, timeout: float | None = None) -> bool:
         """Wait until every submitted message has its answer; return False if the timeout (seconds) came first."""

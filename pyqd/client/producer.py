@@ -16,6 +16,8 @@ from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup
 from pyqd.client.engine import Engine
 from pyqd.client.errors import BufferFullError, ClosedError
+from pyqd.client.http import ChannelResult
+from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
     Codec,
     Delay,
@@ -48,7 +50,7 @@ class ProducerBase:
         retry_unanswered: bool,
         settings: dict[str, Any],
     ) -> None:
-        targets = parse_targets(nsqd, lookupd)
+        self._targets = targets = parse_targets(nsqd, lookupd)
         self.settings = make_settings({**targets.settings, **settings})
         self.timeout = timeout
         self.codec = codec
@@ -92,6 +94,10 @@ class ProducerBase:
         """Close everything. The caller holds the lock."""
         self._publishing.close()
         self._engine.close()
+
+    def _http(self) -> HttpGroup:
+        """Return the HTTP API of the brokers, by a connection per call: such calls are rare."""
+        return HttpGroup(self._targets, self.settings)
 
     def stats(self) -> dict[str, Any]:
         """Return counters of publications, and the state of each broker."""
@@ -199,6 +205,19 @@ class Producer(ProducerBase):
             self._wait_for_space(publication.deadline_s)
             self._publishing.submit(publication, at_once=False)
         return future
+
+    def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
+        """Finish a message unread in each channel; return the results by channel. Over HTTP, of pyqd only.
+
+        Raises: NotFoundError if no broker has the message; NotConnectedError, RefusedError, TlsError.
+        """
+        return self._http().cancel(topic, message_id)
+
+    def reschedule(
+        self, topic: str, message_id: str, *, delay: Delay | None = None, at: Time | None = None
+    ) -> list[ChannelResult]:
+        """Change the due time of a message; return the results by channel. Raises: as cancel(), SettingError."""
+        return self._http().reschedule(topic, message_id, delay, at)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until every submitted message has its answer; return False if the timeout (seconds) came first."""

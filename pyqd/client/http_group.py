@@ -1,0 +1,124 @@
+"""HTTP API of the brokers of one producer, consumer or task queue: calls that NSQ's TCP protocol does not have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
+from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient
+from pyqd.client.settings import Settings, Targets
+from pyqd.primitives.addresses import TcpAddress
+
+# Lookup daemons and brokers that are restarting get this long.
+RETRY_S: Final = 2.0
+TIMEOUT_S: Final = 10.0
+OK: Final = 200
+NOT_FOUND: Final = 404
+
+logger = logging.getLogger("pyqd.client")
+
+
+class HttpGroup:
+    """HTTP addresses of a group of brokers.
+
+    The brokers are those of `http` in the settings, otherwise port 4151 of each broker; and those that the lookup
+    daemons name at the time of the call. All methods raise ClientError.
+    """
+
+    def __init__(self, targets: Targets, settings: Settings) -> None:
+        self._settings = settings
+        self._addresses = _flat(settings.http) or tuple(_host(address) for address in targets.brokers)
+        # The settings have the URLs of queries, such as http://host:4161/lookup.
+        self._lookupd = tuple(urlunsplit((*urlsplit(url)[:2], "", "", "")) for url in targets.lookupd)
+
+    def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
+        """Finish a message unread, on all channels. Raises: NotFoundError."""
+        return self._change(lambda client: client.cancel(topic, message_id))
+
+    def reschedule(
+        self, topic: str, message_id: str, delay: float | timedelta | None, at: float | datetime | None
+    ) -> list[ChannelResult]:
+        """Change the due time of a message. Raises: NotFoundError, SettingError."""
+        if (delay is None) is (at is None):
+            raise SettingError("a message is rescheduled by delay= or at=: give one of them")
+        if delay is not None:
+            seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+            return self._change(lambda client: client.reschedule(topic, message_id, delay_ms=round(seconds * 1000)))
+        if isinstance(at, datetime):
+            if at.tzinfo is None:
+                raise SettingError("at= needs a time zone, such as datetime.now(timezone.utc)")
+            at = at.timestamp()
+        assert at is not None
+        due_ms = max(0, round(at * 1000))
+        return self._change(lambda client: client.reschedule(topic, message_id, due_ms=due_ms))
+
+    def _change(self, call: Callable[[BrokerHttp], list[ChannelResult]]) -> list[ChannelResult]:
+        """Make a call at the broker that has the message.
+
+        Raises: NotFoundError if no broker has it; NotConnectedError if one that may have it does not answer.
+        """
+        missing: ClientError = NotConnectedError("no broker is known: the lookup daemons name none")
+        silent: ClientError | None = None
+        for client in self._clients():
+            with client:
+                try:
+                    return call(client)
+                except NotFoundError as error:
+                    missing = error
+                except NotConnectedError as error:
+                    silent = error
+        raise silent or missing
+
+    def _clients(self) -> Iterator[BrokerHttp]:
+        for address in dict.fromkeys((*self._addresses, *self._named_by_lookupd("/nodes"))):
+            yield BrokerHttp(address, **self._options(self._settings.http_token))
+
+    def _named_by_lookupd(self, path: str, **query: str) -> Iterator[str]:
+        """Yield the HTTP addresses of brokers in the answers of the lookup daemons.
+
+        Raises: NotConnectedError if none of the daemons can be reached.
+        """
+        failures = []
+        for daemon in self._lookupd:
+            try:
+                answer = self._ask_lookupd(daemon, path, query)
+            except NotConnectedError as error:
+                logger.warning("cannot ask a lookup daemon: %s", error)
+                failures.append(error)
+                continue
+            # Before version 1.0 the answer was wrapped.
+            for node in (answer.get("data") or answer).get("producers") or ():
+                yield f"{node['broadcast_address']}:{node['http_port']}"
+        if failures and len(failures) == len(self._lookupd):
+            raise failures[0]
+
+    def _ask_lookupd(self, daemon: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the answer of a lookup daemon; one without brokers if the topic is unknown to the daemon."""
+        with HttpClient(daemon, **self._options(self._settings.lookupd_token)) as client:
+            reply = client.request("GET", path, query)
+            if reply.status not in (OK, NOT_FOUND):
+                raise client.refusal(path, query, reply)
+            answer: dict[str, Any] = client.parsed(path, reply)
+            return answer
+
+    def _options(self, token: str | None) -> dict[str, Any]:
+        options: dict[str, Any] = {"token": token, "timeout_s": TIMEOUT_S, "retry_timeout_s": RETRY_S}
+        if self._settings.ssl_context() is not None:
+            options["new_context"] = self._settings.ssl_context
+        return options
+
+
+def _flat(addresses: str | Iterable[str] | None) -> Sequence[str]:
+    texts = [addresses] if isinstance(addresses, str) else addresses or ()
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+def _host(address: object) -> str:
+    """Return the HTTP address of a broker, without a port: that is then 4151."""
+    if not isinstance(address, TcpAddress):
+        return "localhost"
+    return f"[{address.host}]" if ":" in address.host else address.host
