@@ -402,8 +402,8 @@ class Consumer(ConsumerBase):
                     await handler(message)
             except Exception:
                 logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
-            # A handler that never waits, and messages that are there already, must not hold the loop. A switch after each
-            # message would cost ten times as much as the message.
+            # A handler that never waits, and messages that are there already, must not hold the loop. A switch after
+            # each message would cost ten times as much as the message.
             if time.monotonic() - yielded_s >= YIELD_S:
                 await asyncio.sleep(0)
                 yielded_s = time.monotonic()
