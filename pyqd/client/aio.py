@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
-from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase
+from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
@@ -368,8 +368,7 @@ class Consumer(ConsumerBase):
         The message is finished when the function returns, and requeued by the retry policy if it raises. max_in_flight
         is raised to the number of tasks.
         """
-        if concurrency < 1:
-            raise SettingError(f"concurrency={concurrency}: expected a number from 1")
+        check_concurrency(concurrency)
 
         def register(function: Handler) -> Handler:
             if self._handler is not None:
@@ -399,7 +398,10 @@ class Consumer(ConsumerBase):
                 return
             try:
                 with message:
-                    await handler(message)
+                    waiting = handler(message)
+                    # A plain function has finished when it returns.
+                    if waiting is not None:
+                        await waiting
             except Exception:
                 logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
             # A handler that never waits, and messages that are there already, must not hold the loop. A switch after

@@ -6,6 +6,7 @@ Source: docs/client.md, "Consumers".
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import signal
 import threading
@@ -31,6 +32,25 @@ FLOW_NAMES = ("backoff_first_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s"
 
 Handler = TypeVar("Handler", bound=Callable[[Message], Any])
 logger = logging.getLogger("pyqd.client")
+
+
+def check_concurrency(concurrency: object) -> None:
+    """Check the parameter of handler(). Raises: SettingError, with advice if it is the function itself."""
+    if callable(concurrency):
+        raise SettingError("the decorator has parentheses: @consumer.handler()")
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise SettingError(f"concurrency={concurrency!r}: expected a number from 1")
+
+
+def call_handler(handler: Callable[[Message], Any], message: Message) -> None:
+    """Call the handler of a blocking consumer. Raises: as the handler; SettingError for a coroutine function.
+
+    The coroutine would never run, and its message would be finished without any effect.
+    """
+    result = handler(message)
+    if result is not None and inspect.iscoroutine(result):
+        result.close()
+        raise SettingError("the handler is a coroutine function: its consumer is pyqd.client.aio.Consumer")
 
 
 class ConsumerBase:
@@ -214,8 +234,7 @@ class Consumer(ConsumerBase):
         The message is finished when the function returns, and requeued by the retry policy if it raises. max_in_flight
         is raised to the number of threads.
         """
-        if concurrency < 1:
-            raise SettingError(f"concurrency={concurrency}: expected a number from 1")
+        check_concurrency(concurrency)
 
         def register(function: Handler) -> Handler:
             if self._handler is not None:
@@ -254,7 +273,7 @@ class Consumer(ConsumerBase):
                 return
             try:
                 with message:
-                    handler(message)
+                    call_handler(handler, message)
             except Exception:
                 logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
             except BaseException as error:

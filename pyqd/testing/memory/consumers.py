@@ -15,6 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pyqd.client.consumer import call_handler, check_concurrency
 from pyqd.client.consumption import REQUEUE_MS_MAX, RetryPolicy
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
@@ -272,7 +273,7 @@ class MemoryConsumerBase(Generic[Handler]):
 
         max_in_flight is raised to the concurrency, as by the client.
         """
-        check_count("concurrency", concurrency)
+        check_concurrency(concurrency)
 
         def register(function: Handler) -> Handler:
             if self._handler is not None:
@@ -340,7 +341,7 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
             handled += 1
             try:
                 with message:
-                    handler(message)
+                    call_handler(handler, message)
             except Exception as error:
                 self._failed(message, error)
         return handled
@@ -386,7 +387,9 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
             handled += 1
             try:
                 with message:
-                    await handler(message)
+                    waiting = handler(message)
+                    if waiting is not None:
+                        await waiting
             except Exception as error:
                 self._failed(message, error)
         return handled
