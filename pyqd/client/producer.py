@@ -29,6 +29,7 @@ from pyqd.client.outgoing import (
     published_ids,
     split_outgoing,
 )
+from pyqd.client.publish_future import PublishFuture
 from pyqd.client.publishing import Command, Publication, Publishing
 from pyqd.client.settings import make_settings, parse_targets
 
@@ -195,9 +196,7 @@ class Producer(ProducerBase):
         Raises: BufferFullError if they still are after the timeout, SettingError, ClosedError.
         """
         publication = self._one(topic, body, delay, at, None)
-        future: Future[str | None] = Future()
-        future.set_running_or_notify_cancel()
-
+        future = PublishFuture()
         engine = self._engine
         # Outside of the lock: callbacks of the future may use the producer.
         publication.on_done = lambda publication: engine.call_outside(partial(resolve, future, publication))
