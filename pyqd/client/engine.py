@@ -589,8 +589,10 @@ class Engine:
                 self._step_as_stand_in(None)
                 return None
             self._resting = Waiter()
-            # A thread that leaves the role often would wake the stand-in each time: it does so only after a long stay.
-            self._rests_until_left = self._driver != 0 or bool(self._waiters)
+            # A thread that takes and leaves the role often must not wake the stand-in each time: after one such wake
+            # it rests for a while.
+            is_driven = self._driver != 0 or bool(self._waiters)
+            self._rests_until_left = is_driven and not self._rests_until_left
             return self._resting, None if self._rests_until_left else LINGER_S
 
     def _step_as_stand_in(self, timeout_s: float | None) -> None:
