@@ -24,7 +24,7 @@ from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine import Engine
-from pyqd.client.errors import ClosedError, SettingError
+from pyqd.client.errors import ClientError, ClosedError, SettingError
 from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Delay, Outgoing, Time, published_ids
@@ -51,6 +51,8 @@ class LoopDriver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._is_scheduled = False
+        self._is_detached = False
+        self._descriptor = -1
         self._timer: asyncio.TimerHandle | None = None
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -69,12 +71,16 @@ class LoopDriver:
         self._loop = loop
         self._thread = threading.get_ident()
         self._engine.let_loop_drive(self._schedule)
-        loop.add_reader(self._engine.fileno(), self._run)
+        self._descriptor = self._engine.fileno()
+        loop.add_reader(self._descriptor, self._run)
 
     def detach(self) -> None:
-        """Drive no more."""
+        """Drive no more. May be repeated."""
+        if self._is_detached:
+            return
+        self._is_detached = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._engine.fileno())
+            self._loop.remove_reader(self._descriptor)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -160,8 +166,15 @@ class Producer(ProducerBase):
         self._driver = LoopDriver(self._engine)
 
     def _after_fork(self) -> None:
+        """Begin without connections, in the child of a fork."""
         super()._after_fork()
         self._driver = LoopDriver(self._engine)
+
+    def __del__(self) -> None:
+        driver = getattr(self, "_driver", None)
+        if driver is not None:
+            driver.call_in_loop(driver.detach)
+        super().__del__()
 
     async def __aenter__(self) -> Producer:
         return self
@@ -224,8 +237,7 @@ class Producer(ProducerBase):
                 if publication.error is not None:
                     future.set_exception(publication.error)
                 else:
-                    ids = published_ids(publication.answer, 1)
-                    future.set_result(None if ids is None else ids[0])
+                    set_id(future, publication.answer)
             if driver.has_watchers:
                 driver.wake_watchers()
 
@@ -272,6 +284,16 @@ class Producer(ProducerBase):
         self._engine.join()
 
 
+def set_id(future: asyncio.Future[str | None], answer: bytes) -> None:
+    """Give a future the id in a broker's answer."""
+    try:
+        ids = published_ids(answer, 1)
+    except ClientError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None if ids is None else ids[0])
+
+
 class Consumer(ConsumerBase):
     """Receives the messages of a channel from all brokers that have the topic. Parameters: as pyqd.client.Consumer."""
 
@@ -291,10 +313,16 @@ class Consumer(ConsumerBase):
     ) -> None:
         made = codec_of(codec)
         super().__init__(topic, channel, nsqd, lookupd, max_in_flight, made, retry, auto_touch, backoff, settings)
-        self._driver = LoopDriver(self._engine)
+        self._drive_by_loop()
         self._handler: Callable[[Message], Awaitable[Any]] | None = None
         self._concurrency = 1
         self._tasks: list[asyncio.Task[None]] = []
+
+    def __del__(self) -> None:
+        driver = getattr(self, "_driver", None)
+        if driver is not None:
+            driver.call_in_loop(driver.detach)
+        super().__del__()
 
     async def __aenter__(self) -> Consumer:
         return self
@@ -304,12 +332,15 @@ class Consumer(ConsumerBase):
     ) -> None:
         await self.close()
 
-    def _note_ready(self) -> None:
-        self._driver.call_in_loop(self._driver.wake_watchers)
-
     def _after_fork(self) -> None:
+        """Refuse to go on, in the child of a fork."""
         super()._after_fork()
-        self._driver = LoopDriver(self._engine)
+        self._drive_by_loop()
+
+    def _drive_by_loop(self) -> None:
+        # The callback refers to the driver alone: the consumption must not keep its consumer alive.
+        self._driver = driver = LoopDriver(self._engine)
+        self._consumption.on_ready = lambda: driver.call_in_loop(driver.wake_watchers)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
@@ -325,24 +356,20 @@ class Consumer(ConsumerBase):
 
     async def _take(self, deadline_s: float | None) -> Message | None:
         """Return the next message; None at the end, or after the deadline."""
-        with contextlib.suppress(IndexError):
-            return self._consumption.ready.popleft()
         driver, consumption = self._driver, self._consumption
-        if self._engine.is_closed or consumption.is_stopping:
-            return None
-        _ = driver.loop
-        with self._engine.lock:
-            consumption.start()
-        await driver.until(self._has_news, deadline_s)
-        if consumption.ready:
-            return consumption.ready.popleft()
-        if consumption.error is not None and not consumption.is_stopping:
-            raise consumption.error
-        return None
-
-    def _has_news(self) -> bool:
-        consumption = self._consumption
-        return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
+        while True:
+            with contextlib.suppress(IndexError):
+                return consumption.ready.popleft()
+            if self._has_ended():
+                return None
+            _ = driver.loop
+            with self._engine.lock:
+                consumption.start()
+            is_in_time = await driver.until(self._has_news, deadline_s)
+            if not is_in_time and not consumption.ready:
+                return None
+            if consumption.error is not None and not consumption.ready and not consumption.is_stopping:
+                raise consumption.error
 
     async def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
         """Return up to count messages: as soon as there is one, those that are there; none after timeout seconds.
@@ -457,11 +484,5 @@ class Consumer(ConsumerBase):
         await self.drain(0.0)
 
     def _disconnect(self) -> None:
-        with self._engine.lock:
-            if self._engine.is_closed:
-                return
-            self._engine.flush()
-            self._consumption.close()
-            self._engine.close()
         self._driver.detach()
-        self._engine.join()
+        super()._disconnect()

@@ -20,6 +20,8 @@ from pyqd.client.errors import (
     ClientError,
     LookupFailedError,
     ProtocolError,
+    QuotaError,
+    RefusedError,
     SettingError,
     TlsError,
 )
@@ -30,6 +32,7 @@ from pyqd.primitives.addresses import Address, TcpAddress
 ANSWER_BYTES_MAX: Final = 64 << 20
 # A new attempt to connect is likely to fail in the same way, so that the user should know at once.
 LASTING_ERRORS: Final = (TlsError, AuthenticationError, ProtocolError, SettingError)
+OPEN_S: Final = 5.0
 
 logger = logging.getLogger("pyqd.client")
 
@@ -84,6 +87,7 @@ class Broker:
         self.health = health
         self.link: Link | None = None
         self.last_error: ClientError | None = None
+        self.is_error_lasting = False
         self.is_retrying = False
 
     @property
@@ -134,7 +138,12 @@ class Pool:
         settings = self._connector.settings
         for address in addresses:
             if address not in self._brokers:
-                health = BrokerHealth(settings.reconnect_first, settings.reconnect_max, rng=random.Random())
+                health = BrokerHealth(
+                    settings.reconnect_first,
+                    settings.reconnect_max,
+                    open_s=min(OPEN_S, settings.reconnect_max),
+                    rng=random.Random(),
+                )
                 self._brokers[address] = broker = Broker(address, health)
                 if self.has_started:
                     self._connect(broker)
@@ -165,6 +174,7 @@ class Pool:
             if broker.last_error is None and not self._is_closed:
                 logger.warning("no connection to %s: %s; trying again", broker.address, error)
             broker.last_error = error
+            broker.is_error_lasting = is_lasting(error, link)
         if self.lookup is not None and self.has_started:
             self.lookup.poll_soon()
             if broker.address not in self._given and broker.address not in self._named:
@@ -181,10 +191,16 @@ class Pool:
 
     def lasting_error(self) -> ClientError | None:
         """Return the error if every broker refuses connections for a reason that lasts, such as a wrong certificate."""
-        errors = [broker.last_error for broker in self._brokers.values()]
-        if self.lookup is None and errors and all(isinstance(error, LASTING_ERRORS) for error in errors):
-            return errors[0]
+        if self.lookup is None and all(
+            broker.last_error is not None and broker.is_error_lasting for broker in self._brokers.values()
+        ):
+            return self.last_error()
         return None
+
+    def last_error(self) -> ClientError | None:
+        """Return why there is no connection to one of the brokers."""
+        errors = (broker.last_error for broker in self._brokers.values())
+        return next((error for error in errors if error is not None), None)
 
     def reasons(self) -> str:
         """Return why there is no connection."""
@@ -220,6 +236,12 @@ class Pool:
             }
             for broker in self._brokers.values()
         }
+
+
+def is_lasting(error: ClientError, link: Link) -> bool:
+    """Return whether a new connection is likely to fail in the same way. A refused IDENTIFY stays refused."""
+    is_refused_set_up = isinstance(error, RefusedError) and not isinstance(error, QuotaError) and not link.was_ready
+    return isinstance(error, LASTING_ERRORS) or is_refused_set_up
 
 
 class Lookup:

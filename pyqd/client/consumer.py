@@ -11,7 +11,9 @@ import logging
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -75,29 +77,60 @@ class ConsumerBase:
         self.settings = make_settings({**targets.settings, **settings})
         self.topic = topic
         self.channel = channel
-        self._engine = Engine(f"pyqd consumer of {topic}/{channel}")
-        self._engine.on_fork = self._after_fork
-        connector = Connector(self._engine, self.settings)
-        lookup = Lookup(self._engine, targets.lookupd, self.settings, topic) if targets.lookupd else None
-        self._consumption = Consumption(
-            connector,
-            targets.brokers,
-            lookup,
-            topic,
-            channel,
-            max_in_flight=max_in_flight,
-            codec=codec,
-            retry=retry or RetryPolicy(),
-            auto_touch=auto_touch,
-            flow=FlowSettings(backoff_max_s=backoff, **flow),
-            on_ready=self._note_ready,
-        )
-
-    def _note_ready(self) -> None:
-        """Called with the lock held: messages have arrived, or the consumption ends."""
+        self._engine = engine = Engine(f"pyqd consumer of {topic}/{channel}", self)
+        try:
+            lookup = Lookup(engine, targets.lookupd, self.settings, topic) if targets.lookupd else None
+            self._consumption = Consumption(
+                Connector(engine, self.settings),
+                targets.brokers,
+                lookup,
+                topic,
+                channel,
+                max_in_flight=max_in_flight,
+                codec=codec,
+                retry=retry or RetryPolicy(),
+                auto_touch=auto_touch,
+                flow=FlowSettings(backoff_max_s=backoff, **flow),
+                on_ready=engine.wake_waiters,
+            )
+        except BaseException:
+            engine.close()
+            engine.join()
+            raise
 
     def _after_fork(self) -> None:
+        """Refuse to go on, in the child of a fork: the parent has the messages and consumes on."""
         self._consumption.forget_links()
+
+    def _at_exit(self) -> None:
+        """Close, because the interpreter ends."""
+        with self._engine.lock:
+            self._consumption.stop()
+        self._disconnect()
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.is_closed:
+            warnings.warn("a consumer was not closed", ResourceWarning, stacklevel=1, source=self)
+            engine.abandon(partial(close_links, self._consumption, engine))
+
+    def _has_news(self) -> bool:
+        consumption = self._consumption
+        return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
+
+    def _has_ended(self) -> bool:
+        """Whether no message will come. Raises: ClosedError in the child of a fork."""
+        if isinstance(self._consumption.error, ClosedError):
+            raise self._consumption.error
+        return self._engine.is_closed or self._consumption.is_stopping
+
+    def _disconnect(self) -> None:
+        with self._engine.lock:
+            if self._engine.is_closed:
+                return
+            close_links(self._consumption, self._engine)
+        self._engine.run_outside()
+        self._engine.join()
 
     @property
     def max_in_flight(self) -> int:
@@ -176,9 +209,6 @@ class Consumer(ConsumerBase):
     ) -> None:
         self.close()
 
-    def _note_ready(self) -> None:
-        self._engine.wake_waiters()
-
     def __iter__(self) -> Iterator[Message]:
         """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
         while True:
@@ -189,26 +219,20 @@ class Consumer(ConsumerBase):
 
     def _take(self, deadline_s: float | None) -> Message | None:
         """Return the next message; None at the end, or after the deadline."""
-        try:
-            return self._consumption.ready.popleft()
-        except IndexError:
-            pass
-        engine = self._engine
-        with engine.lock:
-            consumption = self._consumption
-            if engine.is_closed or consumption.is_stopping:
-                return None
-            consumption.start()
-            engine.wait(self._has_news, deadline_s)
-            if consumption.ready:
+        engine, consumption = self._engine, self._consumption
+        while True:
+            with contextlib.suppress(IndexError):
                 return consumption.ready.popleft()
-            if consumption.error is not None and not consumption.is_stopping:
-                raise consumption.error
-            return None
-
-    def _has_news(self) -> bool:
-        consumption = self._consumption
-        return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
+            with engine.lock:
+                if self._has_ended():
+                    return None
+                consumption.start()
+                is_in_time = engine.wait(self._has_news, deadline_s)
+                if not is_in_time and not consumption.ready:
+                    return None
+                if consumption.error is not None and not consumption.ready and not consumption.is_stopping:
+                    raise consumption.error
+            # A message that is there may be gone by now: other threads take messages without the lock.
 
     def fetch(self, count: int = 1, timeout: float | None = None) -> list[Message]:
         """Return up to count messages: as soon as there is one, those that are there; none after timeout seconds.
@@ -343,12 +367,9 @@ class Consumer(ConsumerBase):
                 self._consumption.stop()
         self._disconnect()
 
-    def _disconnect(self) -> None:
-        with self._engine.lock:
-            if self._engine.is_closed:
-                return
-            self._engine.flush()
-            self._consumption.close()
-            self._engine.close()
-        self._engine.run_outside()
-        self._engine.join()
+
+def close_links(consumption: Consumption, engine: Engine) -> None:
+    """Close everything; what is queued is sent before."""
+    engine.flush()
+    consumption.close()
+    engine.close()

@@ -9,7 +9,9 @@ Methods without a remark are called with the engine's lock held.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -24,7 +26,7 @@ from pyqd.client.core import commands
 from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.engine import Link, Timer
-from pyqd.client.errors import AnsweredError, ClientError, SettingError, refusal
+from pyqd.client.errors import AnsweredError, ClientError, ClosedError, SettingError, refusal
 from pyqd.client.message import Message, Requeue
 from pyqd.client.outgoing import Codec, Delay, encode, one_command
 from pyqd.client.publishing import Publication, Publishing
@@ -37,6 +39,7 @@ DEAD_LETTER_S: Final = 30.0
 # A broker that has not answered CLS by then is not waited for.
 CLOSE_WAIT_S: Final = 5.0
 TOUCHES_PER_TIMEOUT: Final = 4
+TOUCH_S_MIN: Final = 0.05
 REQUEUE_MS_MAX: Final = 3_600_000
 
 logger = logging.getLogger("pyqd.client")
@@ -117,7 +120,7 @@ class Consumption:
         self._connector = connector
         self._engine = connector.engine
         self._auto_touch = auto_touch
-        self._on_ready = on_ready
+        self.on_ready = on_ready
         self._subscriptions: dict[Link, Subscription] = {}
         self._flow_timer: Timer | None = None
         self._flow_timer_s = 0.0
@@ -139,6 +142,7 @@ class Consumption:
 
     def _connected(self, link: Link) -> None:
         self.pool.connected(link)
+        self.error = None
         if self.is_stopping:
             link.close()
             return
@@ -167,7 +171,7 @@ class Consumption:
             messages = [message for message in messages if not self._is_spent(message)]
         if messages:
             self.ready.extend(messages)
-            self._on_ready()
+            self.on_ready()
 
     def _is_spent(self, message: Message) -> bool:
         """Move a message to the dead-letter topic if its attempts are over before its handler could count them."""
@@ -180,24 +184,43 @@ class Consumption:
         """Handle an error frame; return whether the link is closed now."""
         if data.split(b" ", 1)[0].decode(errors="replace") in LATE_CODES:
             self.late_count += 1
+            self._stop_touching(link, data)
             logger.info("%s: %s; the message may be delivered again", link.broker, data.decode(errors="replace"))
             return False
         link.fail(refusal(data, link.broker, f"{self.topic}/{self.channel}"))
         return True
 
+    def _stop_touching(self, link: Link, data: bytes) -> None:
+        """Touch a message no more that has timed out. data: such as E_TOUCH_FAILED TOUCH 0123456789abcdef failed ..."""
+        if data.startswith(b"E_TOUCH_FAILED"):
+            subscription = self._subscriptions[link]
+            for word in data.split():
+                message = subscription.messages.get(word)
+                if message is not None:
+                    message.touched_s = math.inf
+
     def link_lost(self, link: Link, error: Exception) -> None:
         subscription = self._subscriptions.pop(link, None)
         if subscription is not None:
             self._lose(subscription)
-            if any(message.link is link for message in self.ready):
-                self.ready = deque(message for message in self.ready if message.link is not link)
+            self._drop_ready(link)
         self.pool.lost(link, error)
         self._apply(self.flow.disconnected(link, time.monotonic()))
         lasting = self.pool.lasting_error()
         if lasting is not None:
             self.error = lasting
         if self.is_stopping or lasting is not None:
-            self._on_ready()
+            self.on_ready()
+
+    def _drop_ready(self, link: Link) -> None:
+        """Drop the messages of a lost link that no user has seen. Threads take from `ready` meanwhile."""
+        for _ in range(len(self.ready)):
+            try:
+                message = self.ready.popleft()
+            except IndexError:
+                return
+            if message.link is not link:
+                self.ready.append(message)
 
     def _lose(self, subscription: Subscription) -> None:
         for message in subscription.messages.values():
@@ -276,7 +299,7 @@ class Consumption:
     def _after_answer(self, link: Link) -> None:
         if self.is_stopping:
             self._close_if_done(link)
-            self._on_ready()
+            self.on_ready()
         self._arm_flow()
 
     def touch(self, message: Message) -> None:
@@ -308,6 +331,10 @@ class Consumption:
 
     def _bury(self, message: Message) -> None:
         """Publish a message to the dead-letter topic. It stays in flight until the broker has the copy."""
+        if message.is_lost:
+            # It will be delivered again, and fail again.
+            self._requeue(message, 0.0, False)
+            return
         topic = self.retry.dead_letter_topic
         assert topic is not None
         if self._dead_letters is None:
@@ -356,7 +383,7 @@ class Consumption:
 
     def _touch_later(self, link: Link, subscription: Subscription) -> None:
         """Touch the messages in flight of a link before they time out, as long as it is open."""
-        interval_s = subscription.msg_timeout_s / TOUCHES_PER_TIMEOUT
+        interval_s = max(TOUCH_S_MIN, subscription.msg_timeout_s / TOUCHES_PER_TIMEOUT)
 
         def touch() -> None:
             if self._subscriptions.get(link) is not subscription:
@@ -392,12 +419,14 @@ class Consumption:
             return
         self.is_stopping = True
         self._apply(self.flow.stop(time.monotonic()))
-        while self.ready:
-            self._give_back(self.ready.popleft())
+        # Threads take from `ready` without the lock.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._give_back(self.ready.popleft())
         for link in self._subscriptions:
             link.send(commands.CLS, soon=True)
             self._engine.call_later(CLOSE_WAIT_S, partial(self._end_intake, link))
-        self._on_ready()
+        self.on_ready()
 
     def _end_intake(self, link: Link) -> None:
         """Note that the broker sends no more messages on a link, because it agreed to CLS or does not answer it."""
@@ -405,7 +434,7 @@ class Consumption:
         if subscription is not None and not subscription.is_closing:
             subscription.is_closing = True
             self._close_if_done(link)
-            self._on_ready()
+            self.on_ready()
 
     def _close_if_done(self, link: Link) -> None:
         """Close a link that brings no more messages, once all are answered.
@@ -438,11 +467,12 @@ class Consumption:
         self._subscriptions.clear()
         if self._dead_letters is not None:
             self._dead_letters.close()
-        self._on_ready()
+        self.on_ready()
 
     def forget_links(self) -> None:
         """In the child of a fork: the parent goes on consuming, the child has nothing."""
         self.is_stopping = True
+        self.error = ClosedError("the consumer belongs to the process that has forked: make another one here")
         self.pool.forget_links()
         self.ready.clear()
         for subscription in self._subscriptions.values():

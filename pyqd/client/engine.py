@@ -17,6 +17,7 @@ Invariants, all under `lock`:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import heapq
@@ -43,6 +44,8 @@ STUCK_S: Final = 0.25
 RECEIVE_BYTES: Final = 1 << 18
 # Commands that wait for the driver; more are sent by the thread that queues them.
 FLUSH_COUNT: Final = 128
+# Pause of the stand-in after an internal error, so that it does not repeat the error in a busy loop.
+ERROR_PAUSE_S: Final = 1.0
 
 logger = logging.getLogger("pyqd.client")
 
@@ -65,6 +68,7 @@ class Link:
         self.core = core
         self.heard_s = time.monotonic()
         self.is_open = True
+        self.was_ready = False
         self._engine = engine
         self._handler = handler
         self._socket: socket.socket | None = None
@@ -206,6 +210,7 @@ class Link:
             self.fail(error)
             return
         if events:
+            self.was_ready = True
             self._handler.link_events(self, events)
         if not self._is_dirty:
             # NOPs and answers of the set-up are queued by the core itself.
@@ -230,6 +235,13 @@ class Link:
                 self._flush_last()
             self.is_open = False
             self._drop_socket()
+
+    def disown(self) -> None:
+        """In the child of a fork: close this process's copy of the socket, without a word to the broker."""
+        self.is_open = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _flush_last(self) -> None:
         with contextlib.suppress(OSError, ClientError):
@@ -276,14 +288,25 @@ class Waiter:
         self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
 
-class Engine:
-    """Driver of the links and timers of one producer or consumer. name: of its thread."""
+class Owner(Protocol):
+    """Producer or consumer that an engine belongs to."""
 
-    def __init__(self, name: str) -> None:
+    def _after_fork(self) -> None:
+        """Begin without connections, in the child of a fork."""
+
+    def _at_exit(self) -> None:
+        """Close, because the interpreter ends."""
+
+
+class Engine:
+    """Driver of the links and timers of one producer or consumer, its owner. name: of its thread."""
+
+    def __init__(self, name: str, owner: Owner) -> None:
         self.lock = threading.Lock()
         self.name = name
         self.is_closed = False
-        self.on_fork: Callable[[], None] | None = None
+        # Weak, so that an owner without users is collected, which ends the thread.
+        self.owner = weakref.ref(owner)
         self._setup()
         ENGINES.add(self)
 
@@ -415,17 +438,19 @@ class Engine:
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if self.is_closed or (left_s is not None and left_s <= 0):
                     return False
-                if self._driver == 0:
+                # A callback of a future may wait in the thread that drives.
+                if self._driver == 0 or self.is_driven_here():
                     self._drive(is_done, deadline_s)
                 else:
                     self._sleep(left_s, result)
             return True
         finally:
             # This thread may have been woken for the role, and have its result already.
-            if self._driver == 0 and self._waiters:
-                self._waiters[0].wake()
+            if self._driver == 0:
+                self._offer_role()
 
     def _drive(self, is_done: Callable[[], object], deadline_s: float | None) -> None:
+        is_nested = self._driver != 0
         self._driver = threading.get_ident()
         try:
             while not is_done() and not self.is_closed:
@@ -434,12 +459,19 @@ class Engine:
                     break
                 self.step(left_s)
         finally:
-            self._leave()
+            if not is_nested:
+                self._leave()
 
     def _leave(self) -> None:
         """Give up the role of the driver, to a thread that waits if there is one."""
         self._driver = 0
         self._left_s = time.monotonic()
+        if self.is_closed:
+            self._release()
+        self._offer_role()
+
+    def _offer_role(self) -> None:
+        """Wake a thread that waits, or the stand-in if there is none, to become the driver."""
         if self._waiters:
             self._waiters[0].wake()
         elif self._resting is not None and self._rests_until_left:
@@ -468,7 +500,7 @@ class Engine:
     def step(self, timeout_s: float | None) -> None:
         """Flush, sleep until something happens or timeout_s is over, handle it. timeout_s 0: do not sleep."""
         self.flush()
-        if self._posted or (self._timers and timeout_s != 0):
+        if self._posted or self._outside or (self._timers and timeout_s != 0):
             timeout_s = self._timeout(timeout_s)
         self._is_asleep = timeout_s is None or timeout_s > 0
         self.lock.release()
@@ -499,6 +531,8 @@ class Engine:
     def call_outside(self, callback: Callable[[], None]) -> None:
         """Call back soon without the lock: for a user's functions, which may call the client."""
         self._outside.append(callback)
+        if self._is_asleep:
+            self._wake()
 
     def run_outside(self) -> None:
         """Run the callbacks of call_outside(). The caller does not hold the lock."""
@@ -513,7 +547,7 @@ class Engine:
                 logger.exception("a callback failed")
 
     def _timeout(self, timeout_s: float | None) -> float | None:
-        if self._posted:
+        if self._posted or self._outside:
             return 0.0
         until_s = max(0.0, self._timers[0][0] - time.monotonic())
         return until_s if timeout_s is None else min(timeout_s, until_s)
@@ -553,8 +587,7 @@ class Engine:
                 try:
                     self.step(0.0)
                 finally:
-                    self._driver = 0
-                    self._left_s = time.monotonic()
+                    self._leave()
             return self._timers[0][0] if self._timers else None
 
     def is_driven_here(self) -> bool:
@@ -602,10 +635,8 @@ class Engine:
         try:
             self.step(timeout_s)
         finally:
-            self._driver = 0
+            self._leave()
             self._left_s = left_s
-            if self._waiters:
-                self._waiters[0].wake()
 
     # The end.
 
@@ -624,21 +655,38 @@ class Engine:
         thread = self._stand_in
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        with self.lock:
+            # A thread that sleeps in a closed selector would sleep for ever: the last one that leaves closes it.
+            if self._driver == 0:
+                self._release()
+
+    def _release(self) -> None:
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
 
+    def abandon(self, close: Callable[[], None]) -> None:
+        """Have the stand-in close everything. For the finalizer of an owner: takes no lock, does not wait."""
+        if self._stand_in is None or not self._stand_in.is_alive():
+            close()
+            self._release()
+        else:
+            self._posted.append(close)
+            self._wake()
+
     def after_fork(self) -> None:
         """In the child of a fork: begin with nothing. The parent's connections stay as they are."""
         self.lock = threading.Lock()
+        if self.is_closed:
+            return
         for key in list(self._selector.get_map().values()):
-            with contextlib.suppress(OSError):
-                os.close(key.fd)
-        self._selector.close()
-        self._wake_write.close()
+            if key.data is not None:
+                key.data.disown()
+        self._release()
         self._setup()
-        if self.on_fork is not None:
-            self.on_fork()
+        owner = self.owner()
+        if owner is not None:
+            owner._after_fork()
 
 
 def stand_in(reference: weakref.ref[Engine]) -> None:
@@ -647,7 +695,11 @@ def stand_in(reference: weakref.ref[Engine]) -> None:
         engine = reference()
         if engine is None or engine.is_closed:
             return
-        sleep = engine.stand_in_once()
+        try:
+            sleep = engine.stand_in_once()
+        except Exception:
+            logger.exception("%s: internal error", engine.name)
+            sleep = Waiter(), ERROR_PAUSE_S
         del engine
         if sleep is not None:
             waiter, pause_s = sleep
@@ -663,6 +715,17 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _close_all() -> None:
+    """Close what the program has left open, before the interpreter stops the stand-ins."""
+    for engine in iterate_engines():
+        owner = engine.owner()
+        if owner is not None:
+            owner._at_exit()
+
+
+atexit.register(_close_all)
 
 
 def iterate_engines() -> Iterator[Engine]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyqd.client.core import commands
 from pyqd.client.engine import Link
-from pyqd.client.errors import SettingError
+from pyqd.client.errors import ProtocolError, SettingError
 from pyqd.client.publishing import Command
 
 Delay = float | timedelta
@@ -18,6 +20,9 @@ Time = float | datetime
 ID_LOW_BITS: Final = 12
 ID_STEP_BITS: Final = 22
 ID_LOW_MASK: Final = (1 << ID_LOW_BITS) - 1
+ANSWER: Final = re.compile(rb"OK ([0-9a-fA-F]{16})(?: [0-9]+)?")
+# Times beyond the year 9999 are mistakes, such as milliseconds for seconds.
+SECONDS_MAX: Final = 253402300800
 
 
 class Codec(Protocol):
@@ -37,8 +42,25 @@ class Outgoing:
     at: Time | None = None
 
 
-def due_ms(delay: Delay | None, at: Time | None) -> int | None:
-    """Return the due time in ms since 1970; None without one. Raises: SettingError."""
+class Due(NamedTuple):
+    """Due time of a message. is_delay: by the monotonic clock of this machine, in s; otherwise in Unix ms."""
+
+    is_delay: bool
+    time: float
+
+    def delay_ms(self) -> int:
+        """Return the ms from now, for the broker to count: clocks of two machines may differ."""
+        if self.is_delay:
+            return max(0, math.ceil((self.time - time.monotonic()) * 1000))
+        return max(0, round(self.time) - round(time.time() * 1000))
+
+    def unix_ms(self) -> int:
+        """Return the due time since 1970."""
+        return round(time.time() * 1000) + self.delay_ms() if self.is_delay else round(self.time)
+
+
+def parse_due(delay: Delay | None, at: Time | None) -> Due | None:
+    """Return the due time; None without one. Raises: SettingError."""
     if at is not None:
         if delay is not None:
             raise SettingError("give delay= or at=, not both")
@@ -46,18 +68,20 @@ def due_ms(delay: Delay | None, at: Time | None) -> int | None:
             if at.tzinfo is None:
                 raise SettingError("at= needs a time zone, such as datetime.now(timezone.utc)")
             at = at.timestamp()
-        return max(0, round(at * 1000))
+        if not is_number(at):
+            raise SettingError(f"at={at!r}: expected an aware datetime, or seconds since 1970")
+        return Due(False, max(0, round(at * 1000)))
     if delay is None:
         return None
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if seconds < 0:
-        raise SettingError(f"delay={seconds}: expected seconds from 0")
-    return round((time.time() + seconds) * 1000)
+    if not is_number(seconds) or seconds < 0:
+        raise SettingError(f"delay={delay!r}: expected seconds from 0, or a timedelta")
+    return Due(True, time.monotonic() + seconds)
 
 
-def delay_of(due: int) -> int:
-    """Return the ms from now to a due time."""
-    return max(0, due - round(time.time() * 1000))
+def is_number(value: object) -> bool:
+    """Return whether a value is a number that a time can be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < SECONDS_MAX
 
 
 def encode(body: Any, codec: Codec | None) -> bytes:
@@ -75,48 +99,59 @@ def encode(body: Any, codec: Codec | None) -> bytes:
     return data
 
 
-def one_command(topic: str, body: bytes, due: int | None) -> Command:
-    """Return the command that publishes one message."""
+def one_command(topic: str, body: bytes, due: Due | None) -> Command:
+    """Return the command that publishes one message. Raises: InvalidNameError."""
     if due is None:
         return commands.pub(topic, body)
+    commands.check_topic(topic)
     # The delay is that of the time of sending: a publication may wait for a connection.
     return lambda link: (_deferred(link, topic, body, due), 1)
 
 
-def _deferred(link: Link, topic: str, body: bytes, due: int) -> bytes:
-    if link.core.gives_ids:
-        return commands.dpub_at(topic, body, due)
-    return commands.dpub(topic, body, delay_of(due))
+def _deferred(link: Link, topic: str, body: bytes, due: Due) -> bytes:
+    if link.core.gives_ids and not due.is_delay:
+        return commands.dpub_at(topic, body, due.unix_ms())
+    return commands.dpub(topic, body, due.delay_ms())
 
 
-def many_command(topic: str, bodies: Sequence[bytes], dues: Sequence[int | None]) -> Command:
-    """Return the command that publishes all messages or none.
+def many_command(topic: str, bodies: Sequence[bytes], dues: Sequence[Due | None]) -> Command:
+    """Return the command that publishes all messages or none. Raises: InvalidNameError.
 
     With due times that takes DMPUB. A broker without it gets single commands, of which some may fail.
     """
-    if all(due is None for due in dues):
+    given = [due for due in dues if due is not None]
+    if not given:
         return commands.mpub(topic, bodies)
-    now = round(time.time() * 1000)
-    pairs = [(body, now if due is None else due) for body, due in zip(bodies, dues, strict=True)]
+    commands.check_topic(topic)
+    has_times = any(not due.is_delay for due in given)
 
     def command(link: Link) -> tuple[bytes, int]:
-        if link.core.gives_ids:
-            return commands.dmpub(topic, pairs, True), 1
-        singles = [commands.dpub(topic, body, delay_of(due)) for body, due in pairs]
-        return b"".join(singles), len(singles)
+        pairs = list(zip(bodies, dues, strict=True))
+        if not link.core.gives_ids:
+            singles = [
+                commands.pub(topic, body) if due is None else commands.dpub(topic, body, due.delay_ms())
+                for body, due in pairs
+            ]
+            return b"".join(singles), len(singles)
+        now = Due(True, time.monotonic())
+        if has_times:
+            return commands.dmpub(topic, [(body, (due or now).unix_ms()) for body, due in pairs], True), 1
+        return commands.dmpub(topic, [(body, (due or now).delay_ms()) for body, due in pairs], False), 1
 
     return command
 
 
 def published_ids(answer: bytes, count: int) -> list[str] | None:
-    """Return the ids in the answer to a publish; None if the broker does not return ids.
+    """Return the ids in the answer to a publish; None if the broker does not return ids. Raises: ProtocolError.
 
     Source: docs/protocol-extensions.md, "Ids of published messages".
     """
-    words = answer.split(b" ")
-    if len(words) < 2:
+    if answer == b"OK":
         return None
-    first = int(words[1], 16)
+    matched = ANSWER.fullmatch(answer)
+    if matched is None:
+        raise ProtocolError(f"{answer[:100]!r} instead of OK and an id; the message may have been published")
+    first = int(matched[1], 16)
     base, low = first & ~ID_LOW_MASK, first & ID_LOW_MASK
     return [
         f"{base + (number >> ID_LOW_BITS << ID_STEP_BITS) + (number & ID_LOW_MASK):016x}"
@@ -125,16 +160,16 @@ def published_ids(answer: bytes, count: int) -> list[str] | None:
 
 
 def split_outgoing(
-    messages: Iterable[Any], codec: Codec | None, due: int | None
-) -> tuple[list[bytes], list[int | None]]:
+    messages: Iterable[Any], codec: Codec | None, due: Due | None
+) -> tuple[list[bytes], list[Due | None]]:
     """Return the bodies and due times of messages. due: of those that have none of their own."""
     bodies: list[bytes] = []
-    dues: list[int | None] = []
+    dues: list[Due | None] = []
     for message in messages:
         own = due
         if isinstance(message, Outgoing):
             if message.delay is not None or message.at is not None:
-                own = due_ms(message.delay, message.at)
+                own = parse_due(message.delay, message.at)
             message = message.body
         bodies.append(encode(message, codec))
         dues.append(own)

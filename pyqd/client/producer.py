@@ -5,7 +5,9 @@ Source: docs/client.md, "Producers".
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -15,17 +17,17 @@ from typing import Any
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup
 from pyqd.client.engine import Engine
-from pyqd.client.errors import BufferFullError, ClosedError
+from pyqd.client.errors import BufferFullError, ClientError, ClosedError
 from pyqd.client.http import ChannelResult
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
     Codec,
     Delay,
     Time,
-    due_ms,
     encode,
     many_command,
     one_command,
+    parse_due,
     published_ids,
     split_outgoing,
 )
@@ -36,6 +38,9 @@ from pyqd.client.settings import make_settings, parse_targets
 # Bytes that a pending publication takes beside its body.
 OVERHEAD_BYTES = 200
 CLOSE_S = 5.0
+EXIT_S = 2.0
+
+logger = logging.getLogger("pyqd.client")
 
 
 class ProducerBase:
@@ -56,14 +61,33 @@ class ProducerBase:
         self.timeout = timeout
         self.codec = codec
         self.max_pending_bytes = max_pending_bytes
-        self._engine = Engine("pyqd producer")
-        self._engine.on_fork = self._after_fork
-        self._connector = Connector(self._engine, self.settings)
-        lookup = Lookup(self._engine, targets.lookupd, self.settings, None) if targets.lookupd else None
-        self._publishing = Publishing(self._connector, targets.brokers, lookup, retry_unanswered=retry_unanswered)
+        self._engine = engine = Engine("pyqd producer", self)
+        try:
+            self._connector = Connector(engine, self.settings)
+            lookup = Lookup(engine, targets.lookupd, self.settings, None) if targets.lookupd else None
+            self._publishing = Publishing(self._connector, targets.brokers, lookup, retry_unanswered=retry_unanswered)
+        except BaseException:
+            engine.close()
+            engine.join()
+            raise
 
     def _after_fork(self) -> None:
+        """Begin without connections, in the child of a fork: the parent publishes what it has submitted."""
         self._publishing.forget_links()
+
+    def _at_exit(self) -> None:
+        """Close, because the interpreter ends: submitted messages get little time more."""
+        engine = self._engine
+        with engine.lock:
+            engine.wait(lambda: self._publishing.pending_count == 0, time.monotonic() + EXIT_S)
+            self._close_links()
+        engine.join()
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and not engine.is_closed:
+            warnings.warn("a producer was not closed", ResourceWarning, stacklevel=1, source=self)
+            engine.abandon(partial(close_links, self._publishing, engine))
 
     def _publication(self, command: Command, size: int, timeout: float | None) -> Publication:
         deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
@@ -71,13 +95,13 @@ class ProducerBase:
 
     def _one(self, topic: str, body: Any, delay: Delay | None, at: Time | None, timeout: float | None) -> Publication:
         data = encode(body, self.codec)
-        due = None if delay is None and at is None else due_ms(delay, at)
+        due = None if delay is None and at is None else parse_due(delay, at)
         return self._publication(one_command(topic, data, due), len(data), timeout)
 
     def _many(
         self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None, timeout: float | None
     ) -> tuple[Publication | None, int]:
-        bodies, dues = split_outgoing(messages, self.codec, due_ms(delay, at))
+        bodies, dues = split_outgoing(messages, self.codec, parse_due(delay, at))
         if not bodies:
             return None, 0
         size = sum(map(len, bodies))
@@ -93,8 +117,7 @@ class ProducerBase:
 
     def _close_links(self) -> None:
         """Close everything. The caller holds the lock."""
-        self._publishing.close()
-        self._engine.close()
+        close_links(self._publishing, self._engine)
 
     def _http(self) -> HttpGroup:
         """Return the HTTP API of the brokers, by a connection per call: such calls are rare."""
@@ -235,10 +258,22 @@ class Producer(ProducerBase):
         self._engine.join()
 
 
+def close_links(publishing: Publishing, engine: Engine) -> None:
+    """Close everything; what is pending fails."""
+    if publishing.pending_count:
+        logger.warning("closed with %d messages that no broker has acknowledged", publishing.pending_count)
+    publishing.close()
+    engine.close()
+
+
 def resolve(future: Future[str | None], publication: Publication) -> None:
     """Give a future the result of its publication."""
     if publication.error is not None:
         future.set_exception(publication.error)
     else:
-        ids = published_ids(publication.answer, 1)
+        try:
+            ids = published_ids(publication.answer, 1)
+        except ClientError as error:
+            future.set_exception(error)
+            return
         future.set_result(None if ids is None else ids[0])

@@ -22,6 +22,8 @@ from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, Time
 from pyqd.primitives.addresses import Address
 
 TICK_S: Final = 0.25
+# A link whose oldest answer is overdue and awaited by nobody is closed after this time without a byte.
+SILENT_S: Final = 5.0
 
 # A command, or a function that returns the bytes for a link and the number of the broker's answers.
 Command = bytes | Callable[[Link], tuple[bytes, int]]
@@ -167,8 +169,11 @@ class Publishing:
         """End the refused publication. The broker closes the connection; closing it here saves the wait."""
         error = refusal(data, link.broker)
         unanswered = self._unanswered[link]
-        if unanswered:
-            self._finish(unanswered.popleft(), error)
+        if not unanswered:
+            # Nothing was refused: connecting again at once could go on for ever.
+            link.fail(error)
+            return
+        self._finish(unanswered.popleft(), error)
         link.close()
         self._lost(link, error, is_refusal=True)
 
@@ -216,14 +221,20 @@ class Publishing:
             publication = self._waiting.popleft()
             self._finish(publication, self.timed_out(publication))
         for link, unanswered in list(self._ready):
-            if unanswered and unanswered[0].deadline_s <= now_s:
+            if unanswered and unanswered[0].deadline_s <= now_s and self._is_stuck(link, unanswered[0], now_s):
                 link.fail(UnansweredError(f"{link.broker}: no answer in time"))
+
+    def _is_stuck(self, link: Link, oldest: Publication, now_s: float) -> bool:
+        """Whether to give up on a link. An impatient user is no reason: others wait for answers on the same link."""
+        return not oldest.is_done() or now_s - link.heard_s > SILENT_S
 
     def timed_out(self, publication: Publication) -> ClientError:
         """Return the error for a publication whose deadline is over."""
         if publication.may_have_happened or publication.progress == SENT:
             return TimedOutError("no answer in time; the message may have been published", may_have_happened=True)
-        return NotConnectedError(f"no connection to a broker in time: {self.pool.reasons()}")
+        error = NotConnectedError(f"no connection to a broker in time: {self.pool.reasons()}")
+        error.__cause__ = self.pool.last_error()
+        return error
 
     # The end.
 

@@ -27,6 +27,8 @@ CLOSE_WAIT: Final = b"CLOSE_WAIT"
 OK: Final = b"OK"
 # Answers to IDENTIFY and AUTH; a longer one is not NSQ's.
 ANSWER_BYTES_MAX: Final = 1 << 20
+# Numbers in the answer to IDENTIFY that the client works with.
+NUMBERS: Final = {"max_rdy_count": 1, "msg_timeout": 1, "deflate_level": 0}
 # Fields of the answer of a broker that knows no feature negotiation.
 OLD_BROKER: Final = {"max_rdy_count": 2500, "msg_timeout": 60_000}
 
@@ -232,6 +234,10 @@ class ConnectionCore:
                 self.info = dict(json.loads(data))
             except (ValueError, TypeError):
                 raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of JSON; is this NSQ's TCP port?") from None
+        for name, least in NUMBERS.items():
+            value = self.info.get(name)
+            if value is not None and (type(value) is not int or value < least):
+                raise ProtocolError(f"{self.broker}: {name} is {value!r} in the answer to IDENTIFY")
         if self._new_tls is not None and not self.info.get("tls_v1"):
             raise TlsError(f"{self.broker}: the broker offers no TLS on its TCP port")
         for name in ("snappy", "deflate"):

@@ -12,7 +12,7 @@ from pyqd.client.consumption import RetryPolicy
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, RefusedError, SettingError, TooBigError
 from pyqd.client.http import ChannelResult
-from pyqd.client.outgoing import Codec, Delay, Outgoing, Time, due_ms, encode
+from pyqd.client.outgoing import Codec, Delay, Outgoing, Time, encode, parse_due
 from pyqd.testing.memory.channels import MemoryChannel, MemoryTopic, Stored, Subscriber
 from pyqd.testing.memory.clock import SECOND_NS, ManualClock
 from pyqd.testing.memory.consumers import AioMemoryConsumer, MemoryConsumer
@@ -157,14 +157,14 @@ class MemoryBroker:
 
     def _due_ns(self, delay: Delay | None, at: Time | None) -> int:
         """Return the due time; 0 without one. Raises: RefusedError beyond max_defer."""
-        ms = due_ms(delay, at)
-        if ms is None:
+        due = parse_due(delay, at)
+        if due is None:
             return 0
         if delay is not None:
-            # due_ms() has checked the delay, but counts it from the system's time.
+            # parse_due() has checked the delay, but counts it from the system's time.
             due_ns = self.clock.now_ns + round(seconds_of(delay) * SECOND_NS)
         else:
-            due_ns = ms * MS_NS
+            due_ns = due.unix_ms() * MS_NS
         late_ms, most_ms = (due_ns - self.clock.now_ns) // MS_NS, round(self.max_defer * 1000)
         if late_ms > most_ms:
             raise RefusedError(f"E_INVALID DPUB timeout {late_ms} out of range 0-{most_ms}", ADDRESS)
