@@ -44,6 +44,8 @@ STUCK_S: Final = 0.25
 RECEIVE_BYTES: Final = 1 << 18
 # Commands that wait for the driver; more are sent by the thread that queues them.
 FLUSH_COUNT: Final = 128
+# Reads from a connection that has failed; more than the answers to a pipeline fit.
+LAST_READS: Final = 16
 # Pause of the stand-in after an internal error, so that it does not repeat the error in a busy loop.
 ERROR_PAUSE_S: Final = 1.0
 
@@ -103,7 +105,9 @@ class Link:
             data = self.core.take_output()
             if data:
                 self._transmit(data)
-        except (OSError, ClientError) as error:
+        except OSError as error:
+            self._fail_after_reading(error)
+        except ClientError as error:
             self.fail(error)
 
     def _transmit(self, data: bytes | memoryview) -> None:
@@ -124,9 +128,24 @@ class Link:
         try:
             self._transmit(self._unsent)
         except OSError as error:
-            self.fail(error)
+            self._fail_after_reading(error)
             return
         self.flush()
+
+    def _fail_after_reading(self, error: OSError) -> None:
+        """Take in what the broker said before it closed the connection, such as why, and fail.
+
+        A broker that refuses a large body does not read it: sending breaks before its error frame is read.
+        """
+        for _ in range(LAST_READS):
+            try:
+                data = self._socket.recv(RECEIVE_BYTES) if self._socket is not None else b""
+            except OSError:
+                break
+            if not data:
+                break
+            self._take_in(data)
+        self.fail(error)
 
     def open_socket(self, targets: list[tuple[int, Any]]) -> None:
         """Begin to connect to the first of the targets that takes a connection: family, and address of that family."""
@@ -204,6 +223,13 @@ class Link:
             self.fail(ConnectionResetError("the broker closed the connection"))
             return
         self.heard_s = time.monotonic()
+        self._take_in(data)
+        if not self._is_dirty:
+            # NOPs and answers of the set-up are queued by the core itself.
+            self.flush()
+
+    def _take_in(self, data: bytes) -> None:
+        """Handle received bytes."""
         try:
             events = self.core.receive(data)
         except ClientError as error:
@@ -212,9 +238,6 @@ class Link:
         if events:
             self.was_ready = True
             self._handler.link_events(self, events)
-        if not self._is_dirty:
-            # NOPs and answers of the set-up are queued by the core itself.
-            self.flush()
 
     def fail(self, error: Exception) -> None:
         """Close the link and tell the handler, once."""

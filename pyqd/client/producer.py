@@ -33,7 +33,7 @@ from pyqd.client.outgoing import (
 )
 from pyqd.client.publish_future import PublishFuture
 from pyqd.client.publishing import Command, Publication, Publishing
-from pyqd.client.settings import make_settings, parse_targets
+from pyqd.client.settings import check_range, make_settings, parse_targets
 
 # Bytes that a pending publication takes beside its body.
 OVERHEAD_BYTES = 200
@@ -56,6 +56,8 @@ class ProducerBase:
         retry_unanswered: bool,
         settings: dict[str, Any],
     ) -> None:
+        check_range("timeout", timeout, 0.001, 1e9)
+        check_range("max_pending_bytes", max_pending_bytes, 1, 1e15)
         self._targets = targets = parse_targets(nsqd, lookupd)
         self.settings = make_settings({**targets.settings, **settings})
         self.timeout = timeout

@@ -69,12 +69,12 @@ class Settings:
     http_token: str | None = None
 
     def __post_init__(self) -> None:
-        _check_range("sample_rate", self.sample_rate, 0, 99)
-        _check_range("deflate_level", self.deflate_level, 1, 9)
-        _check_range("lookupd_poll_jitter", self.lookupd_poll_jitter, 0.0, 1.0)
+        check_range("sample_rate", self.sample_rate, 0, 99)
+        check_range("deflate_level", self.deflate_level, 1, 9)
+        check_range("lookupd_poll_jitter", self.lookupd_poll_jitter, 0.0, 1.0)
         for name in ("connect_timeout", "heartbeat_interval", "lookupd_poll_interval", "lookupd_timeout"):
-            _check_range(name, getattr(self, name), 0.001, 1e9)
-        _check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)
+            check_range(name, getattr(self, name), 0.001, 1e9)
+        check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)
         if self.compression not in (None, "snappy", "deflate"):
             raise SettingError(f"compression={self.compression!r}: expected 'snappy', 'deflate' or None")
         if (self.tls_cert is None) is not (self.tls_key is None):
@@ -250,6 +250,7 @@ def _to_ms(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _check_range(name: str, value: object, least: float, most: float) -> None:
+def check_range(name: str, value: object, least: float, most: float) -> None:
+    """Check a number. Raises: SettingError."""
     if not isinstance(value, (int, float)) or not least <= value <= most:
         raise SettingError(f"{name}={value!r}: expected a number from {least:g} to {most:g}")

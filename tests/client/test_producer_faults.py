@@ -1,0 +1,441 @@
+"""Producers of both faces whose brokers die, hang, refuse, or are no brokers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from pyqd.client import (
+    BufferFullError,
+    ClosedError,
+    NotConnectedError,
+    ProtocolError,
+    QuotaError,
+    RefusedError,
+    TimedOutError,
+    UnansweredError,
+)
+from tests.support.publish_broker import ERROR, RESPONSE, frame, ok, publish_brokers
+from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
+
+WAIT_S = 20.0
+# Connections are tried again soon, so that a test takes no longer than its daemon's start.
+SOON = {"reconnect_first": 0.01, "reconnect_max": 0.1}
+
+
+def never(_publish):
+    return b""
+
+
+def hang_up(_publish):
+    return None
+
+
+def address_of(daemon):
+    return f"127.0.0.1:{daemon.tcp_port}"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two daemons."""
+    with daemons_running() as start:
+        made = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            made.append(start(Daemon(pyqd(), tmp_path / name)))
+        yield made
+
+
+class TestNoBroker:
+    def test_nothing_listens(self, face):
+        address = f"127.0.0.1:{free_port()}"
+        producer = face.producer(address, timeout=0.3)
+        with pytest.raises(NotConnectedError, match=f"{address}: Connection refused"):
+            producer.publish("t", b"x")
+        future = producer.submit("t", b"x")
+        with pytest.raises(NotConnectedError, match="Connection refused"):
+            future.result(WAIT_S)
+        assert producer.stats()["failed"] == 2
+        assert "Connection refused" in producer.stats()["brokers"][address]["error"]
+
+    def test_a_name_that_does_not_exist(self, face):
+        producer = face.producer("no-such-host.invalid", timeout=1.0)
+        with pytest.raises(NotConnectedError, match="no-such-host"):
+            producer.publish("t", b"x")
+
+    def test_a_unix_socket_that_does_not_exist(self, face, tmp_path):
+        producer = face.producer(str(tmp_path / "none"), timeout=0.3)
+        with pytest.raises(NotConnectedError, match="No such file"):
+            producer.publish("t", b"x")
+
+    def test_a_port_that_speaks_http_is_named_at_once(self, face, daemon):
+        producer = face.producer(f"127.0.0.1:{daemon.http_port}")
+        with pytest.raises(ProtocolError, match="is this NSQ's TCP port"):
+            producer.publish("t", b"x")
+
+    def test_a_broker_that_accepts_and_never_answers(self, face):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = "{}:{}".format(*listener.getsockname())
+            producer = face.producer(address, timeout=1.0, connect_timeout=0.2)
+            with pytest.raises(NotConnectedError, match=r"no connection within 0\.2 s"):
+                producer.publish("t", b"x")
+
+    @pytest.mark.parametrize("greeting", [b"\0" * 64, b"\xff" * 64, frame(7, b"x"), frame(RESPONSE, b"[1, 2]")])
+    def test_bytes_that_are_no_answer_to_identify(self, face, scripted, greeting):
+        scripted.greeting = greeting
+        with pytest.raises(ProtocolError, match="NSQ's TCP port"):
+            face.producer(scripted.address).publish("t", b"x")
+
+    @pytest.mark.parametrize("info", [{"max_rdy_count": "many"}, {"msg_timeout": -5}, {"msg_timeout": [1]}])
+    def test_numbers_that_are_none_in_the_answer_to_identify(self, face, scripted, info):
+        scripted.info = info
+        with pytest.raises(ProtocolError, match=next(iter(info))):
+            face.producer(scripted.address).publish("t", b"x")
+
+    def test_a_refused_identify_is_reported_at_once(self, face, scripted):
+        scripted.greeting = frame(ERROR, b"E_BAD_BODY IDENTIFY heartbeat interval (1) is invalid")
+        with pytest.raises(RefusedError, match="heartbeat interval"):
+            face.producer(scripted.address).publish("t", b"x")
+
+    @pytest.mark.flags("-max-connections=1")
+    def test_a_broker_that_is_full_is_named(self, face, daemon):
+        with socket.create_connection(daemon.tcp_address) as taken:
+            taken.sendall(b"  V2")
+            wait_until(lambda: b"tcp" in daemon.http("GET", "/stats").body or True, "a connection")
+            producer = face.producer(address_of(daemon), timeout=1.0, **SOON)
+            with pytest.raises(NotConnectedError, match="E_TOO_MANY_CONNECTIONS") as caught:
+                producer.publish("t", b"x")
+            assert isinstance(caught.value.__cause__, QuotaError)
+        # The quota is free again: the producer goes on by itself.
+        producer.publish("t", b"x", timeout=WAIT_S)
+
+    @pytest.mark.flags("-max-topics=1")
+    def test_a_quota_of_topics(self, face, daemon):
+        producer = face.producer(address_of(daemon))
+        producer.publish("first", b"x")
+        with pytest.raises(QuotaError, match="E_TOO_MANY_TOPICS"):
+            producer.publish("second", b"x")
+        producer.publish("first", b"y")
+
+
+class TestAnswers:
+    def test_a_broker_that_never_answers(self, face, scripted):
+        scripted.answer = never
+        producer = face.producer(scripted.address)
+        with pytest.raises(TimedOutError, match="may have been published") as caught:
+            producer.publish("t", b"x", timeout=0.2)
+        assert caught.value.may_have_happened is True
+        assert isinstance(caught.value, TimeoutError)
+        assert producer.stats()["pending"] == 0
+
+    def test_a_submitted_message_without_an_answer_fails_too(self, face, scripted):
+        scripted.answer = never
+        producer = face.producer(scripted.address, timeout=0.3, **SOON)
+        with pytest.raises(TimedOutError) as caught:
+            producer.submit("t", b"x").result(WAIT_S)
+        assert caught.value.may_have_happened is True
+
+    def test_without_a_connection_nothing_has_happened(self, face):
+        producer = face.producer(f"127.0.0.1:{free_port()}", timeout=0.2)
+        with pytest.raises(NotConnectedError) as caught:
+            producer.publish("t", b"x")
+        assert not isinstance(caught.value, UnansweredError)
+
+    def test_a_late_answer_is_not_taken_for_that_of_the_next_publish(self, face, scripted):
+        late = threading.Event()
+
+        def answer(publish):
+            if publish.body == b"slow":
+                late.wait(WAIT_S)
+                return frame(RESPONSE, b"OK")
+            return frame(ERROR, b"E_PUB_FAILED PUB failed") if publish.body == b"refused" else ok(publish)
+
+        scripted.answer = answer
+        producer = face.producer(scripted.address)
+        with pytest.raises(TimedOutError):
+            producer.publish("t", b"slow", timeout=0.2)
+        future = producer.submit("t", b"refused")
+        late.set()
+        with pytest.raises(RefusedError, match="E_PUB_FAILED"):
+            future.result(WAIT_S)
+
+    def test_one_impatient_publish_leaves_the_others_alone(self, face, scripted):
+        late = threading.Event()
+
+        def answer(publish):
+            late.wait(WAIT_S)
+            return ok(publish)
+
+        scripted.answer = answer
+        producer = face.producer(scripted.address)
+        with pytest.raises(TimedOutError):
+            producer.publish("t", b"impatient", timeout=0.2)
+        futures = [producer.submit("t", b"%d" % number) for number in range(10)]
+        # Longer than the interval at which overdue answers are looked for.
+        time.sleep(0.6)
+        late.set()
+        for future in futures:
+            future.result(WAIT_S)
+        assert scripted.connection_count == 1
+        assert scripted.bodies() == [b"impatient", *(b"%d" % number for number in range(10))]
+
+    def test_an_error_between_answers_belongs_to_one_publish(self, face, scripted):
+        failing = {b"3": b"E_BAD_MESSAGE PUB message too big 5 > 3", b"7": b"E_UNAUTHORIZED AUTH failed for PUB"}
+        refused = set()
+
+        def answer(publish):
+            if publish.body in failing:
+                refused.add(publish.body)
+                return frame(ERROR, failing[publish.body])
+            return ok(publish)
+
+        scripted.answer = answer
+        producer = face.producer(scripted.address)
+        futures = [producer.submit("t", b"%d" % number) for number in range(10)]
+        kinds = [type(future.exception(WAIT_S)).__name__ for future in futures]
+        assert (
+            kinds == ["NoneType"] * 3 + ["TooBigError"] + ["NoneType"] * 3 + ["AuthenticationError"] + ["NoneType"] * 2
+        )
+        assert set(scripted.bodies()) == {b"%d" % number for number in range(10)}
+
+    @pytest.mark.parametrize("answer", [b"OK zzz", b"OK 1", b"what", b"", b"OK 0123456789abcdef x"])
+    def test_a_wrong_answer_is_an_error(self, face, scripted, answer):
+        scripted.answer = lambda _publish: frame(RESPONSE, answer)
+        producer = face.producer(scripted.address)
+        with pytest.raises(ProtocolError, match="instead of OK"):
+            producer.publish("t", b"x")
+        with pytest.raises(ProtocolError, match="instead of OK"):
+            producer.submit("t", b"x").result(WAIT_S)
+
+    def test_an_answer_that_nobody_asked_for_is_ignored(self, face, scripted):
+        scripted.after_identify = frame(RESPONSE, b"OK") * 3
+        producer = face.producer(scripted.address)
+        for number in range(5):
+            producer.publish("t", b"%d" % number)
+        assert producer.stats()["published"] == 5
+
+    def test_an_error_that_nobody_caused_does_not_make_a_busy_loop(self, face, scripted):
+        producer = face.producer(scripted.address)
+        producer.publish("t", b"x")
+        scripted.after_identify = frame(ERROR, b"E_INVALID for no reason")
+        scripted.hang_up()
+        scripted.wait(lambda: scripted.connection_count >= 4, "attempts to connect")
+        # The waits double from 0.1 s, and are halved at most.
+        time.sleep(1.0)
+        assert scripted.connection_count < 10
+        assert "for no reason" in producer.stats()["brokers"][scripted.address]["error"]
+
+    def test_frames_in_pieces(self, face, scripted):
+        answer = frame(RESPONSE, b"OK 0123456789abcdef")
+        sent = threading.Event()
+
+        def in_pieces(_publish):
+            client = scripted._clients[-1]
+            for index in range(len(answer) - 1):
+                client.sendall(answer[index : index + 1])
+                sent.wait(0.001)
+            return answer[-1:]
+
+        scripted.answer = in_pieces
+        assert face.producer(scripted.address).publish("t", b"x") == "0123456789abcdef"
+
+
+class TestLostConnections:
+    def test_unanswered_messages_are_sent_again(self, face, scripted):
+        hung_up = []
+
+        def answer(publish):
+            if len(hung_up) < 3 and publish.number % 20 == 0:
+                hung_up.append(publish)
+                return None
+            return ok(publish)
+
+        scripted.answer = answer
+        producer = face.producer(scripted.address, **SOON)
+        futures = [producer.submit("t", b"%d" % number) for number in range(100)]
+        for future in futures:
+            future.result(WAIT_S)
+        assert len(hung_up) == 3
+        assert set(scripted.bodies()) == {b"%d" % number for number in range(100)}
+        assert producer.stats()["retried"] > 0
+
+    def test_unanswered_messages_fail_if_they_must_not_be_sent_again(self, face, scripted):
+        scripted.answer = hang_up
+        producer = face.producer(scripted.address, retry_unanswered=False)
+        with pytest.raises(UnansweredError, match="may have been published"):
+            producer.publish("t", b"x")
+        assert scripted.bodies() == [b"x"]
+
+    def test_a_broker_that_hangs_up_each_time_is_tried_until_the_timeout(self, face, scripted):
+        scripted.answer = hang_up
+        producer = face.producer(scripted.address, timeout=0.5, **SOON)
+        with pytest.raises(TimedOutError) as caught:
+            producer.publish("t", b"x")
+        assert caught.value.may_have_happened is True
+
+    def test_a_broker_killed_in_the_middle_of_a_pipeline(self, face, daemon):
+        producer = face.producer(address_of(daemon), **SOON)
+        futures = []
+        for number in range(6000):
+            futures.append(producer.submit("t", b"%d" % number))
+            if number in (2000, 4000):
+                daemon.kill()
+            if number in (3000, 5000):
+                daemon.start()
+        for future in futures:
+            future.result(WAIT_S)
+        found = set()
+        consumer = face.consumer("t", nsqd=address_of(daemon), max_in_flight=2500)
+        while len(found) < 6000:
+            messages = consumer.fetch(2500, WAIT_S)
+            assert messages
+            found |= {message.body for message in messages}
+            consumer.finish_many(messages)
+        assert found == {b"%d" % number for number in range(6000)}
+
+    def test_a_blocking_publish_waits_for_a_restart(self, face, daemon):
+        producer = face.producer(address_of(daemon), **SOON)
+        producer.publish("t", b"before")
+        daemon.kill()
+        restart = threading.Thread(target=daemon.start)
+        restart.start()
+        producer.publish("t", b"after")
+        restart.join()
+        assert daemon.topic("t")["message_count"] >= 1
+
+
+class TestSeveralBrokers:
+    def test_all_brokers_are_used(self, face):
+        with publish_brokers(3) as brokers:
+            producer = face.producer([broker.address for broker in brokers])
+            producer.publish("t", b"connects")
+            for broker in brokers:
+                broker.wait(lambda broker=broker: broker.connection_count == 1, "a connection")
+            wait_until(lambda: all(b["connected"] for b in producer.stats()["brokers"].values()), "all are ready")
+            for number in range(30):
+                producer.publish("t", b"%d" % number)
+            assert min(len(broker.published) for broker in brokers) >= 9
+
+    def test_one_that_is_killed_is_replaced_by_the_other(self, face, two):
+        producer = face.producer([address_of(daemon) for daemon in two], timeout=5.0)
+        for number in range(50):
+            producer.publish("t", b"%d" % number)
+        two[0].kill()
+        for number in range(50, 100):
+            producer.publish("t", b"%d" % number)
+        stats = producer.stats()["brokers"]
+        assert stats[address_of(two[0])]["connected"] is False
+        assert stats[address_of(two[1])]["connected"] is True
+        two[0].start()
+        wait_until(lambda: producer.stats()["brokers"][address_of(two[0])]["connected"], "the broker is used again")
+
+    def test_the_circuit_breaker_spares_a_dead_broker(self, face):
+        with publish_brokers(2) as (dead, alive):
+            dead.greeting = b""
+            dead.answer = hang_up
+            # It accepts and hangs up, which looks like a broker that crashes at each start.
+            dead.after_identify = frame(ERROR, b"E_INVALID crashes")
+            producer = face.producer(dead.address, alive.address, reconnect_first=0.01, reconnect_max=60.0)
+            deadline_s = time.monotonic() + 1.0
+            while time.monotonic() < deadline_s:
+                producer.publish("t", b"x")
+            # Five attempts open the breaker; the next one comes seconds later.
+            assert dead.connection_count <= 6
+            assert len(alive.published) > 20
+
+    def test_a_wrong_port_beside_a_right_one_does_not_fail_a_publish(self, face, daemon):
+        producer = face.producer(f"127.0.0.1:{daemon.http_port}", address_of(daemon))
+        for number in range(20):
+            producer.publish("t", b"%d" % number)
+        assert daemon.topic("t")["message_count"] == 20
+
+
+class TestBuffer:
+    def test_it_is_bounded_without_a_broker(self, face):
+        producer = face.producer(f"127.0.0.1:{free_port()}", timeout=0.5, max_pending_bytes=100_000)
+
+        def fill():
+            for _ in range(150):
+                producer.submit("t", bytes(1000))
+                assert producer.stats()["pending_bytes"] <= 101_200
+
+        if face.name == "asyncio":
+            with pytest.raises(BufferFullError, match="max_pending_bytes=100000"):
+                fill()
+        else:
+            # It waits, until the first messages have failed.
+            fill()
+            assert producer.stats()["failed"] >= 50
+
+    def test_a_message_larger_than_the_buffer_passes_alone(self, face, scripted):
+        producer = face.producer(scripted.address, max_pending_bytes=1000)
+        producer.publish("t", bytes(100_000))
+        assert [len(body) for body in scripted.bodies()] == [100_000]
+
+    def test_space_is_there_again_after_answers(self, face, scripted):
+        producer = face.producer(scripted.address, max_pending_bytes=10_000)
+        for _ in range(300):
+            try:
+                producer.submit("t", bytes(1000))
+            except BufferFullError:
+                assert producer.flush(WAIT_S)
+                producer.submit("t", bytes(1000))
+        assert producer.flush(WAIT_S)
+        assert len(scripted.published) == 300
+
+    def test_threads_wait_for_space(self, face, scripted):
+        producer = face.producer(scripted.address, max_pending_bytes=3000)
+        errors = []
+
+        def publish():
+            try:
+                for _ in range(50):
+                    producer.publish("t", bytes(1000))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=publish) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert errors == []
+        assert len(scripted.published) == 600
+
+
+class TestClose:
+    def test_what_is_unanswered_fails(self, face, scripted, caplog):
+        scripted.answer = never
+        producer = face.producer(scripted.address)
+        future = producer.submit("t", b"x")
+        scripted.wait(lambda: scripted.published, "a publish")
+        with caplog.at_level(logging.WARNING):
+            producer.close(timeout=0.1)
+        with pytest.raises(ClosedError):
+            future.result(WAIT_S)
+        assert "1 messages that no broker has acknowledged" in caplog.text
+
+    def test_a_thread_that_publishes_meanwhile_ends(self, face, scripted):
+        scripted.answer = never
+        producer = face.producer(scripted.address)
+        errors = []
+
+        def publish():
+            try:
+                producer.publish("t", b"x")
+            except Exception as error:
+                errors.append(type(error))
+
+        threads = [threading.Thread(target=publish) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        scripted.wait(lambda: len(scripted.published) == 5, "five publishes")
+        producer.close(timeout=0.1)
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        assert errors == [ClosedError] * 5
