@@ -143,16 +143,19 @@ class ConsumerBase:
             raise SettingError(f"max_in_flight={count}: expected a number from 1; pause() stops the intake")
         with self._engine.lock:
             self._consumption.set_max_in_flight(count)
+            self._engine.flush()
 
     def pause(self) -> None:
         """Take no more messages until resume(). Those in flight may be answered."""
         with self._engine.lock:
             self._consumption.pause()
+            self._engine.flush()
 
     def resume(self) -> None:
         """End pause()."""
         with self._engine.lock:
             self._consumption.resume()
+            self._engine.flush()
 
     def finish_many(self, messages: Iterable[Message]) -> None:
         """Finish messages. Raises: AnsweredError if some were answered before, after the others are finished."""

@@ -100,8 +100,10 @@ class AioConsumer:
         return self._thread.run(self.real.fetch(count, timeout))
 
     def handler(self, concurrency: int = 1) -> Callable[[Callable[[Message], Any]], Callable[[Message], Any]]:
+        decorate = self.real.handler(concurrency)
+
         def register(function: Callable[[Message], Any]) -> Callable[[Message], Any]:
-            @self.real.handler(concurrency)
+            @decorate
             async def handle(message: Message) -> None:
                 await asyncio.to_thread(function, message)
 
