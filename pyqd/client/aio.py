@@ -89,7 +89,7 @@ class LoopDriver:
         if self._is_scheduled or self._loop is None:
             return
         self._is_scheduled = True
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not self._loop.is_closed():
             self._loop.call_soon(self._run)
         else:
             self._call_threadsafe(self._run)

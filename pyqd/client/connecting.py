@@ -255,6 +255,8 @@ class Lookup:
         topic: str | None,
     ) -> None:
         self.last_error = ""
+        # Why each daemon could not be asked; logged when it changes.
+        self._reasons: dict[str, str] = {}
         self._engine = engine
         self._settings = settings
         self._topic = topic
@@ -313,7 +315,7 @@ class Lookup:
         except LookupFailedError as error:
             reason = str(error)
             return lambda: self._failed(address, reason)
-        return lambda: self._succeeded(found)
+        return lambda: self._succeeded(address, found)
 
     def ask(self, address: str) -> list[BrokerAddress]:
         """Return the brokers that a lookup daemon names. Raises: LookupFailedError."""
@@ -342,14 +344,16 @@ class Lookup:
 
     def _failed(self, address: str, reason: str) -> None:
         self._is_asking = False
-        if reason != self.last_error:
+        if self._reasons.get(address) != reason:
+            self._reasons[address] = reason
             logger.warning("cannot ask lookup daemon %s for brokers: %s", address, reason)
         self.last_error = reason
         self._schedule.failed(time.monotonic())
         self._arm()
 
-    def _succeeded(self, found: list[BrokerAddress]) -> None:
+    def _succeeded(self, address: str, found: list[BrokerAddress]) -> None:
         self._is_asking = False
+        self._reasons.pop(address, None)
         self.last_error = ""
         self._schedule.succeeded(time.monotonic())
         if self._on_found is not None:

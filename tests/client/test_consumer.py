@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from pyqd.client import (
     AnsweredError,
     ClosedError,
     InvalidNameError,
+    Message,
     Requeue,
     RetryPolicy,
     SettingError,
@@ -55,7 +57,7 @@ class TestIteration:
     def test_messages_are_finished_by_their_block(self, publish, consume, broker, topic):
         publish(b"a", b"b", b"c")
         consumer = consume()
-        got = []
+        got: list[Any] = []
         for message in consumer:
             with message:
                 got.append(message.body)
@@ -80,7 +82,7 @@ class TestIteration:
     def test_stop_ends_it(self, publish, consume):
         consumer = consume()
         publish(b"x")
-        got = []
+        got: list[Any] = []
 
         def iterate():
             for message in consumer:
@@ -97,7 +99,7 @@ class TestIteration:
     @pytest.mark.parametrize("face", ["blocking"], indirect=True)
     def test_close_ends_it_in_all_threads(self, face, publish, consume):
         consumer = consume(max_in_flight=10)
-        got = []
+        got: list[Any] = []
         threads = [in_thread(lambda: got.extend(drain_bodies(consumer))) for _ in range(6)]
         publish(*(b"%d" % number for number in range(500)))
         wait_until(lambda: consumer.stats()["finished"] == 500, "all messages")
@@ -122,7 +124,7 @@ class TestIteration:
     def test_requeue_is_an_answer_and_no_error(self, publish, consume):
         publish(b"x")
         consumer = consume()
-        (message,) = consumer.fetch(1, WAIT_S)
+        message: Message = consumer.fetch(1, WAIT_S)[0]
         with message:
             raise Requeue(timedelta(milliseconds=20))
         (again,) = consumer.fetch(1, WAIT_S)
@@ -149,7 +151,7 @@ class TestFetch:
     def test_it_returns_what_is_there(self, publish, consume):
         publish(*(b"%d" % number for number in range(10)))
         consumer = consume(max_in_flight=10)
-        got = []
+        got: list[Any] = []
         while len(got) < 10:
             messages = consumer.fetch(4, WAIT_S)
             assert 1 <= len(messages) <= 4
@@ -202,7 +204,7 @@ class TestAnswers:
     def test_a_batch_is_finished_but_for_what_was_answered(self, publish, consume, broker, topic):
         publish(b"a", b"b", b"c")
         consumer = consume(max_in_flight=3)
-        messages = []
+        messages: list[Any] = []
         while len(messages) < 3:
             messages += consumer.fetch(3, WAIT_S)
         messages[1].finish()
@@ -246,7 +248,7 @@ class TestAnswers:
     def test_an_answer_is_sent_although_the_program_does_something_else(self, publish, consume, broker, topic):
         publish(*(b"%d" % number for number in range(20)))
         consumer = consume(max_in_flight=20)
-        got = []
+        got: list[Any] = []
         while len(got) < 20:
             got += consumer.fetch(20, WAIT_S)
         for message in got:
@@ -467,7 +469,7 @@ class TestFlow:
     def test_max_in_flight_is_kept(self, publish, consume):
         publish(*(b"%d" % number for number in range(20)))
         consumer = consume(max_in_flight=3)
-        held = []
+        held: list[Any] = []
         while len(held) < 3:
             held += consumer.fetch(10, WAIT_S)
         assert consumer.fetch(1, 0.2) == []
@@ -544,7 +546,7 @@ class TestDrain:
         held = first.fetch(1, WAIT_S)
         first.close()
         second = consume(max_in_flight=2)
-        got = set()
+        got: set[bytes] = set()
         while len(got) < 2:
             for message in second.fetch(2, WAIT_S):
                 message.finish()
@@ -581,7 +583,7 @@ class TestSettings:
     def test_a_sample_of_the_messages(self, publish, consume):
         publish(*(b"%d" % number for number in range(400)))
         consumer = consume(max_in_flight=2500, sample_rate=20)
-        got = []
+        got: list[Any] = []
         while messages := consumer.fetch(400, 0.5):
             got += messages
             consumer.finish_many(messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def read(face, address, topic):
     consumer = face.consumer(topic, nsqd=address, max_in_flight=2500)
 
     def read(count):
-        bodies = []
+        bodies: list[bytes] = []
         while len(bodies) < count:
             messages = consumer.fetch(count - len(bodies), WAIT_S)
             assert messages
@@ -70,7 +71,7 @@ class TestPublish:
         bodies = [b"%d" % number for number in range(5000)]
         ids = producer.publish_many(topic, iter(bodies))
         consumer = face.consumer(topic, nsqd=address, max_in_flight=2500)
-        delivered = {}
+        delivered: dict[bytes, str] = {}
         while len(delivered) < len(bodies):
             for message in consumer.fetch(2500, WAIT_S):
                 delivered[message.body] = message.id
@@ -177,7 +178,7 @@ class TestDueTimes:
         ]
         producer.publish_many(topic, messages)
         consumer = face.consumer(topic, nsqd=address, max_in_flight=10)
-        got = []
+        got: list[Any] = []
         while len(got) < 4:
             for message in consumer.fetch(1, WAIT_S):
                 message.finish()
@@ -188,7 +189,7 @@ class TestDueTimes:
     def test_the_due_time_of_a_batch_is_for_those_without_their_own(self, face, producer, address, topic):
         producer.publish_many(topic, [b"batch", Outgoing(b"own", delay=0.01)], delay=0.5)
         consumer = face.consumer(topic, nsqd=address, max_in_flight=10)
-        got = []
+        got: list[Any] = []
         while len(got) < 2:
             for message in consumer.fetch(1, WAIT_S):
                 message.finish()
@@ -228,7 +229,7 @@ class TestDueTimes:
         producer.publish(topic, b"x", delay=0.05)
         producer.publish_many(topic, [b"y"], delay=0.05)
         consumer = face.consumer(topic, nsqd=address, max_in_flight=3)
-        got = []
+        got: list[Any] = []
         while len(got) < 3:
             messages = consumer.fetch(3, WAIT_S)
             assert messages
@@ -312,7 +313,7 @@ class TestCodecs:
         producer.publish(topic, {"order": 5})
         producer.publish_many(topic, [[1], Outgoing("text", delay=0.01)])
         consumer = face.consumer(topic, nsqd=address, codec=JsonCodec(), max_in_flight=3)
-        values = []
+        values: list[Any] = []
         while len(values) < 3:
             for message in consumer.fetch(3, WAIT_S):
                 values.append(message.value)

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -246,7 +247,7 @@ class TestAnswers:
 
 class TestLostConnections:
     def test_unanswered_messages_are_sent_again(self, face, scripted):
-        hung_up = []
+        hung_up: list[Any] = []
 
         def answer(publish):
             if len(hung_up) < 3 and publish.number % 20 == 0:
@@ -288,7 +289,7 @@ class TestLostConnections:
                 daemon.start()
         for future in futures:
             future.result(WAIT_S)
-        found = set()
+        found: set[bytes] = set()
         consumer = face.consumer("t", nsqd=address_of(daemon), max_in_flight=2500)
         while len(found) < 6000:
             messages = consumer.fetch(2500, WAIT_S)
@@ -314,7 +315,7 @@ class TestSeveralBrokers:
             producer = face.producer([broker.address for broker in brokers])
             producer.publish("t", b"connects")
             for broker in brokers:
-                broker.wait(lambda broker=broker: broker.connection_count == 1, "a connection")
+                broker.wait_for_connection()
             wait_until(lambda: all(b["connected"] for b in producer.stats()["brokers"].values()), "all are ready")
             for number in range(30):
                 producer.publish("t", b"%d" % number)

@@ -66,6 +66,10 @@ class PublishBroker:
         with self.changed:
             assert self.changed.wait_for(is_reached, WAIT_S), text
 
+    def wait_for_connection(self) -> None:
+        """Wait until a client has connected."""
+        self.wait(lambda: self.connection_count > 0, "a connection")
+
     def bodies(self) -> list[bytes]:
         with self.changed:
             return [publish.body for publish in self.published]
