@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -294,6 +295,22 @@ class TestTimeouts:
         time.sleep(1.5)
         message.finish()
         settled(broker, topic, timeout_count=0)
+
+
+def test_a_clock_that_jumps_changes_nothing(publish, consume, broker, topic, monkeypatch):
+    real = time.time
+    jumps = itertools.cycle([-7200, 0, 7200, 86400 * 365])
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    consumer = consume(retry=RetryPolicy(delay=0.05), heartbeat_interval=1.0)
+    publish(b"x")
+    (message,) = consumer.fetch(1, WAIT_S)
+    # The broker's timeout is a second.
+    assert consumer.fetch(1, 1.5) == []
+    message.requeue()
+    (again,) = consumer.fetch(1, WAIT_S)
+    assert again.attempts == 2
+    again.finish()
+    settled(broker, topic, timeout_count=0)
 
 
 class TestHandlers:
