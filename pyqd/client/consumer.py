@@ -360,18 +360,25 @@ class Consumer(ConsumerBase):
                 engine.wait(lambda: self._consumption.is_drained, deadline_s)
             is_drained = self._consumption.is_drained
         self._disconnect()
-        current = threading.current_thread()
-        for worker in self._workers:
-            if worker is not current:
-                worker.join(max(0.0, deadline_s - time.monotonic()) if not is_drained else CLOSE_S)
+        self._join_workers(time.monotonic() + CLOSE_S if is_drained else deadline_s)
         return is_drained
 
     def close(self) -> None:
-        """Disconnect. Messages that are not answered are delivered again, to any consumer of the channel."""
+        """Disconnect. Messages that are not answered are delivered again, to any consumer of the channel.
+
+        A handler that does not end within a second goes on in its thread.
+        """
         with self._engine.lock:
             if not self._engine.is_closed:
                 self._consumption.stop()
         self._disconnect()
+        self._join_workers(time.monotonic() + CLOSE_S)
+
+    def _join_workers(self, deadline_s: float) -> None:
+        """Wait until the handler's threads have ended. One of them may call this."""
+        for worker in self._workers:
+            if worker is not threading.current_thread():
+                worker.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def close_links(consumption: Consumption, engine: Engine) -> None:

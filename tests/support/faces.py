@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pyqd.client import Consumer, Message, Producer, aio
+from tests.support.server import wait_until
 
 WAIT_S = 30.0
 
@@ -184,5 +185,9 @@ class Face:
         finally:
             if self._thread is not None:
                 self._thread.stop()
-        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pyqd ")]
-        assert not left
+        wait_until(lambda: not threads_of_clients(), "no thread of the client is left")
+
+
+def threads_of_clients() -> list[str]:
+    """Return the names of the client's threads."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("pyqd ")]
