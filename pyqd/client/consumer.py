@@ -294,6 +294,10 @@ class Consumer(ConsumerBase):
         while True:
             try:
                 message = self._take(None)
+            except ClosedError as error:
+                # The handler has forked, and this is the child. A thread that is started here would keep it alive.
+                logger.error("handler of %s/%s: %s", self.topic, self.channel, error)
+                return
             except Exception as error:
                 # run() raises it.
                 logger.error("consumer of %s/%s ends: %s", self.topic, self.channel, error)

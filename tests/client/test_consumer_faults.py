@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import sys
 import threading
@@ -34,6 +37,16 @@ def start(tmp_path):
             return begin(Daemon(pyqd(), tmp_path / name, flags))
 
         yield make
+
+
+@contextlib.contextmanager
+def stopped(daemon):
+    """Have a daemon hang for a block."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
 
 
 def take(consumer, count):
@@ -198,6 +211,31 @@ class TestBroker:
         message.finish()
         wait_until(lambda: consumer.stats()["answered_late"] == 1, "the broker's answer")
         assert consumer.stats()["brokers"][address_of(daemon)]["connected"]
+
+    def test_a_message_that_can_be_kept_no_longer_is_touched_no_more(self, face, start):
+        daemon = start("strict", "-msg-timeout=300ms", "-max-msg-timeout=600ms")
+        face.producer(address_of(daemon)).publish("t", b"x")
+        consumer = face.consumer("t", nsqd=address_of(daemon), **SOON)
+        (message,) = consumer.fetch(1, WAIT_S)
+        consumer.pause()
+        daemon.wait_for_channel("t", "c", timeout_count=1)
+        wait_until(lambda: consumer.stats()["answered_late"] == 1, "a touch is refused")
+        # Several times the interval of touches.
+        time.sleep(0.6)
+        assert consumer.stats()["answered_late"] == 1
+        message.finish()
+        wait_until(lambda: consumer.stats()["answered_late"] == 2, "the answer is refused too")
+
+    def test_a_broker_that_hangs_is_left_after_two_heartbeats(self, face, start):
+        hung, alive = start("hung"), start("alive")
+        addresses = [address_of(hung), address_of(alive)]
+        consumer = face.consumer("t", nsqd=addresses, heartbeat_interval=1.0, connect_timeout=0.5, **SOON)
+        assert consumer.fetch(1, 0.2) == []
+        with stopped(hung):
+            wait_until(lambda: not consumer.stats()["brokers"][addresses[0]]["connected"], "it is left")
+            face.producer(addresses[1]).publish("t", b"x")
+            assert take(consumer, 1) == [b"x"]
+        wait_until(lambda: consumer.stats()["brokers"][addresses[0]]["connected"], "it is connected again")
 
 
 class TestLookup:

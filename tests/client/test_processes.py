@@ -29,18 +29,9 @@ class Program(subprocess.Popen[str]):
     """An interpreter that runs a text. Warnings about resources are shown as "Exception ignored" by the interpreter."""
 
     def __init__(self, text, address, topic):
+        options = ("-X", "dev", "-W", "error::ResourceWarning")
         super().__init__(
-            [
-                sys.executable,
-                "-X",
-                "dev",
-                "-W",
-                "error::ResourceWarning",
-                "-c",
-                HEAD + textwrap.dedent(text),
-                address,
-                topic,
-            ],
+            [sys.executable, *options, "-c", text, address, topic],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -312,6 +303,25 @@ class TestFork:
         """)
         assert program.end() == (0, ["2", "3"])
         assert bodies_of(face, address, topic, 3) == [b"0", b"1", b"2"]
+
+    def test_a_handler_that_forks(self, run, publish, broker, topic):
+        publish(b"x")
+        program = run("""
+            consumer = Consumer(topic, "c", nsqd=address)
+            @consumer.handler()
+            def handle(message):
+                child = os.fork()
+                if not child:
+                    # The child leaves the handler too, as after a forgotten os._exit().
+                    return
+                os.waitpid(child, 0)
+                print("parent", flush=True)
+                consumer.stop()
+            sys.exit(consumer.run())
+        """)
+        output, errors = program.communicate(timeout=WAIT_S)
+        assert (program.returncode, output) == (0, "parent\n"), errors
+        broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, requeue_count=0, timeout_count=0)
 
     def test_multiprocessing(self, run, face, address, topic):
         program = run("""

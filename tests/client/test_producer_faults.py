@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import threading
 import time
@@ -333,6 +335,23 @@ class TestSeveralBrokers:
         assert stats[address_of(two[1])]["connected"] is True
         two[0].start()
         wait_until(lambda: producer.stats()["brokers"][address_of(two[0])]["connected"], "the broker is used again")
+
+    def test_messages_of_one_that_hangs_are_published_by_the_other(self, face, two):
+        hung, alive = two
+        producer = face.producer(
+            [address_of(daemon) for daemon in two], heartbeat_interval=1.0, connect_timeout=0.5, reconnect_max=0.5
+        )
+        producer.publish("t", b"connects")
+        wait_until(lambda: all(each["connected"] for each in producer.stats()["brokers"].values()), "both are ready")
+        os.kill(hung.pid, signal.SIGSTOP)
+        try:
+            futures = [producer.submit("t", b"%d" % number) for number in range(100)]
+            for future in futures:
+                future.result(WAIT_S)
+            assert alive.topic("t")["message_count"] >= 99
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+        wait_until(lambda: producer.stats()["brokers"][address_of(hung)]["connected"], "it is used again")
 
     def test_the_circuit_breaker_spares_a_dead_broker(self, face):
         with publish_brokers(2) as (dead, alive):
