@@ -119,7 +119,7 @@ async def publish_aio(count: int, brokers: list[str]) -> None:
             batch, singles, rest = split(numbers)
             for number in rest:
                 pending.append((number, producer.submit(TOPIC, body_of(number))))
-            calls = [producer.publish_many(TOPIC, map(body_of, batch))] if batch else []
+            calls: list[Any] = [producer.publish_many(TOPIC, map(body_of, batch))] if batch else []
             calls += [producer.publish(TOPIC, body_of(number)) for number in singles]
             for part, result in zip(
                 ([batch] if batch else []) + [[number] for number in singles],
