@@ -184,8 +184,8 @@ class TestProducers:
         with Producer(address, max_pending_bytes=200_000) as producer:
 
             def submit():
-                futures = [producer.submit(topic, bytes(500)) for _ in range(1000)]
-                assert all(future.result(WAIT_S) is not None or True for future in futures)
+                for future in [producer.submit(topic, bytes(500)) for _ in range(1000)]:
+                    future.result(WAIT_S)
 
             def publish():
                 for _ in range(300):
