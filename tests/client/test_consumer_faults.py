@@ -121,11 +121,15 @@ class TestBroker:
         retry = RetryPolicy(1, delay=0.01, dead_letter_topic="dead")
         consumer = face.consumer("t", nsqd=address_of(daemon), retry=retry, **SOON)
         (message,) = consumer.fetch(1, WAIT_S)
-        daemon.kill_and_start()
+        daemon.kill()
         wait_until(lambda: message.is_lost, "the loss is noticed")
         with pytest.raises(ValueError, match="mine"), message:
             raise ValueError("mine")
-        assert daemon.topic("dead") is None
+        daemon.start()
+        # It comes again, as the second attempt, which makes the only dead letter.
+        daemon.wait_for_channel("t", "c", depth=0, in_flight_count=0, deferred_count=0)
+        daemon.wait_for_topic("dead", message_count=1)
+        assert consumer.stats()["dead_letters"] == 1
 
     def test_a_failed_handler_after_close_raises_its_own_error(self, face, daemon):
         face.producer(address_of(daemon)).publish("t", b"x")
@@ -172,7 +176,10 @@ class TestBroker:
     def test_a_refused_subscription_is_tried_again(self, face, start, caplog):
         daemon = start("full", "-max-channels-per-topic=1")
         face.producer(address_of(daemon)).publish("t", b"x")
-        assert take(face.consumer("t", "first", nsqd=address_of(daemon)), 1) == [b"x"]
+        first = face.consumer("t", "first", nsqd=address_of(daemon))
+        assert take(first, 1) == [b"x"]
+        # Otherwise it would make its channel again.
+        assert first.drain() is True
         consumer = face.consumer("t", "second", nsqd=address_of(daemon), **SOON)
         assert consumer.fetch(1, 0.3) == []
         assert "E_TOO_MANY_CHANNELS" in caplog.text
