@@ -44,7 +44,7 @@ _LEVELS_BY_WORD = {level.name.lower(): level for level in LogLevel}
 # Set by configure, for a start that fails later and prints its reason.
 _format = LogFormat.TEXT
 _SUBJECT = re.compile(r"([A-Z]+)\(([^)]*)\): ")
-_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+CONTROLS: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def parse_level(word: str) -> LogLevel:
@@ -93,10 +93,11 @@ def log_line(prefix: str, timestamp_s: float, level_word: str, text: str) -> str
     """
     seconds = int(timestamp_s)
     micros = int((timestamp_s - seconds) * 1_000_000)
-    return f"{prefix}{local_time(seconds)}.{micros:06d} {level_word}: {_CONTROLS.sub(_escape, text)}"
+    return f"{prefix}{local_time(seconds)}.{micros:06d} {level_word}: {CONTROLS.sub(escape_control, text)}"
 
 
-def _escape(match: re.Match[str]) -> str:
+def escape_control(match: re.Match[str]) -> str:
+    """Return the escape of a control character."""
     return "\\n" if match[0] == "\n" else f"\\x{ord(match[0]):02x}"
 
 

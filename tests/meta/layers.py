@@ -17,6 +17,7 @@ LAYERS = (
     "wire",
     "fallback",
     "client",
+    "tools",
     "diskqueue",
     "broker",
     "net",
@@ -37,6 +38,7 @@ FOUNDATIONS = {
     "net": ("primitives",),
     "http": ("primitives", "net"),
     "client": ("primitives", "wire", "fallback"),
+    "tools": ("primitives", "wire", "fallback", "client"),
 }
 
 # Below this layer nothing switches greenlets.

@@ -1,0 +1,310 @@
+"""Frame of a command-line tool: flags that several tools share, usage errors, signals, log lines, standard output.
+
+A tool declares its options as a dataclass on ToolOptions and the mixins here, and its `main` calls `run_tool`. A
+mistake in the syntax of the flags exits with 2. Any other mistake is a Fatal: its text goes to standard error with date
+and time, and the exit code is 1.
+
+Source: docs/tools/README.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pyqd import __version__
+from pyqd.client.aio import Consumer
+from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.goflags import (
+    BOOL,
+    DURATION,
+    EXIT_HELP,
+    STRING,
+    FlagError,
+    HelpRequested,
+    declare,
+    declared_flags,
+    exit_with_mistake,
+    parse,
+    print_help,
+    unexpected,
+    usage,
+)
+from pyqd.primitives.loglines import CONTROLS, escape_control, local_time
+from pyqd.tools.client_options import CLIENT_OPTION, ClientOptions
+
+EXIT_OK: Final = 0
+EXIT_FATAL: Final = 1
+STDOUT: Final = 1
+CONNECT_POLL_S: Final = 0.005
+LEVEL_WORDS: Final = {10: "DBG", 20: "INF", 30: "WRN", 40: "ERR", 50: "ERR"}
+
+T = TypeVar("T", bound="ToolOptions")
+
+
+class Fatal(Exception):  # noqa: N818 - the word in the log of Go's tools
+    """End of a tool because of a mistake or a failure; the text goes to standard error, and the exit code is 1."""
+
+
+class StdoutClosedError(Exception):
+    """The reader of standard output is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions:
+    """Flags of every tool."""
+
+    version: bool = declare("version", BOOL, False, "print version string", key=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpTimeouts:
+    """Flags for the timeouts of HTTP requests, in ns."""
+
+    http_client_connect_timeout_ns: int = declare(
+        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "timeout for HTTP connect", key=None
+    )
+    http_client_request_timeout_ns: int = declare(
+        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "timeout for HTTP request", key=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Flags for the brokers that a tool consumes from."""
+
+    nsqd_tcp_address: tuple[str, ...] = declare(
+        "nsqd-tcp-address", STRING, (), "nsqd TCP address (may be given multiple times)", key=None, repeatable=True
+    )
+    lookupd_http_address: tuple[str, ...] = declare(
+        "lookupd-http-address",
+        STRING,
+        (),
+        "lookupd HTTP address (may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+    consumer_opt: tuple[tuple[str, Any], ...] = declare(
+        "consumer-opt",
+        CLIENT_OPTION,
+        (),
+        "option of the consumer, as name,value (may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerOpt:
+    """Flag for options of producers."""
+
+    producer_opt: tuple[tuple[str, Any], ...] = declare(
+        "producer-opt",
+        CLIENT_OPTION,
+        (),
+        "option of the producer, as name,value (may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+
+
+def require_one_kind(
+    nsqd: Sequence[str], lookupd: Sequence[str], nsqd_flag: str = "--nsqd-tcp-address", end: str = ""
+) -> None:
+    """Check that addresses of brokers or of lookup daemons are given, not both. end: of the errors. Raises: Fatal."""
+    if not nsqd and not lookupd:
+        raise Fatal(f"{nsqd_flag} or --lookupd-http-address required{end}")
+    if nsqd and lookupd:
+        raise Fatal(f"use {nsqd_flag} or --lookupd-http-address not both{end}")
+
+
+def user_agent(tool: str) -> str:
+    """Return the name of a tool for the statistics of brokers."""
+    return f"{tool}/{__version__} pyqd-client/{__version__}"
+
+
+def client_options(tool: str, pairs: Sequence[tuple[str, Any]]) -> ClientOptions:
+    """Return the values of --consumer-opt or --producer-opt. Raises: SettingError."""
+    return ClientOptions.of(pairs, user_agent(tool))
+
+
+# Command line.
+
+
+def ignore_arguments(options_class: type[ToolOptions], argv: Sequence[str], arguments: Sequence[str]) -> None:
+    """Warn of arguments after the flags, which Go's tools ignore without a word, and all flags behind them too."""
+    text = unexpected(declared_flags(options_class), argv, arguments)
+    log(f"WARNING: {text}; it is ignored, and so is the rest of the command line")
+
+
+def refuse_arguments(_class: type[ToolOptions], _argv: Sequence[str], arguments: Sequence[str]) -> None:
+    """Refuse arguments after the flags. Raises: Fatal."""
+    raise Fatal(f"unknown arguments: [{' '.join(arguments)}]")
+
+
+def parse_options(
+    tool: str,
+    options_class: type[T],
+    argv: Sequence[str] | None,
+    synopsis: str,
+    on_arguments: Callable[[type[ToolOptions], Sequence[str], Sequence[str]], None] = ignore_arguments,
+) -> T:
+    """Return the options of a command line. Exits after --version, --help and a mistake in the syntax."""
+    flags = declared_flags(options_class)
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = parse(flags, given)
+    except HelpRequested:
+        print_help(f"{synopsis}\n{usage(tool, flags)}")
+        sys.exit(EXIT_HELP)
+    except FlagError as error:
+        exit_with_mistake(tool, str(error))
+    if parsed.values.get("version"):
+        print(f"{tool} v{__version__}", flush=True)
+        sys.exit(EXIT_OK)
+    if parsed.leftovers:
+        on_arguments(options_class, given, parsed.leftovers)
+    return options_class(**{flag.attribute: parsed.values[flag.name] for flag in flags if flag.name in parsed.values})
+
+
+def run_tool(
+    tool: str,
+    options_class: type[T],
+    argv: Sequence[str] | None,
+    run: Callable[[T], Coroutine[Any, Any, int]],
+    synopsis: str,
+    on_arguments: Callable[[type[ToolOptions], Sequence[str], Sequence[str]], None] = ignore_arguments,
+) -> int:
+    """Parse the command line and run the tool in an event loop. Returns: the exit code.
+
+    synopsis: the text before the flags in --help. on_arguments: handles arguments after the flags.
+    """
+    try:
+        options = parse_options(tool, options_class, argv, synopsis, on_arguments)
+        log_client(logging.INFO)
+        return asyncio.run(run(options))
+    except (Fatal, ClientError) as error:
+        log(str(error))
+        return EXIT_FATAL
+    except StdoutClosedError:
+        return die_of_broken_pipe()
+    except KeyboardInterrupt:
+        # SIGINT before the tool handles signals.
+        return 128 + signal.SIGINT
+
+
+# Signals.
+
+
+@contextlib.contextmanager
+def stop_on(*numbers: signal.Signals, on_signal: Callable[[], None] | None = None) -> Iterator[asyncio.Event]:
+    """Return a context whose event is set by the first of these signals. A second signal acts as if not handled.
+
+    on_signal: called at the first signal, by the event loop.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        stopped.set()
+        if on_signal is not None:
+            on_signal()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stopped
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+# Log lines.
+
+
+def log(text: str) -> None:
+    """Print a line with date and time on standard error, as Go's log package does."""
+    print_line(f"{local_time(int(time.time()))} {CONTROLS.sub(escape_control, text)}")
+
+
+def print_line(line: str) -> None:
+    """Print a line on standard error, if it is open."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
+
+
+class ClientLog(logging.Handler):
+    """Handler for the log of pyqd.client, in the form of Go's client: date, time, level, text."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text = f"{text}: {record.exc_info[1]!r}"
+        log(f"{LEVEL_WORDS.get(record.levelno, record.levelname)} {text}")
+
+
+def log_client(level: int) -> None:
+    """Print the log of pyqd.client from a level on, such as logging.INFO. A second call replaces the first."""
+    logger = logging.getLogger("pyqd.client")
+    logger.handlers[:] = [ClientLog()]
+    logger.propagate = False
+    logger.setLevel(level)
+
+
+# Standard output.
+
+
+def write_stdout(data: bytes) -> None:
+    """Write all bytes to standard output without a buffer.
+
+    Raises: StdoutClosedError if its reader is gone, which run_tool handles; Fatal for any other failure.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(STDOUT, view) :]
+        except BlockingIOError:
+            # The terminal or pipe was set to non-blocking by another process that shares it.
+            select.select((), (STDOUT,), ())
+        except BrokenPipeError:
+            raise StdoutClosedError from None
+        except OSError as error:
+            raise Fatal(f"ERROR: failed to write to standard output - {error.strerror}") from error
+
+
+def die_of_broken_pipe() -> int:
+    """End the process by SIGPIPE, as programs do whose reader has gone, such as `head`."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    return 128 + signal.SIGPIPE
+
+
+# Brokers.
+
+
+async def wait_for_brokers(consumer: Consumer) -> None:
+    """Wait until a started consumer is connected to each broker that was given to it by address.
+
+    Raises: NotConnectedError for the first one that cannot be reached; the consumer itself would try again.
+    """
+    waiting = True
+    while waiting:
+        await asyncio.sleep(CONNECT_POLL_S)
+        states = consumer.stats()["brokers"].values()
+        for state in states:
+            if state["error"] is not None:
+                raise NotConnectedError(state["error"])
+        waiting = not all(state["connected"] for state in states)
