@@ -112,8 +112,8 @@ class HttpClient:
     """One connection to one address, kept open between requests and reconnected when it breaks.
 
     tls: whether an address without a scheme means HTTPS. new_context: makes the TLS context, for each connection.
-    timeout_s: of one request, without progress. retry_timeout_s: time for retries of a failing request. Raises:
-    SettingError for the address.
+    timeout_s: of one request, without progress. connect_timeout_s: of connecting, if it differs. retry_timeout_s: time
+    for retries of a failing request. Raises: SettingError for the address.
     """
 
     # Words of remedies, for programs whose options have other names.
@@ -127,11 +127,13 @@ class HttpClient:
         new_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float | None = None,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
         self.address = address
         self.place = parse_http_address(address, tls)
         self.timeout_s = timeout_s
+        self.connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self.retry_timeout_s = retry_timeout_s
         self._new_context = new_context
         # http.client would name the token in its error.
@@ -144,6 +146,11 @@ class HttpClient:
     @property
     def host(self) -> str:
         return self.place.host
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is kept from an earlier request."""
+        return self._open is not None
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -210,6 +217,7 @@ class HttpClient:
         if self._open is None:
             self._open = self._connection()
             self._open.connect()
+            self._open.sock.settimeout(self.timeout_s)
             if self.place.path is None:
                 refuse_own(self._open.sock)
         self._open.request(method, target, body=body, headers=self._headers)
@@ -223,11 +231,11 @@ class HttpClient:
     def _connection(self) -> http.client.HTTPConnection:
         place = self.place
         if place.path is not None:
-            return UnixConnection(place.path, self.timeout_s)
+            return UnixConnection(place.path, self.connect_timeout_s)
         if not place.secure:
-            return http.client.HTTPConnection(place.host, place.port, timeout=self.timeout_s)
+            return http.client.HTTPConnection(place.host, place.port, timeout=self.connect_timeout_s)
         context = self._new_context()
-        return http.client.HTTPSConnection(place.host, place.port, timeout=self.timeout_s, context=context)
+        return http.client.HTTPSConnection(place.host, place.port, timeout=self.connect_timeout_s, context=context)
 
     def json(self, path: str, **query: object) -> Any:
         """Send a GET and return the answer's JSON. Raises: as `request`; RefusedError, ProtocolError."""

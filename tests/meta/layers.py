@@ -28,6 +28,7 @@ LAYERS = (
     "metrics",
     "debug",
     "api",
+    "admin",
     "apps",
     "testing",
 )
@@ -39,6 +40,7 @@ FOUNDATIONS = {
     "http": ("primitives", "net"),
     "client": ("primitives", "wire", "fallback"),
     "tools": ("primitives", "wire", "fallback", "client"),
+    "admin": ("primitives", "config", "client"),
 }
 
 # Below this layer nothing switches greenlets.

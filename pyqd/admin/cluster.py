@@ -1,0 +1,272 @@
+"""The cluster as its lookup daemons or its brokers describe it, and calls to all of its members.
+
+Each method that reads returns a `Found`: the value, and a text for each member that failed. All methods raise
+UpstreamError if no member answered.
+
+Source: docs/nsq/admin-and-tools.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pyqd.admin.stats import ChannelStats, TopicStats, client_row
+from pyqd.admin.upstream import Found, Upstream, UpstreamError
+
+VERSION_PART: Final = re.compile(r"\d+")
+LOOKUPD: Final = "nsqlookupd"
+NSQD: Final = "nsqd"
+
+
+@dataclasses.dataclass(slots=True)
+class Node:
+    """A broker. remote_addresses: one for each lookup daemon that knows it, None without lookup daemons.
+
+    topics: names, and whether the lookup daemon hides this broker for the topic.
+    """
+
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    remote_address: str = ""
+    remote_addresses: list[str] | None = None
+    region: str = ""
+    zone: str = ""
+    topics: list[tuple[str, bool]] = dataclasses.field(default_factory=list)
+    out_of_date: bool = False
+
+    @classmethod
+    def of_answer(cls, found: Mapping[str, Any]) -> Node:
+        """Return the broker in an answer of GET /nodes, /lookup or /info."""
+        tombstones = found.get("tombstones") or ()
+        topics = found.get("topics") or ()
+        return cls(
+            hostname=found.get("hostname") or "",
+            broadcast_address=found.get("broadcast_address") or "",
+            tcp_port=int(found.get("tcp_port") or 0),
+            http_port=int(found.get("http_port") or 0),
+            version=found.get("version") or "",
+            remote_address=found.get("remote_address") or "",
+            region=found.get("topology_region") or "",
+            zone=found.get("topology_zone") or "",
+            topics=sorted(
+                (topic, bool(number < len(tombstones) and tombstones[number])) for number, topic in enumerate(topics)
+            ),
+        )
+
+    @property
+    def http_address(self) -> str:
+        return join_host_port(self.broadcast_address, self.http_port)
+
+    @property
+    def tcp_address(self) -> str:
+        return join_host_port(self.broadcast_address, self.tcp_port)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object of nsqadmin's API."""
+        shown: dict[str, Any] = {
+            "remote_addresses": self.remote_addresses,
+            "remote_address": self.remote_address,
+            "hostname": self.hostname,
+            "broadcast_address": self.broadcast_address,
+            "tcp_port": self.tcp_port,
+            "http_port": self.http_port,
+            "version": self.version,
+        }
+        if self.zone:
+            shown["topology_zone"] = self.zone
+        if self.region:
+            shown["topology_region"] = self.region
+        shown["topics"] = [{"topic": topic, "tombstoned": hidden} for topic, hidden in self.topics] or None
+        shown["out_of_date"] = self.out_of_date
+        return shown
+
+
+@dataclasses.dataclass(slots=True)
+class Stats:
+    """Numbers of topics, one row per topic and broker, sorted by the broker's hostname."""
+
+    topics: list[TopicStats]
+
+    def channels(self) -> list[ChannelStats]:
+        """Return the sums of all channels over brokers."""
+        parts: dict[tuple[str, str], list[ChannelStats]] = {}
+        for topic in self.topics:
+            for channel in topic.channels:
+                parts.setdefault((channel.topic, channel.channel), []).append(channel)
+        return [ChannelStats.total(each) for each in parts.values()]
+
+
+class Cluster:
+    """The members of a cluster. lookupds, nsqds: HTTP addresses; without lookup daemons the brokers are the nsqds."""
+
+    def __init__(self, upstream: Upstream, lookupds: Sequence[str] = (), nsqds: Sequence[str] = ()) -> None:
+        self.upstream = upstream
+        self.lookupds = tuple(lookupds)
+        self.nsqds = tuple(nsqds)
+
+    def topics(self) -> Found:
+        """Return the names of all topics, sorted."""
+        if not self.lookupds:
+            nodes = self.nodes()
+            return Found(sorted({topic for node in nodes.value for topic, _ in node.topics}), nodes.failures)
+        answers, failures = self._ask(LOOKUPD, self.lookupds, lambda address: self.upstream.get(address, "/topics"))
+        return Found(sorted({topic for answer in answers for topic in answer.get("topics") or ()}), failures)
+
+    def inactive_topics(self) -> Found:
+        """Return topics that no broker has, by name, with the channels that lookup daemons know."""
+        if not self.lookupds:
+            return Found({}, [])
+        topics = self.topics()
+        failures = list(topics.failures)
+        inactive: dict[str, list[str]] = {}
+        for topic in topics.value:
+            producers = self.lookup(topic)
+            if not producers.value:
+                channels = self.channels_of(topic)
+                failures += channels.failures
+                inactive[topic] = channels.value
+            failures += producers.failures
+        return Found(inactive, list(dict.fromkeys(failures)))
+
+    def channels_of(self, topic: str) -> Found:
+        """Return the names of the channels of a topic that the lookup daemons know, sorted."""
+        query = {"topic": topic}
+        answers, failures = self._ask(
+            LOOKUPD, self.lookupds, lambda address: self.upstream.get(address, "/channels", query)
+        )
+        return Found(sorted({channel for answer in answers for channel in answer.get("channels") or ()}), failures)
+
+    def nodes(self) -> Found:
+        """Return the brokers; those of lookup daemons are sorted by hostname."""
+        if self.lookupds:
+            return self._registered_nodes()
+        answers, failures = self._ask(NSQD, self.nsqds, self._describe)
+        return Found(answers, failures)
+
+    def producers_of(self, topic: str) -> Found:
+        """Return the brokers that have a topic."""
+        if self.lookupds:
+            return self.lookup(topic)
+        answers, failures = self._ask(NSQD, self.nsqds, lambda address: self._describe(address, topic))
+        return Found([node for node in answers if any(name == topic for name, _ in node.topics)], failures)
+
+    def lookup(self, topic: str) -> Found:
+        """Return the brokers that have a topic, by the lookup daemons."""
+        query = {"topic": topic}
+
+        def ask(address: str) -> Any:
+            return self.upstream.get(address, "/lookup", query)
+
+        answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
+        nodes: dict[str, Node] = {}
+        for answer in answers:
+            for found in (answer.get("data") or answer).get("producers") or ():
+                node = Node.of_answer(found)
+                nodes.setdefault(node.http_address, node)
+        return Found(list(nodes.values()), failures)
+
+    def describe(self, address: str) -> Found:
+        """Return the one broker at an HTTP address, in a list."""
+        answers, failures = self._ask(NSQD, [address], self._describe)
+        return Found(answers, failures)
+
+    def stats(self, nodes: Sequence[Node], topic: str = "", channel: str = "", *, clients: bool = False) -> Found:
+        """Return the `Stats` of brokers. topic, channel: only these. clients: with the clients of each channel."""
+        query = {"format": "json"}
+        if topic:
+            query["topic"] = topic
+        if topic and channel:
+            query["channel"] = channel
+        if not clients:
+            query["include_clients"] = "false"
+
+        def ask(node: Node) -> list[TopicStats]:
+            answer = self.upstream.get(node.http_address, "/stats", query)
+            # Before version 1.0 the answer was wrapped.
+            found = (answer.get("data") or answer).get("topics") or ()
+            rows = [
+                TopicStats.of_broker(node.http_address, node.hostname, row)
+                for row in found
+                if not topic or row["topic_name"] == topic
+            ]
+            for row in rows:
+                for each in row.channels:
+                    each.clients = [
+                        client_row(client, node.http_address, node.region, node.zone) for client in each.clients
+                    ]
+            return rows
+
+        answers, failures = self._ask(NSQD, nodes, ask)
+        topics = [row for answer in answers for row in answer]
+        return Found(Stats(sorted(topics, key=lambda row: row.hostname)), failures)
+
+    def post_to_lookupds(self, path: str, query: Mapping[str, str]) -> list[str]:
+        """Send a POST to each lookup daemon, in order. Returns: the failures."""
+        return self._post(self.lookupds, path, query)
+
+    def post_to_nodes(self, nodes: Iterable[Node], path: str, query: Mapping[str, str]) -> list[str]:
+        """Send a POST to each broker, in order. Returns: the failures."""
+        return self._post([node.http_address for node in nodes], path, query)
+
+    def _post(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
+        failures = []
+        for address in addresses:
+            try:
+                self.upstream.post(address, path, query)
+            except UpstreamError as error:
+                failures.append(str(error))
+        return failures
+
+    def _ask(self, kind: str, members: Sequence[Any], call: Callable[[Any], Any]) -> tuple[list[Any], list[str]]:
+        """Call for all members at once. Raises: UpstreamError if all fail, and if there is none to ask."""
+        answers, failures = self.upstream.for_each(members, call)
+        if len(failures) == len(members):
+            raise UpstreamError(f"failed to query any {kind}: " + "\n".join(failures))
+        return answers, failures
+
+    def _describe(self, address: str, topic: str = "") -> Node:
+        """Return the broker at an address, with the names of its topics; of one topic only, if it is given."""
+        info = self.upstream.get(address, "/info")
+        query = {"format": "json", "include_clients": "false"} | ({"topic": topic} if topic else {})
+        answer = self.upstream.get(address, "/stats", query)
+        topics = [row["topic_name"] for row in (answer.get("data") or answer).get("topics") or ()]
+        node = Node.of_answer({**info, "topics": topics})
+        host, _, port = address.rpartition(":")
+        # Old brokers do not tell their address.
+        if not node.broadcast_address:
+            node.broadcast_address, node.http_port = host, int(port)
+        node.hostname = node.hostname or host
+        return node
+
+    def _registered_nodes(self) -> Found:
+        answers, failures = self._ask(
+            LOOKUPD, self.lookupds, lambda address: (address, self.upstream.get(address, "/nodes"))
+        )
+        nodes: dict[str, Node] = {}
+        for address, answer in answers:
+            for found in (answer.get("data") or answer).get("producers") or ():
+                node = Node.of_answer(found)
+                node = nodes.setdefault(node.tcp_address, node)
+                remote = found.get("remote_address") or "N/A"
+                node.remote_addresses = [*(node.remote_addresses or ()), f"{address}/{remote}"]
+        newest = max((version_key(node.version) for node in nodes.values()), default=((), True))
+        for node in nodes.values():
+            node.out_of_date = version_key(node.version) < newest
+        return Found(sorted(nodes.values(), key=lambda node: node.hostname), failures)
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def version_key(version: str) -> tuple[tuple[int, ...], bool]:
+    """Return what orders versions: their three numbers; a pre-release comes before the release."""
+    release, _, rest = version.partition("-")
+    return tuple(int(part) for part in VERSION_PART.findall(release)[:3]), not rest

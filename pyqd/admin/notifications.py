@@ -1,0 +1,90 @@
+"""Notifications of administrators' actions, sent to an HTTP endpoint one at a time, and the line of each in the log.
+
+Source: docs/nsq/admin-and-tools.md, "Notifications".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import queue
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Final
+
+# Notifications wait here while the endpoint is slow.
+QUEUE_MAX: Final = 10_000
+
+logger = logging.getLogger(__name__)
+audit_logger = logging.getLogger("pyqd.admin.audit")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """The HTTP request behind an action. user: name by login, header or basic authentication; may be empty."""
+
+    user: str
+    remote_ip: str
+    user_agent: str
+    url: str
+
+
+class Notifier:
+    """Sends notifications in a thread of its own, in order. endpoint: URL; without one, actions are only logged."""
+
+    def __init__(self, endpoint: str = "", timeout_s: float = 5.0) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(QUEUE_MAX)
+        self._thread: threading.Thread | None = None
+        if endpoint:
+            self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
+            self._thread.start()
+
+    def notify(self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "") -> None:
+        """Log an action, and queue its notification."""
+        place = " ".join(
+            f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
+        )
+        audit_logger.info("%s %s by %s from %s", action, place, caller.user or "anonymous", caller.remote_ip)
+        if self._thread is None:
+            return
+        message: dict[str, Any] = {"action": action, "topic": topic}
+        message.update({name: value for name, value in (("channel", channel), ("node", node)) if value})
+        message["timestamp"] = int(time.time())
+        if caller.user:
+            message["user"] = caller.user
+        message.update(
+            remote_ip=caller.remote_ip, user_agent=caller.user_agent, url=caller.url, via=socket.gethostname()
+        )
+        try:
+            self._waiting.put_nowait(json.dumps(message, separators=(",", ":")).encode())
+        except queue.Full:
+            logger.error(
+                "%s: %d notifications wait already: the one of %s is dropped", self.endpoint, QUEUE_MAX, action
+            )
+
+    def close(self) -> None:
+        """Send what is queued, for at most the time of one request, and end the thread."""
+        if self._thread is not None:
+            try:
+                self._waiting.put_nowait(None)
+            except queue.Full:
+                return
+            self._thread.join(self.timeout_s)
+
+    def _run(self) -> None:
+        while (body := self._waiting.get()) is not None:
+            request = urllib.request.Request(self.endpoint, body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s):
+                    pass
+            except urllib.error.HTTPError as error:
+                # The answer does not matter.
+                error.close()
+            except (OSError, ValueError) as error:
+                logger.error("failed to send a notification to %s: %s", self.endpoint, error)

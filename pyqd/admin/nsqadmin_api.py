@@ -1,0 +1,326 @@
+"""The JSON API of nsqadmin: routes below /api, and /config.
+
+Source: docs/nsq/admin-and-tools.md, "nsqadmin".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import json
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import Blueprint, Response, request
+
+from pyqd.admin import actions
+from pyqd.admin.notifications import Caller
+from pyqd.admin.site import Site
+from pyqd.admin.stats import TopicStats, topology_order
+from pyqd.admin.upstream import UpstreamError
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.loglines import set_level
+from pyqd.primitives.names import is_valid_name_str
+
+CONFIG_BODY_MAX: Final = 1 << 20
+JSON_TYPE: Final = "application/json; charset=utf-8"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """Refusal of a request: a status, and the text of `{"message": text}`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+
+def api(site: Site) -> Blueprint:
+    """Return the routes."""
+    routes = Blueprint("nsqadmin_api", __name__)
+    handlers = Handlers(site)
+    for rule, methods in handlers.rules().items():
+        for method, handler in methods.items():
+            name = f"{method.lower()} {rule.replace('.', '_')}"
+            routes.add_url_rule(rule, name.replace("/", "_"), handler, methods=[method])
+    routes.register_error_handler(ApiError, lambda error: json_reply({"message": error.message}, error.status))
+    routes.register_error_handler(UpstreamError, upstream_failed)
+    return routes
+
+
+def upstream_failed(error: UpstreamError) -> Response:
+    """Return the answer if no broker or lookup daemon could be asked."""
+    logger.error("%s", error)
+    return json_reply({"message": f"UPSTREAM_ERROR: {error}"}, 502)
+
+
+def json_reply(value: Any, status: int = 200) -> Response:
+    """Return an answer with JSON as nsqadmin writes it."""
+    body = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return Response(body, status, content_type=JSON_TYPE, headers={"X-NSQ-Content-Type": "nsq; version=1.0"})
+
+
+def text_reply(text: str) -> Response:
+    """Return an answer with text, without quotes."""
+    return Response(text, content_type=TEXT_TYPE, headers={"X-NSQ-Content-Type": "nsq; version=1.0"})
+
+
+def warning(failures: list[str]) -> str:
+    """Return the message of an answer that is only a part of the truth."""
+    if not failures:
+        return ""
+    for failure in failures:
+        logger.warning("%s", failure)
+    return "WARNING: " + "\n".join(failures)
+
+
+def caller(site: Site) -> Caller:
+    """Return who sent the current request."""
+    scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
+    query = f"?{request.query_string.decode('latin-1')}" if request.query_string else ""
+    address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
+    url = f"{scheme}://{request.host}{request.script_root}{request.path}{query}"
+    return Caller(site.user() or basic_user(), address, request.headers.get("User-Agent", ""), url)
+
+
+def basic_user() -> str:
+    """Return the user name of basic authentication, which a proxy has checked; empty without one."""
+    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+    if kind != "Basic":
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).decode(errors="replace").partition(":")[0]
+    except binascii.Error:
+        return ""
+
+
+class Handlers:
+    """Handlers of the API's requests."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def rules(self) -> dict[str, dict[str, Callable[..., Response]]]:
+        """Return the handlers by path and method."""
+        return {
+            "/api/topics": {"GET": self.topics, "POST": self.create},
+            "/api/topics/<topic>": {"GET": self.topic, "POST": self.change, "DELETE": self.delete_topic},
+            "/api/topics/<topic>/<channel>": {
+                "GET": self.channel,
+                "POST": self.change,
+                "DELETE": self.delete_channel,
+            },
+            "/api/nodes": {"GET": self.nodes},
+            "/api/nodes/<node>": {"GET": self.node, "DELETE": self.tombstone},
+            "/api/counter": {"GET": self.counter},
+            "/api/graphite": {"GET": self.graphite},
+            "/config/<option>": {"GET": self.config, "PUT": self.change_config},
+        }
+
+    # Reading.
+
+    def topics(self) -> Response:
+        cluster = self.site.cluster
+        if request.args.get("inactive") == "true":
+            inactive = cluster.inactive_topics()
+            return json_reply({"topics": inactive.value, "message": warning(inactive.failures)})
+        found = cluster.topics()
+        names = found.value if found.value or cluster.lookupds else None
+        return json_reply({"topics": names, "message": warning(found.failures)})
+
+    def topic(self, topic: str) -> Response:
+        cluster = self.site.cluster
+        producers = cluster.producers_of(topic)
+        stats = cluster.stats(producers.value, topic)
+        shown = TopicStats.total(topic, stats.value.topics).to_dict()
+        return json_reply({**shown, "message": warning(producers.failures + stats.failures)})
+
+    def channel(self, topic: str, channel: str) -> Response:
+        cluster = self.site.cluster
+        producers = cluster.producers_of(topic)
+        stats = cluster.stats(producers.value, topic, channel, clients=True)
+        for found in stats.value.channels():
+            if found.channel == channel:
+                found.clients.sort(key=topology_order)
+                return json_reply({**found.to_dict(), "message": warning(producers.failures + stats.failures)})
+        raise ApiError(404, "CHANNEL_NOT_FOUND")
+
+    def nodes(self) -> Response:
+        found = self.site.cluster.nodes()
+        return json_reply({"nodes": [node.to_dict() for node in found.value], "message": warning(found.failures)})
+
+    def node(self, node: str) -> Response:
+        cluster = self.site.cluster
+        nodes = cluster.nodes()
+        producer = next((each for each in nodes.value if each.http_address == node), None)
+        if producer is None:
+            raise ApiError(404, "NODE_NOT_FOUND")
+        stats = cluster.stats([producer], clients=True)
+        topics = stats.value.topics
+        clients = sum(len(channel.clients) for topic in topics for channel in topic.channels)
+        shown = {
+            "node": node,
+            "topics": [topic.to_dict() for topic in topics] or None,
+            "total_messages": sum(topic.sums["message_count"] for topic in topics),
+            "total_clients": clients,
+        }
+        return json_reply({**shown, "message": warning(nodes.failures + stats.failures)})
+
+    def counter(self) -> Response:
+        cluster = self.site.cluster
+        nodes = cluster.nodes()
+        stats = cluster.stats(nodes.value)
+        counts = {
+            f"{channel.topic}:{channel.channel}:{channel.node}": {
+                "node": channel.node,
+                "topic_name": channel.topic,
+                "channel_name": channel.channel,
+                "message_count": channel.sums["message_count"],
+            }
+            for topic in stats.value.topics
+            for channel in topic.channels
+        }
+        return json_reply({"stats": counts, "message": warning(nodes.failures + stats.failures)})
+
+    def graphite(self) -> Response:
+        if request.args.get("metric") != "rate":
+            raise ApiError(400, "INVALID_ARG_METRIC")
+        if "target" not in request.args:
+            raise ApiError(400, "INVALID_ARG_TARGET")
+        options = self.site.options
+        interval_s = options.statsd_interval_ns // SECOND_NS
+        query = {
+            "format": "json",
+            "from": f"-{2 * interval_s}sec",
+            "target": request.args["target"],
+            "until": f"-{interval_s}sec",
+        }
+        try:
+            answer = self.site.fetch_url(f"{options.graphite_url}/render?{urlencode(query)}")
+            rate = float(json.loads(answer)[0]["datapoints"][0][0])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            logger.error("graphite request failed - %s", error)
+            raise ApiError(500, "INTERNAL_ERROR") from None
+        return json_reply({"rate": "N/A" if rate < 0 else f"{rate / interval_s:.2f}"})
+
+    # Changing.
+
+    def create(self) -> Response:
+        self.require_admin()
+        body = self.body()
+        topic, channel = str(body.get("topic") or ""), str(body.get("channel") or "")
+        if not is_valid_name_str(topic):
+            raise ApiError(400, "INVALID_TOPIC")
+        if channel and not is_valid_name_str(channel):
+            raise ApiError(400, "INVALID_CHANNEL")
+        failures = actions.create(self.site.cluster, topic, channel)
+        self.notify("create_topic", topic)
+        if channel:
+            self.notify("create_channel", topic, channel)
+        return json_reply({"message": warning(failures)})
+
+    def delete_topic(self, topic: str) -> Response:
+        self.require_admin()
+        failures = actions.delete_topic(self.site.cluster, topic)
+        self.notify("delete_topic", topic)
+        return json_reply({"message": warning(failures)})
+
+    def delete_channel(self, topic: str, channel: str) -> Response:
+        self.require_admin()
+        failures = actions.delete_channel(self.site.cluster, topic, channel)
+        self.notify("delete_channel", topic, channel)
+        return json_reply({"message": warning(failures)})
+
+    def change(self, topic: str, channel: str = "") -> Response:
+        self.require_admin()
+        action = self.body().get("action")
+        if action not in actions.ACTIONS:
+            raise ApiError(400, "INVALID_ACTION")
+        try:
+            failures = actions.change(self.site.cluster, action, topic, channel)
+        finally:
+            self.notify(f"{action}_{'channel' if channel else 'topic'}", topic, channel)
+        return json_reply({"message": warning(failures)})
+
+    def tombstone(self, node: str) -> Response:
+        self.require_admin()
+        topic = str(self.body("INVALID_BODY").get("topic") or "")
+        if not is_valid_name_str(topic):
+            raise ApiError(400, "INVALID_TOPIC")
+        failures = actions.tombstone(self.site.cluster, topic, node)
+        self.notify("tombstone_topic_producer", topic, node=node)
+        return json_reply({"message": warning(failures)})
+
+    # Options.
+
+    def config(self, option: str) -> Response:
+        self.check_network()
+        try:
+            value = self.site.option(option)
+        except KeyError:
+            raise ApiError(400, "INVALID_OPTION") from None
+        if isinstance(value, Enum) and isinstance(value.value, str):
+            value = value.value
+        return text_reply(value) if isinstance(value, str) else json_reply(value)
+
+    def change_config(self, option: str) -> Response:
+        self.check_network()
+        body = request.get_data() if (request.content_length or 0) <= CONFIG_BODY_MAX else b""
+        if not 0 < len(body) <= CONFIG_BODY_MAX:
+            raise ApiError(413, "INVALID_VALUE")
+        try:
+            if option == "nsqlookupd_http_addresses":
+                self.site.change_lookupds(addresses_of(body))
+            elif option == "log_level":
+                level = type(self.site.options.log_level)[body.decode().upper()]
+                self.site.change_options(log_level=level)
+                set_level(level)
+            else:
+                raise ApiError(400, "INVALID_OPTION")
+        except (ValueError, KeyError):
+            raise ApiError(400, "INVALID_VALUE") from None
+        return self.config(option)
+
+    def check_network(self) -> None:
+        network = self.site.options.allow_config_from_cidr
+        if not network:
+            return
+        try:
+            address = ipaddress.ip_address(request.remote_addr or "")
+        except ValueError:
+            raise ApiError(400, "INVALID_REMOTE_ADDR") from None
+        if address not in ipaddress.ip_network(network, strict=False):
+            raise ApiError(403, "FORBIDDEN")
+
+    def require_admin(self) -> None:
+        if not self.site.is_admin():
+            raise ApiError(403, "FORBIDDEN")
+
+    def body(self, refusal: str = "") -> dict[str, Any]:
+        """Return the JSON object of the current request. refusal: replaces the parser's text."""
+        data = request.get_data()
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise ApiError(400, refusal or (f"invalid JSON: {error}" if data.strip() else "EOF")) from None
+        if not isinstance(found, dict):
+            raise ApiError(400, refusal or "invalid JSON: an object is expected")
+        return found
+
+    def notify(self, action: str, topic: str, channel: str = "", node: str = "") -> None:
+        self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node)
+
+
+def addresses_of(body: bytes) -> tuple[str, ...]:
+    """Return the strings of a JSON array. Raises: ValueError."""
+    found = json.loads(body)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise ValueError("not an array of strings")
+    return tuple(found)

@@ -1,0 +1,183 @@
+"""Flags of `pyqadmin`: names, defaults and meanings of nsqadmin 1.3, and pyqd's own.
+
+Source: docs/nsq/config.md, "nsqadmin".
+"""
+
+import dataclasses
+import ipaddress
+import posixpath
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyqd.config.options import LEVEL, LOG_FORMAT
+from pyqd.config.settings import Program
+from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
+from pyqd.primitives.errors import StartupError
+from pyqd.primitives.goflags import BOOL, DURATION, STRING, declare, declared_flags
+from pyqd.primitives.loglines import LogFormat, LogLevel
+
+PROGRAM: Final = "pyqadmin"
+SYNOPSIS: Final = """\
+pyqadmin [flags]                            the web admin; its flags are below
+pyqadmin --check-config [flags]             print the settings in force, or all errors; starts nothing
+pyqadmin --help                             this text
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdminOptions:
+    """Settings of the web admin. notices: one line for each flag that has no effect, for the log."""
+
+    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
+    config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqadmin's keys", key=None)
+    check_config: bool = declare(
+        "check-config",
+        BOOL,
+        False,
+        "check flags and configuration file, print the settings in force, and exit",
+        key=None,
+    )
+    verbose: bool = declare(
+        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
+    )
+    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
+    )
+    log_prefix: str = declare("log-prefix", STRING, "[pyqadmin] ", "text before each log line")
+    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
+        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
+    )
+    http_address: str = declare("http-address", STRING, "0.0.0.0:4171", "<addr>:<port> for browsers and HTTP clients")
+    base_path: str = declare("base-path", STRING, "/", "path that all URLs begin with, behind a proxy")
+    dev_static_dir: str = declare("dev-static-dir", STRING, "", "serve static files from this directory")
+    lookupd_http_address: tuple[str, ...] = declare(
+        "lookupd-http-address",
+        STRING,
+        (),
+        "HTTP address of a lookup daemon, <addr>:<port>; repeatable",
+        key="nsqlookupd_http_addresses",
+        repeatable=True,
+        live=True,
+    )
+    nsqd_http_address: tuple[str, ...] = declare(
+        "nsqd-http-address",
+        STRING,
+        (),
+        "HTTP address of a broker, <addr>:<port>; repeatable",
+        key="nsqd_http_addresses",
+        repeatable=True,
+    )
+    http_client_connect_timeout_ns: int = declare(
+        "http-client-connect-timeout", DURATION, 2 * SECOND_NS, "timeout of connecting to a broker", minimum=1
+    )
+    http_client_request_timeout_ns: int = declare(
+        "http-client-request-timeout", DURATION, 5 * SECOND_NS, "timeout of a request to a broker", minimum=1
+    )
+    http_client_tls_insecure_skip_verify: bool = declare(
+        "http-client-tls-insecure-skip-verify", BOOL, False, "do not check certificates of brokers"
+    )
+    http_client_tls_root_ca_file: str = declare(
+        "http-client-tls-root-ca-file", STRING, "", "path of the certificates of authorities that check brokers"
+    )
+    http_client_tls_cert: str = declare("http-client-tls-cert", STRING, "", "path of the certificate shown to brokers")
+    http_client_tls_key: str = declare("http-client-tls-key", STRING, "", "path of the key of this certificate")
+    http_client_token_file: str = declare(
+        "http-client-token-file", STRING, "", "path of a file with the token for the HTTP API of the brokers"
+    )
+    allow_config_from_cidr: str = declare(
+        "allow-config-from-cidr", STRING, "127.0.0.1/8", "network that may use /config; empty for all"
+    )
+    acl_http_header: str = declare(
+        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy names the user"
+    )
+    admin_user: tuple[str, ...] = declare(
+        "admin-user",
+        STRING,
+        (),
+        "user who may change things, as in --acl-http-header; repeatable; without it everybody may",
+        key="admin_users",
+        repeatable=True,
+    )
+    notification_http_endpoint: str = declare(
+        "notification-http-endpoint", STRING, "", "URL that gets a POST for each change"
+    )
+    graphite_url: str = declare("graphite-url", STRING, "", "URL of Graphite, for links to graphs")
+    proxy_graphite: bool = declare("proxy-graphite", BOOL, False, "forward /render to Graphite")
+    statsd_counter_format: str = declare(
+        "statsd-counter-format", STRING, "stats.counters.%s.count", "names of counters in Graphite; empty for plain"
+    )
+    statsd_gauge_format: str = declare(
+        "statsd-gauge-format", STRING, "stats.gauges.%s", "names of gauges in Graphite; empty for plain"
+    )
+    statsd_prefix: str = declare(
+        "statsd-prefix", STRING, "nsq.%s", "prefix of the brokers' names in Graphite, %s for the host"
+    )
+    statsd_interval_ns: int = declare(
+        "statsd-interval", DURATION, MINUTE_NS, "interval at which the brokers send to statsd", minimum=SECOND_NS
+    )
+
+    notices: tuple[str, ...] = ()
+
+
+# Keyed by the first flag of the group.
+GROUPS: Final = {
+    "version": "General",
+    "http-address": "Addresses",
+    "http-client-connect-timeout": "Requests to brokers",
+    "allow-config-from-cidr": "Access",
+    "notification-http-endpoint": "Notifications and graphs",
+}
+
+
+def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> AdminOptions:
+    """Return the options for values by attribute. The base path begins with a slash, and does not end with one."""
+    values = dict(given)
+    values["base_path"] = posixpath.normpath("/" + values.get("base_path", "/").strip("/"))
+    return AdminOptions(**values, notices=notices)
+
+
+def check_options(options: AdminOptions) -> None:
+    """Check what single flags cannot. Raises: StartupError."""
+    for problem in problems_of(options):
+        raise StartupError(f"failed to instantiate {PROGRAM} - {problem}")
+
+
+def problems_of(options: AdminOptions) -> list[str]:
+    """Return texts that say why options are invalid, in nsqadmin's order."""
+    found = []
+    if not options.nsqd_http_address and not options.lookupd_http_address:
+        found.append("--nsqd-http-address or --lookupd-http-address required")
+    if options.nsqd_http_address and options.lookupd_http_address:
+        found.append("use --nsqd-http-address or --lookupd-http-address not both")
+    if options.http_client_tls_cert and not options.http_client_tls_key:
+        found.append("--http-client-tls-key must be specified with --http-client-tls-cert")
+    if options.http_client_tls_key and not options.http_client_tls_cert:
+        found.append("--http-client-tls-cert must be specified with --http-client-tls-key")
+    for flag in ("lookupd-http-address", "nsqd-http-address"):
+        for address in getattr(options, flag.replace("-", "_")):
+            reason = address_problem(address)
+            if reason:
+                found.append(f"failed to resolve --{flag} ({address}) - {reason}")
+    if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
+        found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")
+    if options.allow_config_from_cidr:
+        try:
+            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+        except ValueError:
+            cidr = options.allow_config_from_cidr
+            found.append(f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}")
+    return found
+
+
+def address_problem(address: str) -> str:
+    """Return why text is no host:port; empty if it is one."""
+    if "://" in address:
+        return "expected host:port, without a scheme"
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        return f"address {address}: missing port in address" if not colon else f"address {address}: invalid port"
+    return "" if host.strip("[]") else f"address {address}: missing host"
+
+
+ADMIN: Final = Program(PROGRAM, declared_flags(AdminOptions, GROUPS), SYNOPSIS, options_of)

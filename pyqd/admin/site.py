@@ -1,0 +1,101 @@
+"""State of one web admin, shared by all of its routes: options, cluster, notifications, and who may do what."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from flask import request
+
+from pyqd.admin.cluster import Cluster
+from pyqd.admin.notifications import Notifier
+from pyqd.admin.options import ADMIN, AdminOptions
+from pyqd.admin.upstream import Upstream
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.errors import StartupError
+
+FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_key is not None}
+
+
+class Site:
+    """One web admin. Raises: StartupError if certificates or the token cannot be read."""
+
+    def __init__(self, options: AdminOptions) -> None:
+        self.options = options
+        self.upstream = Upstream(
+            timeout_s=options.http_client_request_timeout_ns / SECOND_NS,
+            connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
+            new_context=context_maker(options),
+            token=read_token(options.http_client_token_file),
+        )
+        self.cluster = Cluster(self.upstream, options.lookupd_http_address, options.nsqd_http_address)
+        self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
+
+    def close(self) -> None:
+        """Send waiting notifications, and close connections."""
+        self.notifier.close()
+        self.upstream.close()
+
+    def user(self) -> str:
+        """Return the user of the current request; empty if nobody is logged in."""
+        return request.headers.get(self.options.acl_http_header, "")
+
+    def is_admin(self) -> bool:
+        """Whether the current request may change things by nsqadmin's rule."""
+        return not self.options.admin_user or self.user() in self.options.admin_user
+
+    def change_options(self, **changed: Any) -> None:
+        """Replace options until the process ends."""
+        self.options = dataclasses.replace(self.options, **changed)
+
+    def change_lookupds(self, addresses: tuple[str, ...]) -> None:
+        """Replace the lookup daemons until the process ends."""
+        self.change_options(lookupd_http_address=addresses)
+        self.cluster.lookupds = addresses
+
+    def option(self, key: str) -> Any:
+        """Return an option by its key in the configuration file. Raises: KeyError."""
+        return getattr(self.options, FLAG_OF[key].attribute)
+
+    def fetch_url(self, url: str) -> bytes:
+        """Return the body at a URL of Graphite. Raises: OSError, ValueError."""
+        with urllib.request.urlopen(url, timeout=self.options.http_client_request_timeout_ns / SECOND_NS) as answer:
+            body: bytes = answer.read()
+        return body
+
+
+def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:
+    """Return a function that returns the TLS context of requests to brokers. Raises: StartupError."""
+    authorities = options.http_client_tls_root_ca_file
+    try:
+        context = ssl.create_default_context(cafile=authorities or None)
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"failed to read TLS root CA file {authorities} - {error}") from None
+    if options.http_client_tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    certificate, key = options.http_client_tls_cert, options.http_client_tls_key
+    if certificate:
+        try:
+            # An empty password keeps OpenSSL from asking for one on the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(f"failed to LoadX509KeyPair {certificate}, {key} - {error}") from None
+    return lambda: context
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file; empty without a file. Raises: StartupError."""
+    if not path:
+        return ""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"failed to read --http-client-token-file - {error}") from None
+    if not token or not token.isascii() or not token.isprintable():
+        raise StartupError(f"failed to read --http-client-token-file - {path} holds no token: one line of ASCII")
+    return token

@@ -1,0 +1,268 @@
+"""Numbers of topics and channels: of one broker, and summed over brokers.
+
+Source: docs/nsq/admin-and-tools.md, "Read API".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+# Sums over brokers, by the names in GET /stats.
+TOPIC_SUMS: Final = (
+    "depth",
+    "backend_depth",
+    "message_count",
+    "zone_local_msg_count",
+    "region_local_msg_count",
+    "global_msg_count",
+)
+CHANNEL_SUMS: Final = (
+    "depth",
+    "backend_depth",
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "message_count",
+    "zone_local_msg_count",
+    "region_local_msg_count",
+    "global_msg_count",
+    "client_count",
+)
+LOCALITIES: Final = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+# The fields of a client, with the values of brokers that do not have them.
+CLIENT_FIELDS: Final = {
+    "remote_address": "",
+    "version": "",
+    "client_id": "",
+    "hostname": "",
+    "user_agent": "",
+    "connect_ts": 0,
+    "in_flight_count": 0,
+    "ready_count": 0,
+    "finish_count": 0,
+    "requeue_count": 0,
+    "message_count": 0,
+    "sample_rate": 0,
+    "deflate": False,
+    "snappy": False,
+    "authed": False,
+    "auth_identity": "",
+    "auth_identity_url": "",
+    "tls": False,
+    "tls_cipher_suite": "",
+    "tls_version": "",
+    "tls_negotiated_protocol": "",
+    "tls_negotiated_protocol_is_mutual": False,
+}
+TOPOLOGY_FIELDS: Final = ("node_topology_region", "node_topology_zone", "topology_region", "topology_zone")
+NS_PER_S: Final = 1_000_000_000
+ALL_NODES: Final = "*"
+
+Json = dict[str, Any]
+
+
+class Latency:
+    """Percentiles of the latency from publishing to FIN, of one broker or combined from several. Values in ns."""
+
+    __slots__ = ("count", "percentiles")
+
+    def __init__(self, count: int = 0, percentiles: Iterable[Json] = ()) -> None:
+        self.count = count
+        self.percentiles = list(percentiles)
+
+    @classmethod
+    def of_broker(cls, found: Mapping[str, Any] | None) -> Latency:
+        """Return the latencies in an answer of GET /stats."""
+        found = found or {}
+        count = int(found.get("count") or 0)
+        rows = [
+            {
+                "quantile": row["quantile"],
+                "value": row["value"],
+                "min": row["value"],
+                "max": row["value"],
+                "average": row["value"],
+                "count": count,
+            }
+            for row in found.get("percentiles") or ()
+        ]
+        return cls(count, rows)
+
+    def add(self, other: Latency) -> None:
+        """Add the latencies of another broker: least and greatest value, and average weighted by count."""
+        self.count += other.count
+        by_quantile = {row["quantile"]: row for row in self.percentiles}
+        for row in other.percentiles:
+            mine = by_quantile.get(row["quantile"])
+            if mine is None:
+                self.percentiles.append({name: value for name, value in row.items() if name != "value"})
+                continue
+            count = mine["count"] + row["count"]
+            if count:
+                mine["average"] = (mine["average"] * mine["count"] + row["average"] * row["count"]) / count
+            mine["min"] = min(mine["min"], row["min"])
+            mine["max"] = max(mine["max"], row["max"])
+            mine["count"] = count
+
+    def to_dict(self, topic: str, channel: str, node: str) -> Json:
+        return {
+            "count": self.count,
+            "percentiles": self.percentiles or None,
+            "topic": topic,
+            "channel": channel,
+            "host": node,
+        }
+
+
+@dataclasses.dataclass(slots=True)
+class ChannelStats:
+    """One channel on one broker, or on all of them (node is then `*`)."""
+
+    topic: str
+    channel: str
+    node: str
+    hostname: str = ""
+    sums: dict[str, int] = dataclasses.field(default_factory=dict)
+    paused: bool = False
+    latency: Latency = dataclasses.field(default_factory=Latency)
+    nodes: list[ChannelStats] = dataclasses.field(default_factory=list)
+    clients: list[Json] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of_broker(cls, topic: str, node: str, hostname: str, found: Mapping[str, Any]) -> ChannelStats:
+        """Return the numbers in an answer of GET /stats."""
+        clients = found.get("clients") or []
+        sums = {name: found.get(name) or 0 for name in CHANNEL_SUMS}
+        # Before nsqd 1.2.1 only the list told how many.
+        sums["client_count"] = found.get("client_count", len(clients))
+        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        paused = bool(found.get("paused"))
+        return cls(topic, found["channel_name"], node, hostname, sums, paused, latency, [], list(clients))
+
+    @classmethod
+    def total(cls, parts: Iterable[ChannelStats]) -> ChannelStats:
+        """Return the sum over brokers. parts: at least one."""
+        parts = sorted(parts, key=lambda part: part.hostname)
+        whole = cls(parts[0].topic, parts[0].channel, ALL_NODES, nodes=parts)
+        whole.sums = sum_of(CHANNEL_SUMS, parts)
+        whole.paused = any(part.paused for part in parts)
+        for part in parts:
+            whole.latency.add(part.latency)
+            whole.clients += part.clients
+        whole.clients.sort(key=lambda client: str(client["hostname"]))
+        return whole
+
+    @property
+    def memory_depth(self) -> int:
+        return self.sums["depth"] - self.sums["backend_depth"]
+
+    def to_dict(self) -> Json:
+        """Return the object of nsqadmin's API."""
+        return {
+            "node": self.node,
+            "hostname": self.hostname,
+            "topic_name": self.topic,
+            "channel_name": self.channel,
+            **shown_sums(self.sums, CHANNEL_SUMS, omit_delivered=True),
+            "nodes": [part.to_dict() for part in self.nodes] or None,
+            "clients": self.clients or None,
+            "paused": self.paused,
+            "e2e_processing_latency": self.latency.to_dict(self.topic, self.channel, self.node),
+        }
+
+
+@dataclasses.dataclass(slots=True)
+class TopicStats:
+    """One topic on one broker, or on all of them (node is then `*`)."""
+
+    topic: str
+    node: str
+    hostname: str = ""
+    sums: dict[str, int] = dataclasses.field(default_factory=dict)
+    paused: bool = False
+    latency: Latency = dataclasses.field(default_factory=Latency)
+    nodes: list[TopicStats] = dataclasses.field(default_factory=list)
+    channels: list[ChannelStats] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of_broker(cls, node: str, hostname: str, found: Mapping[str, Any]) -> TopicStats:
+        """Return the numbers in an answer of GET /stats."""
+        topic = found["topic_name"]
+        sums = {name: found.get(name) or 0 for name in TOPIC_SUMS}
+        latency = Latency.of_broker(found.get("e2e_processing_latency"))
+        channels = [ChannelStats.of_broker(topic, node, hostname, channel) for channel in found.get("channels") or ()]
+        return cls(topic, node, hostname, sums, bool(found.get("paused")), latency, [], channels)
+
+    @classmethod
+    def total(cls, topic: str, parts: Iterable[TopicStats]) -> TopicStats:
+        """Return the sum over brokers."""
+        parts = sorted(parts, key=lambda part: part.hostname)
+        whole = cls(topic, ALL_NODES, nodes=parts, sums=sum_of(TOPIC_SUMS, parts))
+        whole.paused = any(part.paused for part in parts)
+        by_name: dict[str, list[ChannelStats]] = {}
+        for part in parts:
+            whole.latency.add(part.latency)
+            for channel in part.channels:
+                by_name.setdefault(channel.channel, []).append(channel)
+        whole.channels = [ChannelStats.total(channels) for channels in by_name.values()]
+        return whole
+
+    @property
+    def memory_depth(self) -> int:
+        return self.sums["depth"] - self.sums["backend_depth"]
+
+    def to_dict(self) -> Json:
+        """Return the object of nsqadmin's API."""
+        return {
+            "node": self.node,
+            "hostname": self.hostname,
+            "topic_name": self.topic,
+            **shown_sums(self.sums, TOPIC_SUMS, omit_delivered=False),
+            "nodes": [part.to_dict() for part in self.nodes] or None,
+            "channels": [channel.to_dict() for channel in self.channels] or None,
+            "paused": self.paused,
+            "e2e_processing_latency": self.latency.to_dict(self.topic, "", self.node),
+        }
+
+
+def sum_of(names: Iterable[str], parts: Iterable[TopicStats] | Iterable[ChannelStats]) -> dict[str, int]:
+    """Return the sums by name."""
+    sums = [part.sums for part in parts]
+    return {name: sum(each[name] for each in sums) for name in names}
+
+
+def shown_sums(sums: Mapping[str, int], names: Iterable[str], *, omit_delivered: bool) -> Json:
+    """Return sums as nsqadmin does: with the depth in memory and the deliveries, without zeros of localities."""
+    shown: Json = {name: sums[name] for name in names if name not in LOCALITIES}
+    shown["memory_depth"] = sums["depth"] - sums["backend_depth"]
+    delivered = sum(sums[name] for name in LOCALITIES)
+    if delivered or not omit_delivered:
+        shown["delivery_msg_count"] = delivered
+    shown.update({name: sums[name] for name in LOCALITIES if sums[name]})
+    return shown
+
+
+def client_row(found: Mapping[str, Any], node: str, region: str, zone: str) -> Json:
+    """Return one client with the fields of nsqadmin. node: of the broker, with its topology."""
+    row: Json = {"node": node, **{name: found.get(name, default) for name, default in CLIENT_FIELDS.items()}}
+    row["connected"] = (int(time.time()) - int(row["connect_ts"])) * NS_PER_S
+    for name, value in zip(
+        TOPOLOGY_FIELDS,
+        (region, zone, found.get("topology_region"), found.get("topology_zone")),
+        strict=True,
+    ):
+        if value:
+            row[name] = value
+    return row
+
+
+def topology_order(client: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the key that sorts clients by broker, and those of the broker's zone and region first."""
+    region, zone = client.get("topology_region", ""), client.get("topology_zone", "")
+    same_region = region == client.get("node_topology_region", "")
+    same_zone = same_region and zone == client.get("node_topology_zone", "")
+    return (client["node"], not same_zone, not same_region, region, zone)

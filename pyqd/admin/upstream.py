@@ -1,0 +1,168 @@
+"""HTTP to brokers and lookup daemons, from many threads, with connections that stay open.
+
+Source: docs/nsq/admin-and-tools.md, "Errors and partial failures".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from threading import Lock
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.client.http import HttpClient, Reply
+
+# Open connections that are kept per address. More are made, and closed after use.
+IDLE_MAX: Final = 8
+WORKER_COUNT: Final = 128
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class UpstreamError(Exception):
+    """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure."""
+
+
+class Found(NamedTuple):
+    """What was found, and one text for each broker or lookup daemon that failed."""
+
+    value: Any
+    failures: list[str]
+
+
+class Upstream:
+    """Connections to brokers and lookup daemons.
+
+    new_context: makes the TLS context of connections over HTTPS. timeout_s: of one request. token: sent with each
+    request, if not empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 5.0,
+        connect_timeout_s: float = 2.0,
+        new_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        token: str = "",
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "connect_timeout_s": connect_timeout_s,
+            "new_context": new_context,
+            "token": token or None,
+        }
+        self._idle: dict[str, list[HttpClient]] = {}
+        self._lock = Lock()
+        self._workers = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="upstream")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for clients in idle.values():
+            for client in clients:
+                client.close()
+
+    def get(self, address: str, path: str, query: Mapping[str, object] | None = None) -> Any:
+        """Return the JSON of an answer. address: host:port. Raises: UpstreamError."""
+        reply = self._request("GET", address, path, query, None)
+        try:
+            return json.loads(reply.body)
+        except ValueError as error:
+            raise UpstreamError(f"GET http://{address}{path}: the answer is no JSON: {error}") from None
+
+    def post(
+        self, address: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
+    ) -> bytes:
+        """Send a POST and return the body of the answer. Raises: UpstreamError."""
+        return self._request("POST", address, path, query, body).body
+
+    def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
+        """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts."""
+        futures = [self._workers.submit(call, address) for address in addresses]
+        results: list[R] = []
+        failures: list[str] = []
+        for future in futures:
+            try:
+                results.append(future.result())
+            except UpstreamError as error:
+                failures.append(str(error))
+        return results, failures
+
+    def _request(
+        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    ) -> Reply:
+        url = f"http://{address}{path}" + (f"?{urlencode(query)}" if query else "")
+        logger.debug("%s %s", method, url)
+        try:
+            reply = self._exchange(method, address, path, query, body)
+            port = https_port(reply)
+            if port:
+                host = address.rpartition(":")[0]
+                reply = self._exchange(method, f"https://{host}:{port}", path, query, body)
+        except ClientError as error:
+            raise UpstreamError(f"{method} {url}: {error}") from error
+        if reply.status != HTTPStatus.OK:
+            raise UpstreamError(
+                f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}"
+            )
+        return reply
+
+    def _exchange(
+        self, method: str, address: str, path: str, query: Mapping[str, object] | None, body: bytes | None
+    ) -> Reply:
+        client = self._take(address)
+        was_open = client.is_open
+        try:
+            try:
+                return client.request(method, path, query, body, retry=False)
+            except NotConnectedError:
+                # The other side may close a kept connection at any time. A request with a body may not be repeated.
+                if not was_open or body is not None:
+                    raise
+                return client.request(method, path, query, body, retry=False)
+        finally:
+            self._give_back(address, client)
+
+    def _take(self, address: str) -> HttpClient:
+        with self._lock:
+            idle = self._idle.get(address)
+            if idle:
+                return idle.pop()
+        return HttpClient(address, **self._options)
+
+    def _give_back(self, address: str, client: HttpClient) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if len(idle) < IDLE_MAX:
+                idle.append(client)
+                return
+        client.close()
+
+
+def status_line(status: int) -> str:
+    """Return status code and phrase."""
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def https_port(reply: Reply) -> int:
+    """Return the port of HTTPS in the refusal of a daemon that requires TLS; 0 for any other answer."""
+    if reply.status != HTTPStatus.FORBIDDEN:
+        return 0
+    try:
+        return int(json.loads(reply.body)["https_port"])
+    except (ValueError, KeyError, TypeError):
+        return 0

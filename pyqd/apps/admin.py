@@ -1,0 +1,21 @@
+"""Entry point of the web admin `pyqadmin`."""
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run. Returns: the exit code."""
+    from gevent import monkey
+
+    # The blocking calls of Flask and of the HTTP client become greenlets. Modules that were imported before may keep
+    # the other kind, so the program's own are imported after this.
+    monkey.patch_all()
+
+    from pyqd.apps.web_admin import run_admin
+
+    return run_admin(sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
