@@ -157,6 +157,14 @@ class ConsumerBase:
             self._consumption.resume()
             self._engine.flush()
 
+    def is_starved(self) -> bool:
+        """Return whether the messages in flight of a broker are at least 85 % of what it may have in flight.
+
+        A user who collects messages answers them then, because few or no more will come before.
+        """
+        with self._engine.lock:
+            return self._consumption.flow.is_starved
+
     def finish_many(self, messages: Iterable[Message]) -> None:
         """Finish messages. Raises: AnsweredError if some were answered before, after the others are finished."""
         self._consumption.finish_many(messages)

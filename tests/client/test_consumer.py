@@ -213,6 +213,18 @@ class TestAnswers:
             consumer.finish_many(messages)
         settled(broker, topic)
 
+    def test_a_consumer_is_starved_when_most_of_max_in_flight_is_held(self, publish, consume, broker, topic):
+        consumer = consume(max_in_flight=10)
+        assert consumer.is_starved() is False
+        held: list[Any] = []
+        for number in range(8):
+            publish(b"%d" % number)
+            held += consumer.fetch(10, WAIT_S)
+            assert consumer.is_starved() is (number == 7), number
+        consumer.finish_many(held)
+        assert consumer.is_starved() is False
+        settled(broker, topic)
+
     @pytest.mark.parametrize("delay", [0, 0.05, timedelta(milliseconds=50)])
     def test_a_requeued_message_comes_again(self, publish, consume, delay):
         publish(b"x")

@@ -130,6 +130,9 @@ class AioConsumer:
     def finish_many(self, messages: Iterable[Message]) -> None:
         self.real.finish_many(messages)
 
+    def is_starved(self) -> Any:
+        return self._thread.call(self.real.is_starved)
+
     def pause(self) -> None:
         self._thread.call(self.real.pause)
 

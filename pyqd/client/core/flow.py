@@ -29,6 +29,8 @@ from typing import Final, NamedTuple
 from pyqd.client.errors import SettingError
 
 REDISTRIBUTE_S_MIN: Final = 0.01
+# Share of a connection's RDY in flight from which the consumer is starved. Source: go-nsq, pynsq.
+STARVED_SHARE: Final = 0.85
 
 
 class SetRdy(NamedTuple):
@@ -124,6 +126,14 @@ class ConsumerFlow:
     def is_waiting(self) -> bool:
         """Whether a back-off keeps RDY at 0 on all connections at present."""
         return self._wait_ends_at is not None
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether few or no more messages come from one of the connections before some are answered."""
+        return any(
+            connection.in_flight and connection.in_flight >= int(connection.rdy * STARVED_SHARE)
+            for connection in self._connections.values()
+        )
 
     def rdy_of(self, key: Hashable) -> int:
         """Return the RDY that was last sent to a connection; 0 for an unknown one."""

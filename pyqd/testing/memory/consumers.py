@@ -154,6 +154,10 @@ class MemoryConsumerBase(Generic[Handler]):
         if answered:
             raise AnsweredError(f"{answered} of the messages were answered before")
 
+    def is_starved(self) -> bool:
+        """Return whether the messages in flight are at least 85 % of those that may be."""
+        return self._flow.is_starved
+
     def requeue(self, message: Message, delay: Delay | None, backoff: bool) -> None:
         """Requeue a message. Raises: AnsweredError."""
         if delay is None:
