@@ -36,7 +36,7 @@ def lookup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = request.config.getoption("--nsqlookupd")
     if not path:
         pytest.skip("no path to an nsqlookupd was given: --nsqlookupd=PATH, or the environment variable NSQLOOKUPD")
-    with lookupd(path, tmp_path_factory.mktemp("lookupd")) as running:
+    with lookupd([path], tmp_path_factory.mktemp("lookupd")) as running:
         yield running
 
 

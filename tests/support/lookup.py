@@ -1,4 +1,4 @@
-"""Go's nsqlookupd as a process, and the side of a broker that registers with it.
+"""A lookup daemon as a process, and the side of a broker that registers with it.
 
 Source: docs/nsq/lookupd.md, "TCP protocol": IDENTIFY, REGISTER, PING; an answer is its size and its data.
 """
@@ -12,7 +12,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -24,15 +24,15 @@ OK = b"OK"
 
 
 class Lookupd:
-    """A running nsqlookupd."""
+    """A running lookup daemon. command: the beginning of its command line."""
 
-    def __init__(self, path: str, directory: Path) -> None:
+    def __init__(self, command: Sequence[str], directory: Path) -> None:
         self._log = directory / "nsqlookupd.log"
         for _ in range(START_COUNT_MAX):
             self.tcp_port, self.http_port = free_port(), free_port()
             with self._log.open("wb") as log:
                 addresses = (f"-tcp-address=127.0.0.1:{self.tcp_port}", f"-http-address=127.0.0.1:{self.http_port}")
-                self._process = subprocess.Popen([path, *addresses], stdout=log, stderr=subprocess.STDOUT)
+                self._process = subprocess.Popen([*command, *addresses], stdout=log, stderr=subprocess.STDOUT)
             if self._is_ready():
                 return
             self.stop()
@@ -123,9 +123,9 @@ class Registration:
 
 
 @contextlib.contextmanager
-def lookupd(path: str, directory: Path) -> Iterator[Lookupd]:
-    """Run an nsqlookupd for a while."""
-    running = Lookupd(path, directory)
+def lookupd(command: Sequence[str], directory: Path) -> Iterator[Lookupd]:
+    """Run a lookup daemon for a while."""
+    running = Lookupd(command, directory)
     try:
         yield running
     finally:
