@@ -1,0 +1,57 @@
+"""Blocks of trace events, encoded in Python by docs/trace.md: decoders are tested without the broker's encoder."""
+
+import struct
+
+from pyqd.fallback import trace_events as format_
+from pyqd.hot.primitives import crc32c
+
+KIND = {name: number for number, name in enumerate(format_.KINDS)}
+REASON = {name: number for number, name in enumerate(format_.REASONS)}
+
+
+def padded(entry):
+    return entry + bytes(-len(entry) % format_.EVENT_BYTES)
+
+
+def place(topic, channel=b""):
+    return padded(struct.pack("<BBB5x", format_.PLACE, len(topic), len(channel)) + topic + channel)
+
+
+def client(address, user_agent=b""):
+    return padded(struct.pack("<BBH4x", format_.CLIENT, len(address), len(user_agent)) + address + user_agent)
+
+
+def channels(topic, *members):
+    return padded(
+        struct.pack("<BxHHxx", format_.CHANNELS, topic, len(members)) + struct.pack(f"<{len(members)}H", *members)
+    )
+
+
+def context(place_number, timestamp_ns, client_number=0):
+    return struct.pack("<BxHHxxq", format_.CONTEXT, place_number, client_number, timestamp_ns)
+
+
+def event(kind, guid, *, attempt=0, value=0, due_ns=None, count=None, body=None, stored=False):
+    flags = (
+        (format_.HAS_DUE if due_ns is not None else 0)
+        | (format_.HAS_BODY if body is not None else 0)
+        | (format_.IS_STORED if stored else 0)
+        | (format_.IS_BULK if count is not None else 0)
+    )
+    number = KIND[kind] if isinstance(kind, str) else kind
+    found = struct.pack("<BBHIQ", number, flags, attempt if body is None else len(body), value, guid)
+    if due_ns is not None:
+        found += struct.pack("<q8x", due_ns)
+    if count is not None:
+        found += struct.pack("<q8x", count)
+    return found + padded(body or b"")
+
+
+def block(first, row_count, *entries, dense_from=1, version=format_.VERSION, node_id=7):
+    return struct.pack("<HHIqqq", version, node_id, row_count, first, dense_from, 99) + b"".join(entries)
+
+
+def record(body, *, seq=0, guid=1, timestamp_ns=5, flags=0):
+    header = struct.pack("<QQqqHHHH", seq, guid, timestamp_ns, 0, 0, flags, 0, 0)
+    checksum = crc32c.value(header + body, len(body))
+    return struct.pack("<II", len(body), checksum) + header + body + bytes(-len(body) % 8)
