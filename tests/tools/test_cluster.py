@@ -63,10 +63,10 @@ def test_the_answer_of_nsqlookupd_before_1_0_is_unwrapped() -> None:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("a", ["a", "ba", "ab#ephemeral"]),
+        ("a", ["a", "ba", "ab#e"]),
         ("^a$", ["a"]),
-        ("[ab]+#ephemeral", ["ab#ephemeral"]),
-        ("", ["a", "ba", "ab#ephemeral"]),
+        ("[ab]+#e", ["ab#e"]),
+        ("", ["a", "ba", "ab#e"]),
     ],
 )
 def test_a_pattern_matches_anywhere_in_a_name(pattern: str, names: list[str]) -> None:
