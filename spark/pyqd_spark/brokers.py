@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from pyqd.client import http
-from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.client.errors import AuthenticationError, ClientError, NotConnectedError
 from pyqd.client.http import Reply, message_of
 from pyqd_spark.options import Connection
 from pyqd_spark.tls import context_of, names_of
@@ -110,7 +110,8 @@ class HttpClient(http.HttpClient):
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
         """Return the error for an answer with a status other than 200."""
         code = message_of(reply)
-        asked = f"{self.address}: {path}?{urlencode(query)}: {reply.status} {code}"
+        request = f"{path}?{urlencode(query)}: {reply.status}"
+        asked = f"{self.address}: {request} {code}"
         if reply.status == 404 and code == "TOPIC_NOT_FOUND":
             return TopicNotFoundError(f"{self.address}: topic {query.get('topic')} does not exist")
         if reply.status == 404 and path.startswith("/topic/"):
@@ -119,6 +120,8 @@ class HttpClient(http.HttpClient):
             return PositionGoneError(asked, int(self.parsed(path, reply)["earliest"]))
         if code == "POSITION_BEYOND_END":
             return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
+        if reply.status in (401, 403):
+            return AuthenticationError(f"{code} (is the option token right, and may it do this?)", self.address, request)
         return super().refusal(path, query, reply)
 
 

@@ -159,7 +159,8 @@ def test_a_wrong_name_is_refused_before_it_is_sent(client):
         client.cancel("a", "0" * 16, "c d")
 
 
-def test_a_wrong_id_is_refused_by_the_broker(client):
+def test_a_wrong_id_is_refused_by_the_broker(broker, client):
+    deferred(broker, "known")
     with pytest.raises(RefusedError, match="INVALID_ARG_ID"):
         client.cancel("known", "x")
 
