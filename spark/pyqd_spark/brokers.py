@@ -121,7 +121,7 @@ class HttpClient(http.HttpClient):
         if code == "POSITION_BEYOND_END":
             return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
         if reply.status in (401, 403):
-            return AuthenticationError(f"{code} (is the option token right, and may it do this?)", self.address, request)
+            return AuthenticationError(f"{code} (is the option token right, and may it read?)", self.address, request)
         return super().refusal(path, query, reply)
 
 
