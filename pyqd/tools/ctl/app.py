@@ -1,0 +1,50 @@
+"""The command line of pyqctl: all commands, and its `main`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from pyqd import __version__
+from pyqd.tools.ctl import listing, setup
+from pyqd.tools.ctl.frame import Root
+
+PROGRAM: Final = "pyqctl"
+WIDTH_CHARS: Final = 110
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH_CHARS})
+@click.version_option(__version__, message="%(prog)s v%(version)s")
+def cli() -> None:
+    """Operate brokers: pyqd, and nsqd as far as it can.
+
+    The brokers are those of --nsqd-http-address, or those that lookup daemons name, or those of a context; without any,
+    the one at 127.0.0.1:4151. Output is a table on a terminal, and JSON otherwise.
+    """
+
+
+for command in (
+    listing.topics,
+    listing.channels,
+    listing.nodes,
+    listing.watch,
+    setup.context,
+    setup.completion,
+):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns: the exit code."""
+    try:
+        cli.main(None if argv is None else list(argv), prog_name=PROGRAM)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    raise AssertionError("click ends by SystemExit")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

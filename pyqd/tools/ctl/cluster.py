@@ -1,0 +1,142 @@
+"""Brokers of a target, asked at the same time, also those that lookup daemons name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError
+from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node, https_address
+from pyqd.tools.ctl.target import Target
+
+THREADS_MAX: Final = 32
+
+N = TypeVar("N", bound=Node)
+T = TypeVar("T")
+
+
+class Answer(NamedTuple, Generic[N, T]):
+    """Answer of one daemon to a call."""
+
+    node: N
+    value: T
+
+
+class Failure(NamedTuple):
+    """Error of one daemon. address: as it was given, or as a lookup daemon named it."""
+
+    address: str
+    error: ClientError
+
+
+class Answers(NamedTuple, Generic[N, T]):
+    """Answers of several daemons to one call, in the order of the daemons, and the errors of the others."""
+
+    answers: list[Answer[N, T]]
+    failures: list[Failure]
+
+
+class Cluster:
+    """Brokers and lookup daemons of a target. A context manager, which closes all connections at the end."""
+
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self.target = target
+        self.timeout_s = timeout_s
+        self.failures: list[Failure] = []
+        self._token = target.token()
+        self._brokers: dict[str, Broker] = {}
+        self._lookup_daemons: dict[str, LookupDaemon] = {}
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in (*self._brokers.values(), *self._lookup_daemons.values()):
+            node.close()
+
+    def lookup_daemons(self) -> list[LookupDaemon]:
+        """Return the lookup daemons; none if addresses of brokers are given."""
+        settings = self.target.settings
+        for address in settings.lookupd_http_addresses:
+            if address not in self._lookup_daemons:
+                made = LookupDaemon(
+                    address, self.target, settings.lookupd_token, self.timeout_s, tls=self.target.wants_tls
+                )
+                self._lookup_daemons[address] = made
+        return list(self._lookup_daemons.values())
+
+    def brokers(self) -> list[Broker]:
+        """Return the brokers: those given, or those that the lookup daemons name now. Raises: ClientError.
+
+        A lookup daemon that does not answer is noted in `failures`, if another one answers.
+        """
+        wants_tls = self.target.wants_tls
+        addresses = self.target.settings.nsqd_http_addresses or self._found()
+        for address in addresses:
+            if address not in self._brokers:
+                self._brokers[address] = Broker(address, self.target, self._token, self.timeout_s, tls=wants_tls)
+        return [self._brokers[address] for address in dict.fromkeys(addresses)]
+
+    def broker(self, address: str) -> Broker:
+        """Return the broker at an address."""
+        return Broker(address, self.target, self._token, self.timeout_s, tls=self.target.wants_tls)
+
+    def _found(self) -> Sequence[str]:
+        """Return the addresses that the lookup daemons name. Raises: ClientError."""
+        found = ask(self.lookup_daemons(), named_brokers)
+        if found.failures and not found.answers:
+            raise found.failures[0].error
+        self.failures += found.failures
+        places = dict.fromkeys(place for answer in found.answers for place in answer.value)
+        if not places:
+            raise NotConnectedError("no broker is known: the lookup daemons name none")
+        if self.target.wants_tls:
+            return [https_address(host, port, self.timeout_s) for host, port in places]
+        return [f"{host}:{port}" for host, port in places]
+
+
+def named_brokers(daemon: LookupDaemon) -> list[tuple[str, int]]:
+    """Return host and HTTP port of each broker that a lookup daemon knows. Raises: ClientError."""
+    return [(bracketed(node["broadcast_address"]), node["http_port"]) for node in nodes_of(daemon)]
+
+
+def nodes_of(daemon: LookupDaemon) -> list[dict[str, Any]]:
+    """Return the entries of the brokers in GET /nodes. Raises: ClientError."""
+    answer = daemon.get("/nodes")
+    # Before version 1.0 the answer was wrapped.
+    found = (answer.get("data") or answer).get("producers") if isinstance(answer, dict) else None
+    if not isinstance(found, list) or not all(
+        isinstance(node, dict)
+        and isinstance(node.get("broadcast_address"), str)
+        and isinstance(node.get("http_port"), int)
+        for node in found
+    ):
+        raise ProtocolError(f"{daemon.address}: GET /nodes: not the answer of a lookup daemon")
+    return found
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def ask(nodes: Iterable[N], call: Callable[[N], T]) -> Answers[N, T]:
+    """Make a call at each daemon, at the same time, and return answers and errors."""
+    asked = list(nodes)
+
+    def one(node: N) -> Answer[N, T] | Failure:
+        try:
+            return Answer(node, call(node))
+        except ClientError as error:
+            return Failure(node.address, error)
+
+    if len(asked) > 1:
+        with ThreadPoolExecutor(min(THREADS_MAX, len(asked))) as pool:
+            results = list(pool.map(one, asked))
+    else:
+        results = [one(node) for node in asked]
+    return Answers(
+        [result for result in results if isinstance(result, Answer)],
+        [result for result in results if isinstance(result, Failure)],
+    )

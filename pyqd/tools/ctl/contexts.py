@@ -1,0 +1,188 @@
+"""Context file: named sets of addresses, tokens and certificates. Source: docs/tools/pyqctl.md, "Contexts".
+
+The file is TOML. It is written as a whole, with mode 0600, and keeps the comments that a user put into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyqd.client.errors import SettingError
+from pyqd.client.http import parse_http_address
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+LISTS: Final = ("nsqd_http_addresses", "lookupd_http_addresses")
+SECRETS: Final = ("token", "lookupd_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Addresses of brokers or of lookup daemons, and the means to log in."""
+
+    nsqd_http_addresses: tuple[str, ...] = ()
+    lookupd_http_addresses: tuple[str, ...] = ()
+    token: str | None = None
+    token_file: str | None = None
+    lookupd_token: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the values that are set."""
+        return {name: list(value) if name in LISTS else value for name, value in asdict(self).items() if value}
+
+    def check(self) -> None:
+        """Check addresses and combinations. Raises: SettingError."""
+        for address in (*self.nsqd_http_addresses, *self.lookupd_http_addresses):
+            parse_http_address(address)
+        if self.nsqd_http_addresses and self.lookupd_http_addresses:
+            raise SettingError("give addresses of brokers or of lookup daemons, not both")
+        if self.key is not None and self.cert is None:
+            raise SettingError("a key needs its certificate: --cert")
+
+
+class ContextFile:
+    """The file with all contexts. A missing file has none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> ContextFile:
+        """Return the file of a user, in the directory that the XDG specification names."""
+        base = environment.get("XDG_CONFIG_HOME") or ""
+        # The specification has relative paths ignored.
+        directory = Path(base) if base.startswith("/") else Path(environment.get("HOME") or Path.home()) / ".config"
+        return cls(directory / "pyqd" / "contexts.toml")
+
+    def read(self) -> tuple[str | None, dict[str, Context]]:
+        """Return the name of the current context, and all contexts. Raises: SettingError."""
+        try:
+            values = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None, {}
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingError(f"cannot read {self.path}: {error}") from None
+        tables = values.get("contexts", {})
+        current = values.get("current")
+        if not isinstance(tables, dict) or not isinstance(current, str | None):
+            raise SettingError(f"{self.path}: `current` must be a string and `contexts` a table")
+        return current, {name: self._context(name, table) for name, table in tables.items()}
+
+    def _context(self, name: str, table: object) -> Context:
+        """Return the context of a table. Raises: SettingError."""
+        if not isinstance(table, dict):
+            raise SettingError(f"{self.path}: contexts.{name} must be a table")
+        known = [field.name for field in fields(Context)]
+        if unknown := sorted(table.keys() - set(known)):
+            raise SettingError(f"{self.path}: contexts.{name}: unknown key {unknown[0]!r}; keys are {', '.join(known)}")
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            texts = value if key in LISTS and isinstance(value, list) else [value]
+            if not all(isinstance(text, str) for text in texts):
+                kind = "a list of strings" if key in LISTS else "a string"
+                raise SettingError(f"{self.path}: contexts.{name}.{key} must be {kind}")
+            values[key] = tuple(texts) if key in LISTS else value
+        return Context(**values)
+
+    def readable_by_others(self) -> bool:
+        """Return whether users other than the owner can read or write the file."""
+        with contextlib.suppress(OSError):
+            return bool(self.path.stat().st_mode & OTHERS)
+        return False
+
+    def add(self, name: str, context: Context) -> None:
+        """Store a context, in place of one with the same name; the first one becomes the current one."""
+        with self._changed() as document:
+            import tomlkit
+
+            table = tomlkit.table()
+            table.update(context.given())
+            document.setdefault("contexts", tomlkit.table(is_super_table=True))[name] = table
+            document.setdefault("current", name)
+
+    def use(self, name: str) -> None:
+        """Make a context the current one. Raises: SettingError if it does not exist."""
+        with self._changed() as document:
+            self._require(document, name)
+            document["current"] = name
+
+    def remove(self, name: str) -> None:
+        """Remove a context. Raises: SettingError if it does not exist."""
+        with self._changed() as document:
+            self._require(document, name)
+            del document["contexts"][name]
+            if document.get("current") == name:
+                del document["current"]
+
+    def _require(self, document: TOMLDocument, name: str) -> None:
+        if name not in document.get("contexts", {}):
+            raise unknown_context(name, document.get("contexts", {}))
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[TOMLDocument]:
+        """Give the file's content to a block, and write what the block has made of it. Raises: SettingError."""
+        # Takes longer to load than a reading command runs.
+        import tomlkit
+
+        self.read()
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with locked(self.path.parent):
+                # A link, such as that of a manager of dotfiles, stays: its target is replaced.
+                target = self.path.resolve()
+                document = tomlkit.parse(target.read_text(encoding="utf-8")) if target.exists() else tomlkit.document()
+                yield document
+                replace(target, tomlkit.dumps(document))
+        except OSError as error:
+            raise SettingError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+
+def unknown_context(name: str, known: Mapping[str, object]) -> SettingError:
+    """Return the error for a name that no context has."""
+    names = ", ".join(known) or "none; `pyqctl context add` makes one"
+    return SettingError(f"no context {name!r}; contexts are: {names}")
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold a lock on a directory, so that of two changes at a time none is lost."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a file in one step. No other user can read it, at no time. Raises: OSError."""
+    # mkstemp gives mode 0600.
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

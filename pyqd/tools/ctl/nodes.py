@@ -1,0 +1,104 @@
+"""HTTP clients of one broker and of one lookup daemon, with the errors of pyqctl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyqd.client.core.tls import TlsNames
+from pyqd.client.errors import ClientError, NotConnectedError, TlsError
+from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.tools.ctl.exits import UnsupportedError
+from pyqd.tools.ctl.target import Target
+
+SUCCESS: Final = 200
+NOT_FOUND: Final = 404
+# Of a path that the other side does not know. A missing topic, channel or message has a code of its own.
+UNKNOWN_PATHS: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED")
+
+
+class Node(HttpClient):
+    """One daemon. Each call sends one request and repeats none."""
+
+    kind = "daemon"
+    names = TlsNames(
+        ca="--ca",
+        certificate="--cert",
+        key="--key",
+        port="is it the one of HTTPS? Without TLS, write http:// before the address",
+    )
+
+    def __init__(self, address: str, target: Target, token: str | None, timeout_s: float, *, tls: bool) -> None:
+        super().__init__(
+            address, tls=tls, new_context=target.tls_context, token=token, timeout_s=timeout_s, retry_timeout_s=0
+        )
+
+    def send(self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None) -> Reply:
+        """Return the answer to a request if it is a success. Raises: ClientError.
+
+        query: parameters; those that are None are left out.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        reply = self.request(method, path, given, body, retry=False)
+        if reply.status != SUCCESS:
+            raise self.refusal(f"{method} {path}", given, reply)
+        return reply
+
+    def get(self, path: str, **query: object) -> Any:
+        """Return the JSON of a GET. Raises: ClientError."""
+        return self.parsed(path, self.send("GET", path, query))
+
+    def post(self, path: str, **query: object) -> Any:
+        """Return the JSON of a POST; None if the answer is empty. Raises: ClientError."""
+        reply = self.send("POST", path, query)
+        return self.parsed(path, reply) if reply.body else None
+
+    def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
+        """Return the error for an answer that is no success."""
+        code = message_of(reply)
+        if code in UNKNOWN_PATHS:
+            return UnsupportedError(
+                f"{self.address}: {path}: {self.kind} has no such call: it is NSQ's, or an older one"
+            )
+        if code == "TLS_REQUIRED":
+            port = https_port_of(reply)
+            return TlsError(f"{self.address}: {path}: only HTTPS is allowed: give https://{self.host}:{port}")
+        return super().refusal(path, query, reply)
+
+
+class Broker(Node):
+    """One broker, pyqd or nsqd."""
+
+    kind = "the broker"
+
+
+class LookupDaemon(Node):
+    """One lookup daemon, pyqlookupd or nsqlookupd."""
+
+    kind = "the lookup daemon"
+
+
+def https_port_of(reply: Reply) -> int:
+    """Return the port in a refusal of HTTP; 0 if there is none."""
+    try:
+        return int(json.loads(reply.body)["https_port"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def https_address(host: str, port: int, timeout_s: float) -> str:
+    """Return the HTTPS address of a broker by its HTTP port. Sends no token. Raises: ClientError.
+
+    A broker names its HTTPS port only where it refuses HTTP.
+    """
+    address = f"http://{host}:{port}"
+    with HttpClient(address, timeout_s=timeout_s) as client:
+        reply = client.request("GET", "/ping", retry=False)
+        secure = https_port_of(reply) if message_of(reply) == "TLS_REQUIRED" else 0
+        if not secure:
+            raise NotConnectedError(
+                f"{address}: the lookup daemon names its port for HTTP only, and --ca or --cert asks for HTTPS;"
+                " give the address of the broker by --nsqd-http-address"
+            )
+        return f"https://{host}:{secure}"

@@ -1,0 +1,136 @@
+"""State of one run of pyqctl: flags, target, output, failures, and the question before a destructive command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import click
+
+from pyqd.client.errors import NotFoundError, SettingError
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.tools.ctl.cluster import Answer, Answers, Cluster, Failure, N, T, ask
+from pyqd.tools.ctl.contexts import ContextFile
+from pyqd.tools.ctl.exits import OK, code_of
+from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.output import Output, say
+from pyqd.tools.ctl.target import Target, find_target
+
+FLAGS_KEY: Final = "pyqd.tools.ctl.flags"
+TIMEOUT_NS: Final = 10 * SECOND_NS
+SETTINGS: Final = (
+    "nsqd_http_addresses",
+    "lookupd_http_addresses",
+    "token",
+    "token_file",
+    "lookupd_token",
+    "ca",
+    "cert",
+    "key",
+)
+
+
+class Session:
+    """One run. flags: values of the options that every command has, as given."""
+
+    def __init__(self, flags: dict[str, Any]) -> None:
+        self.flags = flags
+        self.failures: list[Failure] = []
+        self._cluster: Cluster | None = None
+
+    @property
+    def context_file(self) -> ContextFile:
+        return ContextFile.of(os.environ)
+
+    @property
+    def target(self) -> Target:
+        """Settings in force. Raises: SettingError."""
+        given: dict[str, Any] = {name: self.flags[name] for name in SETTINGS if name in self.flags}
+        file = self.context_file
+        found = find_target(given, self.flags.get("context"), os.environ, file)
+        if found.context is not None and file.readable_by_others():
+            say(f"other users can read the tokens in {file.path}: chmod 600 {file.path}")
+        return found
+
+    @property
+    def uses_default_address(self) -> bool:
+        """Whether no flag, variable or context has named a broker."""
+        return self._cluster is not None and self._cluster.target.is_default
+
+    @property
+    def timeout_s(self) -> float:
+        return float(self.flags.get("timeout_ns", TIMEOUT_NS)) / SECOND_NS
+
+    @property
+    def output(self) -> Output:
+        return Output(self.flags.get("as_json"))
+
+    @property
+    def cluster(self) -> Cluster:
+        """Brokers and lookup daemons of the target. Raises: SettingError."""
+        if self._cluster is None:
+            self._cluster = Cluster(self.target, self.timeout_s)
+        return self._cluster
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._cluster is not None:
+            self._cluster.__exit__()
+
+    def brokers(self) -> list[Broker]:
+        """Return all brokers. Raises: ClientError."""
+        brokers = self.cluster.brokers()
+        self.failures += self.cluster.failures
+        self.cluster.failures.clear()
+        return brokers
+
+    def only_broker(self, reason: str) -> Broker:
+        """Return the broker of a target that has one. Raises: SettingError, ClientError."""
+        brokers = self.brokers()
+        if len(brokers) != 1:
+            named = ", ".join(broker.address for broker in brokers)
+            raise SettingError(f"{reason}: choose one of {named} with --nsqd-http-address")
+        return brokers[0]
+
+    def ask(self, nodes: Iterable[N], call: Callable[[N], T]) -> list[Answer[N, T]]:
+        """Return the answers of daemons, and note failures. Raises: ClientError if none has answered."""
+        found = ask(nodes, call)
+        return self.noted(found)
+
+    def ask_holders(self, call: Callable[[Broker], T]) -> list[Answer[Broker, T]]:
+        """Return the answers of the brokers that have the topic, channel or message of a call.
+
+        A broker without it is no failure, if another has it. Raises: ClientError if none has answered.
+        """
+        found = ask(self.brokers(), call)
+        failures = [failure for failure in found.failures if not isinstance(failure.error, NotFoundError)]
+        if not found.answers and not failures and found.failures:
+            raise found.failures[0].error
+        return self.noted(Answers(found.answers, failures))
+
+    def noted(self, found: Answers[N, T]) -> list[Answer[N, T]]:
+        """Return the answers, and note the failures. Raises: ClientError if there are only failures."""
+        if not found.answers and found.failures:
+            for failure in found.failures[1:]:
+                say(str(failure.error))
+            raise found.failures[0].error
+        self.failures += found.failures
+        return found.answers
+
+    def finish(self) -> int:
+        """Report the failures. Returns: the exit code."""
+        for failure in self.failures:
+            say(str(failure.error))
+        return code_of(self.failures[0].error) if self.failures else OK
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Ask before a destructive command. Raises: click.Abort for another answer than yes, SettingError if there is
+        no terminal for the question.
+        """
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise SettingError(f"{question} There is no terminal to answer at: add --yes")
+        click.confirm(question, abort=True, err=True)
