@@ -109,6 +109,9 @@ class Latency:
             mine["count"] = count
 
     def to_dict(self, topic: str, channel: str, node: str) -> Json:
+        """Return the object of nsqadmin's API, which names the place of sums only."""
+        if node != ALL_NODES:
+            topic = channel = node = ""
         return {
             "count": self.count,
             "percentiles": self.percentiles or None,

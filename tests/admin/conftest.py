@@ -1,0 +1,216 @@
+"""A cluster of two brokers and a lookup daemon, and web admins over it: pyqadmin, and nsqadmin if a path is given."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.server import REPOSITORY, WAIT_S, Daemon, free_port, pyqd, wait_until
+
+START_WAIT_S = 30.0
+LISTENING = re.compile(r"HTTP: listening on \S*?(\d+)\)?$", re.MULTILINE)
+
+
+@dataclass
+class Answer:
+    """An HTTP answer; header names are lower-case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> Any:
+        return self.json["message"]
+
+
+@dataclass
+class Admin:
+    """The process of a web admin with its log."""
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        return self.name == "nsqadmin"
+
+    def start(self) -> None:
+        self.port = free_port()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*self.command, f"--http-address=127.0.0.1:{self.port}"], cwd=REPOSITORY, stderr=log, stdout=log
+            )
+        deadline_s = time.monotonic() + START_WAIT_S
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            with contextlib.suppress(OSError):
+                if self.ask("GET", "/ping").body == b"OK":
+                    return
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(WAIT_S)
+        text = self.log.read_text()
+        assert (code, "Traceback" in text) == (0, False), text
+
+    def ask(
+        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send a request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request(method, target, body=body, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            named = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, named, answer.read())
+
+    def get(self, target: str) -> Any:
+        """Return the JSON of a page that must exist."""
+        answer = self.ask("GET", target)
+        assert answer.status == 200, answer
+        return answer.json
+
+    def send(self, method: str, target: str, value: Any = None) -> Answer:
+        """Send JSON."""
+        return self.ask(method, target, None if value is None else json.dumps(value).encode())
+
+
+@dataclass
+class World:
+    """Two brokers, registered with one lookup daemon."""
+
+    brokers: list[Daemon]
+    lookupd: str
+    lookupd_process: subprocess.Popen[bytes]
+    topics: set[str] = field(default_factory=set)
+
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{broker.http_port}" for broker in self.brokers]
+
+    def lookup(self, method: str, target: str) -> Answer:
+        host, _, port = self.lookupd.partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request(method, target)
+            answer = connection.getresponse()
+            return Answer(answer.status, {}, answer.read())
+
+    def publish(self, topic: str, bodies: Mapping[int, int], channel: str = "") -> None:
+        """Make a topic on brokers, wait until the lookup daemon knows it, and publish. bodies: number by broker."""
+        self.topics.add(topic)
+        for number, count in bodies.items():
+            broker = self.brokers[number]
+            assert broker.http("POST", "/topic/create", topic=topic).status == 200
+            if channel:
+                assert broker.http("POST", "/channel/create", topic=topic, channel=channel).status == 200
+            if count:
+                body = b"\n".join(b"body %d" % each for each in range(count))
+                assert broker.http("POST", "/mpub", body, topic=topic).status == 200
+        wait_until(lambda: self.registered(topic) == len(bodies), f"{topic} in the lookup daemon")
+
+    def registered(self, topic: str) -> int:
+        """Return how many brokers the lookup daemon names for a topic."""
+        answer = self.lookup("GET", f"/lookup?topic={topic}")
+        return len(answer.json["producers"]) if answer.status == 200 else 0
+
+
+def started_lookupd(directory: Path) -> tuple[str, str, subprocess.Popen[bytes]]:
+    """Start a lookup daemon. Returns: TCP address, HTTP address, process."""
+    tcp, http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    flags = (f"--tcp-address={tcp}", f"--http-address={http_address}", "--broadcast-address=127.0.0.1")
+    with (directory / "lookupd.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "pyqd.apps.lookupd", *flags], cwd=REPOSITORY, stderr=log)
+    return tcp, http_address, process
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("world")
+    tcp, http_address, process = started_lookupd(directory)
+    flags = (f"-lookupd-tcp-address={tcp}",)
+    brokers = [Daemon(pyqd(), directory / name, flags) for name in ("a", "b")]
+    try:
+        for broker in brokers:
+            broker.start()
+        yield World(brokers, http_address, process)
+        for broker in brokers:
+            broker.stop()
+    finally:
+        for broker in brokers:
+            broker.kill()
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def start_admin(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Admin]]:
+    """Return a function that starts a web admin by name, with flags."""
+    started: list[Admin] = []
+
+    def start(name: str, *flags: str) -> Admin:
+        if name == "nsqadmin":
+            path = os.environ.get("NSQADMIN")
+            if not path:
+                pytest.skip("no nsqadmin: NSQADMIN may name one")
+            command: tuple[str, ...] = (path,)
+        else:
+            command = (sys.executable, "-m", "pyqd.apps.admin")
+        log = tmp_path_factory.mktemp("admin") / "log"
+        admin = Admin(name, (*command, *flags), log)
+        started.append(admin)
+        admin.start()
+        return admin
+
+    yield start
+    try:
+        for admin in started:
+            admin.stop()
+    finally:
+        for admin in started:
+            if admin.process is not None:
+                admin.process.kill()
+                admin.process.wait()
+
+
+@pytest.fixture(scope="session", params=["pyqadmin", "nsqadmin"])
+def admin(request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
+    """A web admin in front of the lookup daemon."""
+    return start_admin(request.param, f"--lookupd-http-address={world.lookupd}")
+
+
+@pytest.fixture(scope="session", params=["pyqadmin", "nsqadmin"])
+def direct(request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
+    """A web admin in front of the brokers, without a lookup daemon."""
+    return start_admin(request.param, *(f"--nsqd-http-address={address}" for address in world.addresses()))
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """Return a topic's name of this test alone."""
+    name = re.sub(r"\W", "_", request.node.name)[-40:]
+    return f"{name}_{os.getpid()}"
