@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
+from pyqd.client.connecting import Pool
 from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine import Engine
@@ -149,6 +150,18 @@ class LoopDriver:
                 timer.cancel()
 
 
+async def connect(driver: LoopDriver, engine: Engine, begin: Callable[[], Pool]) -> None:
+    """Connect to all brokers. Raises: the error of one that cannot be reached; ClosedError."""
+    # Outside of the lock: the loop must drive the engine before there are links.
+    _ = driver.loop
+    with engine.lock:
+        pool = begin()
+    await driver.until(lambda: pool.has_tried_all() or engine.is_closed)
+    error = pool.unreached_error()
+    if error is not None:
+        raise error
+
+
 class Producer(ProducerBase):
     """Publishes messages to any of several brokers; many tasks share one. Parameters: as pyqd.client.Producer."""
 
@@ -163,12 +176,16 @@ class Producer(ProducerBase):
         **settings: Any,
     ) -> None:
         super().__init__(nsqd, lookupd, timeout, codec_of(codec), max_pending_bytes, retry_unanswered, settings)
-        self._driver = LoopDriver(self._engine)
+        self._drive_by_loop()
 
     def _after_fork(self) -> None:
         """Begin without connections, in the child of a fork."""
         super()._after_fork()
-        self._driver = LoopDriver(self._engine)
+        self._drive_by_loop()
+
+    def _drive_by_loop(self) -> None:
+        self._driver = driver = LoopDriver(self._engine)
+        self._publishing.pool.on_change = lambda: driver.call_in_loop(driver.wake_watchers)
 
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
@@ -183,6 +200,10 @@ class Producer(ProducerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def connect(self) -> None:
+        """Connect now, and wait until each broker that was given has been reached. Errors: as pyqd.client.Producer."""
+        await connect(self._driver, self._engine, self._begin_connecting)
 
     async def publish(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
@@ -341,6 +362,11 @@ class Consumer(ConsumerBase):
         # The callback refers to the driver alone: the consumption must not keep its consumer alive.
         self._driver = driver = LoopDriver(self._engine)
         self._consumption.on_ready = lambda: driver.call_in_loop(driver.wake_watchers)
+        self._consumption.pool.on_change = self._consumption.on_ready
+
+    async def connect(self) -> None:
+        """Connect now, and wait until each broker that was given has been reached. Errors: as pyqd.client.Consumer."""
+        await connect(self._driver, self._engine, self._begin_connecting)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""

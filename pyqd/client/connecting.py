@@ -89,6 +89,8 @@ class Broker:
         self.last_error: ClientError | None = None
         self.is_error_lasting = False
         self.is_retrying = False
+        # Whether there was a connection, if only for a short time.
+        self.was_reached = False
 
     @property
     def is_ready(self) -> bool:
@@ -99,7 +101,8 @@ class Pool:
     """Brokers of one producer or consumer, each with a link that is opened again when it is lost.
 
     handler: gets the events of the links; it calls connected() and lost(). lookup: asked for more brokers. A broker
-    that the lookup daemons no longer name is forgotten when its link is lost. Methods are called with the lock held.
+    that the lookup daemons no longer name is forgotten when its link is lost. on_change: called when a link is ready or
+    lost. Methods are called with the lock held.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Pool:
     ) -> None:
         self.lookup = lookup
         self.has_started = False
+        self.on_change: Callable[[], None] = connector.engine.wake_waiters
         self._connector = connector
         self._engine = connector.engine
         self._handler = handler
@@ -160,6 +164,8 @@ class Pool:
         if broker.last_error is not None:
             logger.info("connected to %s again", broker.address)
         broker.last_error = None
+        broker.was_reached = True
+        self.on_change()
 
     def lost(self, link: Link, error: Exception, *, is_refusal: bool = False) -> None:
         """Note that a link is gone, and connect again: at once after a refused command, otherwise after a pause."""
@@ -175,6 +181,7 @@ class Pool:
                 logger.warning("no connection to %s: %s; trying again", broker.address, error)
             broker.last_error = error
             broker.is_error_lasting = is_lasting(error, link)
+            self.on_change()
         if self.lookup is not None and self.has_started:
             self.lookup.poll_soon()
             if broker.address not in self._given and broker.address not in self._named:
@@ -188,6 +195,18 @@ class Pool:
         broker.is_retrying = False
         if self._brokers.get(broker.address) is broker:
             self._connect(broker)
+
+    def has_tried_all(self) -> bool:
+        """Return whether the first attempt to connect is over for each broker that was given by address."""
+        return all(broker.was_reached or broker.last_error is not None for broker in self._given_brokers())
+
+    def unreached_error(self) -> ClientError | None:
+        """Return why one of the brokers that were given by address was never reached; None if all were."""
+        errors = (broker.last_error for broker in self._given_brokers() if not broker.was_reached)
+        return next((error for error in errors if error is not None), None)
+
+    def _given_brokers(self) -> list[Broker]:
+        return [self._brokers[address] for address in self._given]
 
     def lasting_error(self) -> ClientError | None:
         """Return the error if every broker refuses connections for a reason that lasts, such as a wrong certificate."""
@@ -226,6 +245,7 @@ class Pool:
             broker.link = None
             broker.is_retrying = False
             broker.last_error = None
+            broker.was_reached = False
 
     def stats(self) -> dict[str, Any]:
         """Return the state of each broker."""

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
-from pyqd.client.connecting import Connector, Lookup
+from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.consumption import Consumption, RetryPolicy
 from pyqd.client.core.flow import FlowSettings
 from pyqd.client.engine import Engine
@@ -113,6 +113,13 @@ class ConsumerBase:
         if engine is not None and not engine.is_closed:
             warnings.warn("a consumer was not closed", ResourceWarning, stacklevel=1, source=self)
             engine.abandon(partial(close_links, self._consumption, engine))
+
+    def _begin_connecting(self) -> Pool:
+        """Connect to all brokers; the caller holds the lock. Raises: ClosedError."""
+        if self._has_ended():
+            raise ClosedError("the consumer is closed")
+        self._consumption.start()
+        return self._consumption.pool
 
     def _has_news(self) -> bool:
         consumption = self._consumption
@@ -219,6 +226,19 @@ class Consumer(ConsumerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def connect(self) -> None:
+        """Connect now instead of when messages are wanted, and wait until each broker that was given has been reached.
+
+        Raises: the error of a broker that was not reached within connect_timeout: NotConnectedError, TlsError,
+        AuthenticationError, RefusedError, ProtocolError. The consumer goes on trying. ClosedError.
+        """
+        with self._engine.lock:
+            pool = self._begin_connecting()
+            self._engine.wait(pool.has_tried_all)
+            error = pool.unreached_error()
+        if error is not None:
+            raise error
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""

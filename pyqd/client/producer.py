@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from pyqd.client.codecs import CodecOption, codec_of
-from pyqd.client.connecting import Connector, Lookup
+from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.engine import Engine
 from pyqd.client.errors import BufferFullError, ClientError, ClosedError
 from pyqd.client.http import ChannelResult
@@ -91,6 +91,13 @@ class ProducerBase:
             warnings.warn("a producer was not closed", ResourceWarning, stacklevel=1, source=self)
             engine.abandon(partial(close_links, self._publishing, engine))
 
+    def _begin_connecting(self) -> Pool:
+        """Connect to all brokers; the caller holds the lock. Raises: ClosedError."""
+        if self._publishing.is_closed:
+            raise ClosedError("the producer is closed")
+        self._publishing.pool.start()
+        return self._publishing.pool
+
     def _publication(self, command: Command, size: int, timeout: float | None) -> Publication:
         deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
         return Publication(command, size + OVERHEAD_BYTES, deadline_s)
@@ -162,6 +169,19 @@ class Producer(ProducerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def connect(self) -> None:
+        """Connect now instead of at the first publish, and wait until each broker that was given has been reached.
+
+        Raises: the error of a broker that was not reached within connect_timeout: NotConnectedError, TlsError,
+        AuthenticationError, RefusedError, ProtocolError. The producer goes on trying. ClosedError.
+        """
+        with self._engine.lock:
+            pool = self._begin_connecting()
+            self._engine.wait(pool.has_tried_all)
+            error = pool.unreached_error()
+        if error is not None:
+            raise error
 
     def publish(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None

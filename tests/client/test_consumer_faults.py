@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pyqd.client import ProtocolError, RefusedError, RetryPolicy
+from pyqd.client import ClosedError, NotConnectedError, ProtocolError, RefusedError, RetryPolicy
 from tests.lookupd.conftest import LookupDaemon
 from tests.support.http_stub import http_stub
 from tests.support.publish_broker import ERROR, frame
-from tests.support.server import Daemon, daemons_running, pyqd, wait_until
+from tests.support.server import Daemon, daemons_running, free_port, pyqd, wait_until
 
 WAIT_S = 20.0
 SOON = {"reconnect_first": 0.01, "reconnect_max": 0.1, "backoff": 0.0}
@@ -58,6 +58,29 @@ def take(consumer, count):
         got += [message.body for message in messages]
         consumer.finish_many(messages)
     return sorted(got)
+
+
+class TestConnect:
+    def test_it_names_a_broker_that_cannot_be_reached(self, face, daemon):
+        silent = f"127.0.0.1:{free_port()}"
+        consumer = face.consumer("t", nsqd=[address_of(daemon), silent], **SOON)
+        with pytest.raises(NotConnectedError, match=f"{silent}: Connection refused"):
+            consumer.connect()
+        # The other broker is there.
+        face.producer(address_of(daemon)).publish("t", b"x")
+        assert take(consumer, 1) == [b"x"]
+
+    def test_it_returns_when_the_brokers_are_reached(self, face, daemon):
+        consumer = face.consumer("t", nsqd=address_of(daemon), **SOON)
+        consumer.connect()
+        assert consumer.stats()["brokers"][address_of(daemon)]["connected"]
+
+    def test_it_does_not_wait_for_brokers_of_lookup_daemons(self, face):
+        consumer = face.consumer("t", lookupd=f"127.0.0.1:{free_port()}", **SOON)
+        consumer.connect()
+        consumer.close()
+        with pytest.raises(ClosedError):
+            consumer.connect()
 
 
 class TestBroker:

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -124,6 +125,43 @@ class TestNoBroker:
         with pytest.raises(QuotaError, match="E_TOO_MANY_TOPICS"):
             producer.publish("second", b"x")
         producer.publish("first", b"y")
+
+
+class TestConnect:
+    def test_it_returns_when_the_brokers_are_reached(self, face, scripted):
+        producer = face.producer(scripted.address)
+        producer.connect()
+        assert producer.stats()["brokers"][scripted.address]["connected"]
+        producer.connect()
+        assert scripted.connection_count == 1
+
+    def test_it_names_a_broker_that_cannot_be_reached(self, face, scripted):
+        silent = f"127.0.0.1:{free_port()}"
+        producer = face.producer(scripted.address, silent)
+        with pytest.raises(NotConnectedError, match=f"{silent}: Connection refused"):
+            producer.connect()
+        # The other broker is there.
+        producer.publish("t", b"x")
+
+    def test_a_broker_that_hangs_up_after_identify_was_reached(self, face, scripted):
+        scripted.answer = hang_up
+        producer = face.producer(scripted.address, retry_unanswered=False)
+        future = producer.submit("t", b"x")
+        producer.connect()
+        with pytest.raises(UnansweredError):
+            future.result(WAIT_S)
+
+    def test_several_threads_may_wait(self, face, scripted):
+        producer = face.producer(scripted.address)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(producer.connect) for _ in range(4)]:
+                done.result(WAIT_S)
+
+    def test_a_closed_producer_is_refused(self, face, scripted):
+        producer = face.producer(scripted.address)
+        producer.close()
+        with pytest.raises(ClosedError):
+            producer.connect()
 
 
 class TestAnswers:

@@ -54,6 +54,9 @@ class AioProducer:
         self._thread = thread
         self.real = aio.Producer(*nsqd, **options)
 
+    def connect(self) -> None:
+        self._thread.run(self.real.connect())
+
     def publish(self, *arguments: Any, **options: Any) -> Any:
         return self._thread.run(self.real.publish(*arguments, **options))
 
@@ -96,6 +99,9 @@ class AioConsumer:
             if message is None:
                 return
             yield message
+
+    def connect(self) -> None:
+        self._thread.run(self.real.connect())
 
     def fetch(self, count: int = 1, timeout: float | None = None) -> Any:
         return self._thread.run(self.real.fetch(count, timeout))

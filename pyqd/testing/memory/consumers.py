@@ -100,6 +100,10 @@ class MemoryConsumerBase(Generic[Handler]):
             self._bury(message)
         return None
 
+    def _connect(self) -> None:
+        if self._is_stopping:
+            raise ClosedError("the consumer is closed")
+
     def _subscribed(self) -> MemoryChannel:
         found = self._broker.channel(self.topic, self.channel)
         found.subscribers.append(self._subscriber)
@@ -329,6 +333,10 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
     ) -> None:
         self.close()
 
+    def connect(self) -> None:
+        """Return at once: the broker is here. Raises: ClosedError."""
+        self._connect()
+
     def __iter__(self) -> Iterator[Message]:
         """Yield messages until none is due, or max_in_flight are not answered."""
         while (message := self._take()) is not None:
@@ -374,6 +382,10 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def connect(self) -> None:
+        """Return at once: the broker is here. Raises: ClosedError."""
+        self._connect()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages until none is due, or max_in_flight are not answered."""

@@ -27,9 +27,12 @@ class MemoryProducerBase:
         self._is_closed = False
         self._published_count = self._failed_count = 0
 
-    def _publish(self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None) -> list[str]:
+    def _connect(self) -> None:
         if self._is_closed:
             raise ClosedError("the producer is closed")
+
+    def _publish(self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None) -> list[str]:
+        self._connect()
         try:
             ids = self._broker.publish_many(topic, messages, delay=delay, at=at, codec=self.codec)
         except RefusedError:
@@ -54,6 +57,10 @@ class MemoryProducer(MemoryProducerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def connect(self) -> None:
+        """Return at once: the broker is here. Raises: ClosedError."""
+        self._connect()
 
     def publish(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
@@ -113,6 +120,10 @@ class AioMemoryProducer(MemoryProducerBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def connect(self) -> None:
+        """Return at once: the broker is here. Raises: ClosedError."""
+        self._connect()
 
     async def publish(
         self, topic: str, body: Any, *, delay: Delay | None = None, at: Time | None = None, timeout: float | None = None
