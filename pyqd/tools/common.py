@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pyqd import __version__
-from pyqd.client.aio import Consumer
-from pyqd.client.errors import ClientError, NotConnectedError
+from pyqd.client.errors import ClientError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goflags import (
     BOOL,
@@ -46,7 +45,6 @@ from pyqd.tools.client_options import CLIENT_OPTION, ClientOptions
 EXIT_OK: Final = 0
 EXIT_FATAL: Final = 1
 STDOUT: Final = 1
-CONNECT_POLL_S: Final = 0.005
 LEVEL_WORDS: Final = {10: "DBG", 20: "INF", 30: "WRN", 40: "ERR", 50: "ERR"}
 
 T = TypeVar("T", bound="ToolOptions")
@@ -290,21 +288,3 @@ def die_of_broken_pipe() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
     return 128 + signal.SIGPIPE
-
-
-# Brokers.
-
-
-async def wait_for_brokers(consumer: Consumer) -> None:
-    """Wait until a started consumer is connected to each broker that was given to it by address.
-
-    Raises: NotConnectedError for the first one that cannot be reached; the consumer itself would try again.
-    """
-    waiting = True
-    while waiting:
-        await asyncio.sleep(CONNECT_POLL_S)
-        states = consumer.stats()["brokers"].values()
-        for state in states:
-            if state["error"] is not None:
-                raise NotConnectedError(state["error"])
-        waiting = not all(state["connected"] for state in states)

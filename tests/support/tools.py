@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.server import REPOSITORY, wait_until
+from tests.support.nsq import Client
+from tests.support.server import REPOSITORY, Daemon, wait_until
 
 RUN_S = 30.0
 ORIGINALS = {
@@ -112,6 +113,8 @@ class Running:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> Result:
         """Send a signal, and wait for the end."""
         self.process.send_signal(number)
+        # With its input still open: the end of it is another reason to end.
+        self.process.wait(RUN_S)
         return self.wait()
 
 
@@ -146,6 +149,19 @@ def starting(tools: Tools, directory: Path) -> Iterator[Start]:
             if running.process.poll() is None:
                 running.process.kill()
                 running.process.wait(RUN_S)
+
+
+def bodies_of(daemon: Daemon, topic: str, count: int) -> list[bytes]:
+    """Read that many messages of a topic, and no more than are there; return their bodies in order."""
+    with Client(daemon.tcp_address) as client:
+        client.sub(topic, "reader", rdy_count=1)
+        bodies = []
+        for _ in range(count):
+            message = client.read_message()
+            client.fin(message)
+            bodies.append(message.body)
+        client.expect_alive()
+    return bodies
 
 
 def run_tool(tools: Tools, tool: str, *arguments: str, stdin: bytes = b"") -> Result:

@@ -72,3 +72,16 @@ def start(tools: Tools, tmp_path: Path) -> Iterator[Start]:
 def run(tools: Tools) -> Run:
     """Function that runs a tool to its end."""
     return partial(run_tool, tools)
+
+
+@pytest.fixture
+def start_ours(tmp_path: Path) -> Iterator[Start]:
+    """Function that starts tools of this repository, for behaviour that the originals do not have."""
+    with starting(Tools(), tmp_path) as function:
+        yield function
+
+
+@pytest.fixture
+def run_ours() -> Run:
+    """Function that runs a tool of this repository to its end, for behaviour that the originals do not have."""
+    return partial(run_tool, Tools())
