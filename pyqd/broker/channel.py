@@ -89,7 +89,7 @@ class Channel(ChannelCore):
             from pyqd.broker.latency import new_buffer
 
             self.latency = new_buffer(options.e2e_processing_latency_window_time_ns, mono())
-        self.parks_durably = topic.broker.parks_durably and self.directory is not None
+        self.parking.durable = topic.broker.parks_durably and self.directory is not None
         self.on_finished = None if self.directory is None else topic.broker.on_finished
         self.limits = decode_settings(ledger.settings)
         if self.limits != NO_LIMITS:
@@ -149,7 +149,7 @@ class Channel(ChannelCore):
                     "DISKQUEUE(%s): the ledger is missing; all parked messages are delivered again",
                     files.path_of(PARKED_LEDGER),
                 )
-            self.adopt_parked(files.open_parked(self.topic.broker.stand_ins))
+            self.parking.adopt(files.open_parked(self.topic.broker.stand_ins))
         if self.topic.broker.power_failed or self.ledger.knows_nothing or has_moved_twins(self):
             finish_twins(self)
         recover(self, attempts_of, self.topic.broker.power_failed)

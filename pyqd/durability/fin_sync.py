@@ -38,7 +38,7 @@ class FinRound:
 
     def __init__(self, channels: Iterable[Channel]) -> None:
         self.covered: dict[Channel, list[tuple[Consumer, int]]] = {
-            channel: channel.begin_fin_sync() for channel in channels if not channel.exiting
+            channel: channel.unsynced_fins.begin_sync() for channel in channels if not channel.exiting
         }
         self.dead_letter_sources = {source for channel in self.covered for source in channel.topic.dead_letter_sources}
 
@@ -149,7 +149,7 @@ class FinSync:
             if error is None:
                 channel.end_fin_sync(covered)
             else:
-                channel.fail_fin_sync(covered)
+                channel.unsynced_fins.fail_sync(covered)
                 self._failed[channel] = None
         self._go_on()
         if error is None:

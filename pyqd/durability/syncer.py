@@ -223,8 +223,8 @@ class Job:
             ledger.note_floor_synced(floor, reset_count)
         for channel, parked, end, settled, dropped in self.parked:
             if channel.parked is parked and not channel.exiting:
-                channel.note_dropped(dropped)
-                channel.note_settled(settled)
+                parked.finish_dropped(dropped)
+                parked.note_settled(settled)
                 channel.settle(end, whole)
         for names, gathered in self.names:
             names.note_synced(gathered)

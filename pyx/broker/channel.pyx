@@ -10,7 +10,7 @@ The channel keeps no messages. Its parts are:
     ReadyRing         messages that wait for redelivery                                         (slots.pyx)
     Parking           deferred messages, in a parked log, by due time                           (parking.pyx)
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
-    RateLimit         token bucket; None without a limit                                        (rate_limit.pyx)
+    Dispatcher        the consumers, and how messages are shared out among them                 (dispatcher.pyx)
     UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
 
 The parts never call the channel. A message goes:
@@ -40,13 +40,13 @@ Invariants, beside those of the parts:
 Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcomes".
 """
 
-from libc.stdint cimport INT64_MAX, int32_t
+from libc.stdint cimport INT64_MAX, uint8_t
 from libc.string cimport memcmp
 
-from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL, count_ready
+from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
 from pyqd.hot.broker.log_cursor cimport LogCursor
-from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, Parking, Progress
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
@@ -65,7 +65,6 @@ cdef enum:
     RETRY_NS = 1000000000                # after a full disk
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
     LOOK_AGAIN_NS_MAX = 10000000000      # the wall clock may jump: due times are looked at this often
-    DEAD_LETTERS_PER_TURN = 256
 
 
 cdef class ChannelCore(Scheduled):
@@ -88,9 +87,8 @@ cdef class ChannelCore(Scheduled):
         self.ready = ReadyRing()
         # Numbers of an earlier run, which a page's cursor may hold, are not used again.
         self.ready.run = self.ready.first = <uint64_t> wall_ns()
-        self.dead_letters = DeadLetterPolicy(self.ready, dead_letter_target)
-        self.consumers = []
-        self.consumers_by_number = {}
+        self.dispatcher = Dispatcher(self.parking, self.ready)
+        self.dead_letters = DeadLetterPolicy(self.parking, self.ready, dead_letter_target)
         self.unsynced_fins = UnsyncedFins()
         self.max_msg_timeout_ns = max_msg_timeout_ns
         self.memory_count_max = memory_count_max
@@ -98,9 +96,7 @@ cdef class ChannelCore(Scheduled):
 
     cdef uint64_t available(self) noexcept:
         """Count the messages that could be delivered now: the depth."""
-        return (
-            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.parking.unsettled_ahead
-            - self.parking.pending() + self.ready.count)
+        return self.dispatcher.available()
 
     cdef const Record* take_fresh(self) except? NULL:
         """Move the cursor over the next record that is to be handed out. Returns: NULL if there is none."""
@@ -125,16 +121,6 @@ cdef class ChannelCore(Scheduled):
         self.held_up = True
         self.readable.scheduler.set_timer(self, mono_ns() + RETRY_NS)
         return 0
-
-    cdef int reach(self, const Record* record, uint8_t source) except -1:
-        """Grow a record's ledger so that finishing the record cannot fail. Raises: StorageError (nothing changed)."""
-        return self.parking.ledger_of(source).reach(record_ordinal(record))
-
-    cdef int finish_record(self, const Record* record, uint8_t source) except -1:
-        """Mark a record as finished in its ledger, and have drained segments trimmed."""
-        if source == FROM_PARKED:
-            return self.parking.parked.finish(record)
-        return self.cursor.finish(record)
 
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1:
         """Hand the next message to the consumer and note it as in flight.
@@ -216,7 +202,7 @@ cdef class ChannelCore(Scheduled):
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
-        self.finish_record(record, source)
+        self.parking.finish(record, source)
         consumer.in_flight -= 1
         consumer.finish_count += 1
         self.ledger.header.finish_count += 1
@@ -229,23 +215,15 @@ cdef class ChannelCore(Scheduled):
             self.readable.scheduler.request_wake(self)
         return DONE
 
-    def begin_fin_sync(self):
-        """Return [(consumer, FINs)] that a sync of the channel's ledgers covers if it is gathered now."""
-        return self.unsynced_fins.begin_sync()
-
     def end_fin_sync(self, list covered not None):
-        """Note that these FINs are on stable storage, as `begin_fin_sync` returned them."""
+        """Note that FINs are on stable storage, as `UnsyncedFins.begin_sync` returned them."""
         self.unsynced_fins.end_sync(covered)
         self.readable.scheduler.request_wake(self)
-
-    def fail_fin_sync(self, list covered not None):
-        """Have the next sync cover these FINs: theirs has failed."""
-        self.unsynced_fins.fail_sync(covered)
 
     cdef int make_finishable(self, uint64_t guid) except -1:
         """Grow the ledger so that a message in flight can be finished. Raises: StorageError (nothing changed)."""
         cdef Slot* held = &self.slots.slots[self.slots.find(guid)]
-        return self.reach(held.record, held.source)
+        return self.parking.reach(held.record, held.source)
 
     cdef bint try_finish(self, const ReadyEntry* entry) except -1:
         """Finish a message that was taken and is delivered to no client.
@@ -253,12 +231,12 @@ cdef class ChannelCore(Scheduled):
         Returns: False if its ledger cannot grow; the message waits for redelivery then, and a timer retries.
         """
         try:
-            self.reach(entry.record, entry.source)
+            self.parking.reach(entry.record, entry.source)
         except StorageError:
             self.ready.push(entry.record, entry.attempts, entry.source)
             self.retry_soon()
             return False
-        self.finish_record(entry.record, entry.source)
+        self.parking.finish(entry.record, entry.source)
         return True
 
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
@@ -275,7 +253,7 @@ cdef class ChannelCore(Scheduled):
             return NOT_OWNER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
-            self.reach(held.record, held.source)
+            self.parking.reach(held.record, held.source)
             self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
             self.slots.remove(<uint32_t> slot)
             self.parking.settle_now()
@@ -309,8 +287,8 @@ cdef class ChannelCore(Scheduled):
         cdef bint began_without_tokens = False
         if self.exiting:
             return 0
-        if self.rate_limit is not None:
-            began_without_tokens = self.rate_limit.available(mono_ns()) == 0
+        if self.dispatcher.rate_limit is not None:
+            began_without_tokens = self.dispatcher.rate_limit.available(mono_ns()) == 0
         if not self.dead_letters.is_sorted() and not self.sort_rest():
             return 0
         if self.dead_letters.pending.count != 0:
@@ -322,75 +300,40 @@ cdef class ChannelCore(Scheduled):
         if self.ephemeral:
             self.drop_excess()
         # Before a look at the ledger: that of an idle channel may not be mapped.
-        if len(self.consumers) != 0 and not self.ledger.header.paused:
+        if len(self.dispatcher.consumers) != 0 and not self.ledger.header.paused:
             self.share_out(delivered_before)
-        if self.rate_limit is not None:
+        if self.dispatcher.rate_limit is not None:
             # Do not test only the current tokens: a token that arrived after the last check would leave the channel
             # without a timer. A turn that had tokens and delivered nothing was not held up by them.
             self.throttled = self.available() != 0 and (
-                began_without_tokens or self.delivered_count != delivered_before or self.deliverable() == 0)
+                began_without_tokens or self.delivered_count != delivered_before or self.dispatcher.deliverable() == 0)
             self.set_next_timer(mono_ns())
         return 0
 
     cdef int share_out(self, uint64_t delivered_before) except -1:
-        """Share the deliverable messages among the nearest consumers that can take them, each at most its part."""
-        cdef Consumer consumer
-        cdef uint64_t depth = self.deliverable()
-        cdef uint64_t quota
-        cdef Py_ssize_t at, ready_count, count = len(self.consumers)
-        cdef int32_t nearest = 0
+        """Deliver to consumers, and schedule another run if there is reason for one.
+
+        There is one if the work of this run is used up, or if the run made progress and left both messages and a
+        consumer that can take them. delivered_before: `delivered_count` at the start of this run.
+        """
+        cdef Dispatcher dispatcher = self.dispatcher
+        cdef uint64_t depth = dispatcher.deliverable()
+        cdef Outcome outcome
         if depth == 0:
             return 0
-        ready_count = count_ready(self.consumers, &nearest)
-        if ready_count == 0:
+        outcome = dispatcher.share_out(depth, self.readable.scheduler)
+        if outcome == NONE_READY:
             return 0
-        quota = (depth + ready_count - 1) // ready_count
-        at = <Py_ssize_t> (self.rotation % <uint64_t> count)
-        for _ in range(count):
-            consumer = self.consumers[at]
-            at = at + 1 if at + 1 < count else 0
-            if consumer.locality == nearest and consumer.can_take():
-                self.serve(consumer, quota)
-                if self.deliverable() == 0 or len(self.consumers) != count:
-                    break
-                if not self.readable.scheduler.has_work():
-                    self.readable.scheduler.request_wake(self)
-                    break
-        self.rotation = <uint64_t> at
         self.cursor.note_finished_ahead()
-        self.request_another_turn(depth, delivered_before)
+        # The depth alone is no measure of progress: delivering a deferred message that could not be parked leaves the
+        # depth as it is.
+        if outcome == OUT_OF_WORK or (
+            (dispatcher.deliverable() < depth or self.delivered_count != delivered_before)
+            and dispatcher.can_dispatch()
+        ):
+            self.readable.scheduler.request_wake(self)
         self.cursor.save_place()
         self.set_next_timer(mono_ns())
-        return 0
-
-    cdef uint64_t deliverable(self) noexcept:
-        """Count the messages that may be delivered now: the depth, as far as the rate limit allows."""
-        cdef uint64_t count = self.available()
-        if self.rate_limit is not None and count != 0:
-            count = min(count, self.rate_limit.available(mono_ns()))
-        return count
-
-    cdef int serve(self, Consumer consumer, uint64_t quota) except -1:
-        """Let a consumer take up to `quota` messages, as far as the rate limit allows."""
-        cdef uint64_t before = consumer.message_count
-        if self.rate_limit is None:
-            return consumer.deliver(quota)
-        consumer.deliver(min(quota, self.rate_limit.available(mono_ns())))
-        return self.rate_limit.spend(consumer.message_count - before)
-
-    cdef int request_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1:
-        """Schedule another run if this one made progress and left both messages and a consumer that can take them.
-
-        depth, delivered_before: at the start of this run. The depth alone is no measure of progress: delivering a
-        deferred message that could not be parked leaves the depth as it is.
-        """
-        cdef Consumer consumer
-        cdef uint64_t left = self.deliverable()
-        if left != 0 and (left < depth or self.delivered_count != delivered_before):
-            for consumer in self.consumers:
-                if consumer.can_take():
-                    self.readable.scheduler.request_wake(self)
-                    break
         return 0
 
     cdef int on_time(self, int64_t now_ns) except -1:
@@ -410,7 +353,7 @@ cdef class ChannelCore(Scheduled):
             wait_ns = self.parking.parked.next_due() - wall_ns()
             due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> LOOK_AGAIN_NS_MAX))
         if self.throttled:
-            due = min(due, self.rate_limit.ready_ns())
+            due = min(due, self.dispatcher.rate_limit.ready_ns())
         if self.dead_letters.pending.count != 0:
             due = min(due, self.dead_letters.retry_ns)
         if due != INT64_MAX:
@@ -433,7 +376,7 @@ cdef class ChannelCore(Scheduled):
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
-            consumer = self.consumers_by_number.get(held.consumer)
+            consumer = self.dispatcher.by_number.get(held.consumer)
             if consumer is not None:
                 consumer.in_flight -= 1
             count += 1
@@ -519,36 +462,18 @@ cdef class ChannelCore(Scheduled):
         self.parking.settle_end = max(self.parking.settle_end, end)
         self.settle_some(whole)
 
-    def note_settled(self, uint64_t end):
-        """Note that the origins of parked records below an ordinal are finished on stable storage."""
-        self.parking.parked.note_settled(end)
-
-    def note_dropped(self, uint64_t end):
-        """Note that the ledger says on stable storage that parked records below `end` were dropped."""
-        self.parking.parked.finish_dropped(end)
-
-    def adopt_parked(self, ParkedLog parked not None):
-        """Take up the parked log of an earlier run, before `recover`."""
-        self.parking.adopt(parked)
-
     cdef int drop_excess(self) except -1:
         """Keep an ephemeral channel within --mem-queue-size, unless a consumer takes messages in this very turn.
 
-        Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
+        The newest messages beyond it are finished unread. Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
         """
-        cdef Consumer consumer
-        if self.available() <= self.memory_count_max or self.parking.lags():
+        cdef uint64_t depth = self.available()
+        cdef uint64_t excess
+        if depth <= self.memory_count_max or self.parking.lags():
             return 0
-        if not self.ledger.header.paused and self.deliverable() != 0:
-            for consumer in self.consumers:
-                if consumer.can_take():
-                    return 0
-        return self.drop_beyond()
-
-    cdef int drop_beyond(self) except -1:
-        """Finish the newest messages beyond --mem-queue-size unread; there are some."""
-        cdef uint64_t excess = min(
-            self.available() - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
+        if not self.ledger.header.paused and self.dispatcher.can_dispatch():
+            return 0
+        excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
         return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
 
     cdef bint sort_rest(self) except -1:
@@ -566,58 +491,31 @@ cdef class ChannelCore(Scheduled):
         """Publish a bounded number of pending dead letters."""
         cdef DeadLetterPolicy policy = self.dead_letters
         cdef int64_t now_ns = mono_ns()
-        cdef list letters = []
         topic = policy.topic_for(now_ns)
         if topic is not None:
-            error = None
             try:
-                while policy.may_publish() and len(letters) < DEAD_LETTERS_PER_TURN:
-                    letters.append(self.publish_dead_letter(topic))
-            except StorageError as failure:
-                error = failure
+                self.note_dead_letters_finished(policy.publish_some(topic, now_ns))
             finally:
-                policy.finish_round(now_ns, topic, letters, error)
                 if policy.unsynced.count != 0:
                     topic.dead_letter_sources.add(self)
-        self.set_next_timer(now_ns)
-        return 0
+        return self.set_next_timer(now_ns)
 
-    cdef tuple publish_dead_letter(self, topic):
-        """Publish the first pending dead letter. Returns: (id, attempts, id of the dead letter). Raises: StorageError.
+    def settle_dead_letters(self):
+        """Finish the messages whose dead letters are on stable storage. Called after a sync of the topic with these."""
+        self.note_dead_letters_finished(self.dead_letters.finish_synced())
+        if self.dead_letters.may_publish():
+            self.readable.scheduler.request_wake(self)
 
-        Without durable parking its message is finished at once, else when a sync has covered the dead letter.
-        """
-        cdef ReadyEntry entry = self.dead_letters.pending.at(self.dead_letters.pending.first)[0]
-        cdef const Record* record = entry.record
-        cdef uint64_t guid = record.guid
-        # Finishing the message must not fail any more.
-        self.reach(record, entry.source)
-        letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
-        self.dead_letters.note_published(&entry, topic, self.parking.durable)
-        if not self.parking.durable:
-            self.finish_dead_letter(&entry)
-        return (guid, entry.attempts, letter)
-
-    cdef int finish_dead_letter(self, const ReadyEntry* entry) except -1:
-        """Finish a message whose dead letter is published, and durable if that is asked for."""
-        self.finish_record(entry.record, entry.source)
-        self.ledger.header.dead_letter_count += 1
-        if self.on_finished is not None:
+    cdef int note_dead_letters_finished(self, uint32_t count) except -1:
+        """Request a sync of the ledgers after `count` messages were finished whose dead letters are published."""
+        if count != 0 and self.on_finished is not None:
             # Otherwise a power failure could create a second dead letter when the first may be finished already.
             self.on_finished(self)
         return 0
 
-    def settle_dead_letters(self):
-        """Finish the messages whose dead letters are on stable storage. Called after a sync of the topic with these."""
-        cdef ReadyEntry entry
-        while self.dead_letters.take_synced(&entry):
-            self.finish_dead_letter(&entry)
-        if self.dead_letters.may_publish():
-            self.readable.scheduler.request_wake(self)
-
     def limit_rate(self, RateLimit rate_limit):
         """Deliver at most the messages that a token bucket allows, from now on; None: without limit."""
-        self.rate_limit = rate_limit
+        self.dispatcher.rate_limit = rate_limit
         self.throttled = False
         self.readable.scheduler.request_wake(self)
 
@@ -664,13 +562,11 @@ cdef class ChannelCore(Scheduled):
 
     def add_consumer(self, Consumer consumer not None):
         """Subscribe a client."""
-        self.consumers.append(consumer)
-        self.consumers_by_number[consumer.number] = consumer
+        self.dispatcher.add(consumer)
 
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; its messages in flight wait for their timeouts."""
-        if self.consumers_by_number.pop(consumer.number, None) is not None:
-            self.consumers.remove(consumer)
+        self.dispatcher.remove(consumer)
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
@@ -694,7 +590,7 @@ cdef class ChannelCore(Scheduled):
         cdef Consumer consumer
         self.ledger.reset(position.ordinal, self.parking.parked_end())
         self.forget_deliveries()
-        for consumer in self.consumers:
+        for consumer in self.dispatcher.consumers:
             consumer.in_flight = 0
         self.cursor.move_to(position.segment, position.offset)
         self.cursor.save_place()
@@ -715,7 +611,7 @@ cdef class ChannelCore(Scheduled):
     def abandon(self):
         """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
         cdef Position position = self.readable.log.end_position()
-        assert len(self.consumers) == 0
+        assert len(self.dispatcher.consumers) == 0
         self.cursor.move_to(position.segment, position.offset)
         self.forget_deliveries()
         self.parking.abandon()
@@ -732,23 +628,22 @@ cdef class ChannelCore(Scheduled):
 
     def close_consumers(self):
         """Return the clients and forget them; the caller closes their sockets."""
-        consumers, self.consumers = self.consumers, []
-        self.consumers_by_number = {}
-        return consumers
+        return self.dispatcher.remove_all()
+
+    @property
+    def consumers(self) -> list:
+        """The subscribed clients."""
+        return self.dispatcher.consumers
+
+    @property
+    def rate_limit(self):
+        """The RateLimit; None without one."""
+        return self.dispatcher.rate_limit
 
     @property
     def parked(self):
         """The parked log; None until a message is parked."""
         return self.parking.parked
-
-    @property
-    def parks_durably(self) -> bool:
-        """True if syncs settle the origins of parked records; False if they are settled at once."""
-        return self.parking.durable
-
-    @parks_durably.setter
-    def parks_durably(self, bint durable):
-        self.parking.durable = durable
 
     @property
     def paused(self) -> bool:

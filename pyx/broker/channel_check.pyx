@@ -39,9 +39,9 @@ cdef int count_slots(ChannelCore channel, Counts* counts) except -1:
             assert not channel.parking.ledger_of(held.source).is_finished(record_ordinal(held.record))
             in_flight[held.consumer] = in_flight.get(held.consumer, 0) + 1
             counts.held[held.source] += 1
-    for consumer in channel.consumers:
+    for consumer in channel.dispatcher.consumers:
         assert consumer.in_flight == in_flight.get(consumer.number, 0), "messages in flight of a consumer"
-        assert channel.consumers_by_number[consumer.number] is consumer
+        assert channel.dispatcher.by_number[consumer.number] is consumer
     return 0
 
 

@@ -14,7 +14,7 @@ After a change of the limit the entries of both rings are sorted again, in slice
 placed are *unsorted*: they are the first of their ring. The channel delivers and publishes nothing before all are
 sorted.
 
-The policy decides and keeps the rings; `ChannelCore` publishes and finishes (see pyx/broker/channel.pyx).
+The channel schedules the rounds of publishing and requests the syncs (see `ChannelCore.publish_dead_letters`).
 
 Invariants: 1. no entry of `ready` behind the unsorted ones has `attempts_max` attempts. 2. `copies` has an entry for
 each of `unsynced`, in the same order. 3. the unsorted entries of a ring are at most its entries.
@@ -27,10 +27,14 @@ from libc.stdint cimport uint64_t
 
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.primitives.clock cimport wall_ns
+from pyqd.hot.wire.record cimport record_body
+
+from pyqd.primitives.errors import StorageError
 
 cdef enum:
     SORT_WORK = 30                       # of an entry, as work of a turn
     SORTED_AT_ONCE = 1000
+    PUBLISHED_PER_TURN = 256
     UNSYNCED_MAX = 10000                 # further dead letters wait until a sync has covered these
     RETRY_NS = 1000000000
     BUSY_NS = 1000000                    # the dead-letter topic stores a large batch
@@ -38,9 +42,13 @@ cdef enum:
 
 @cython.final
 cdef class DeadLetterPolicy:
-    """Dead-letter policy of one channel. ready: its ring for redelivery. target: a DeadLetterTarget."""
+    """Dead-letter policy of one channel, with the channel's parking and its ring for redelivery.
 
-    def __cinit__(self, ReadyRing ready not None, target):
+    target: a DeadLetterTarget.
+    """
+
+    def __cinit__(self, Parking parking not None, ReadyRing ready not None, target):
+        self.parking = parking
         self.ready = ready
         self.target = target
         self.pending = ReadyRing()
@@ -100,17 +108,40 @@ cdef class DeadLetterPolicy:
         """Return True if there is a dead letter to publish and not too many wait for a sync."""
         return self.pending.count != 0 and self.unsynced.count < UNSYNCED_MAX
 
-    cdef int note_published(self, ReadyEntry* entry, topic, bint waits_for_sync) except -1:
-        """Take the first pending entry, whose dead letter is the last record of a topic.
+    cdef uint32_t publish_some(self, topic, int64_t now_ns) except? 0:
+        """Publish a bounded number of pending dead letters in a topic that can take them.
 
-        waits_for_sync: the entry is unsynced now; else it is the caller's to finish.
+        Returns: the number of messages that are finished now: all, unless finishing waits for a sync.
         """
-        assert self.pending.count != 0, "no dead letter is pending"
-        entry[0] = self.pending.pop()
-        if waits_for_sync:
+        cdef list letters = []
+        error = None
+        try:
+            while self.may_publish() and len(letters) < PUBLISHED_PER_TURN:
+                letters.append(self.publish_first(topic))
+        except StorageError as failure:
+            error = failure
+        finally:
+            self.finish_round(now_ns, topic, letters, error)
+        return 0 if self.parking.durable else len(letters)
+
+    cdef tuple publish_first(self, topic):
+        """Publish the first pending dead letter. Returns: (id, attempts, id of the dead letter). Raises: StorageError.
+
+        Without durable parking its message is finished at once, else when a sync has covered the dead letter.
+        """
+        cdef ReadyEntry entry = self.pending.at(self.pending.first)[0]
+        cdef const Record* record = entry.record
+        cdef uint64_t guid = record.guid
+        # Finishing the message must not fail any more.
+        self.parking.reach(record, entry.source)
+        letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
+        entry = self.pending.pop()
+        if self.parking.durable:
             self.unsynced.push(entry.record, entry.attempts, entry.source)
             self.copies.append((topic, topic.log.end - 1))
-        return 0
+        else:
+            self.finish_message(&entry)
+        return (guid, entry.attempts, letter)
 
     cdef int finish_round(self, int64_t now_ns, topic, list letters, error) except -1:
         """End a round of publishing: set the time of the next one, and log. error: that ended the round, or None.
@@ -125,6 +156,15 @@ cdef class DeadLetterPolicy:
         if letters:
             self.target.note_published(topic, letters, self.pending.count)
         return 0
+
+    cdef uint32_t finish_synced(self) except? 0:
+        """Finish the messages whose dead letters are on stable storage. Returns: their number."""
+        cdef ReadyEntry entry
+        cdef uint32_t count = 0
+        while self.take_synced(&entry):
+            self.finish_message(&entry)
+            count += 1
+        return count
 
     cdef bint take_synced(self, ReadyEntry* entry) except -1:
         """Take the next unsynced entry whose dead letter is on stable storage. Returns: False if there is none.
@@ -147,6 +187,12 @@ cdef class DeadLetterPolicy:
             else:
                 break
         return False
+
+    cdef int finish_message(self, const ReadyEntry* entry) except -1:
+        """Finish a message whose dead letter is published, and durable if that is asked for."""
+        self.parking.finish(entry.record, entry.source)
+        self.parking.ledger.header.dead_letter_count += 1
+        return 0
 
     cdef int clear(self) except -1:
         """Discard all dead letters; the limit stays."""

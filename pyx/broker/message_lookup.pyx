@@ -172,22 +172,22 @@ cdef class MessageLookup:
         cdef ReadyEntry entry
         assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
-            channel.reach(self.record, FROM_PARKED)
+            channel.parking.reach(self.record, FROM_PARKED)
             self.note_cancelled()
             channel.parking.parked.take(<uint32_t> self.at)
-            channel.finish_record(self.record, FROM_PARKED)
+            channel.parking.finish(self.record, FROM_PARKED)
         elif self.place == RETURNED:
             entry = channel.ready.at(self.at)[0]
-            channel.reach(entry.record, entry.source)
+            channel.parking.reach(entry.record, entry.source)
             self.note_cancelled()
             channel.ready.remove(self.at)
-            channel.finish_record(entry.record, entry.source)
+            channel.parking.finish(entry.record, entry.source)
         else:
-            channel.reach(self.record, FROM_TOPIC)
+            channel.parking.reach(self.record, FROM_TOPIC)
             self.note_cancelled()
             if self.record.due_ns != 0:
                 channel.parking.pass_deferred(record_ordinal(self.record))
-            channel.finish_record(self.record, FROM_TOPIC)
+            channel.parking.finish(self.record, FROM_TOPIC)
             channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
 
@@ -208,14 +208,14 @@ cdef class MessageLookup:
         cdef ReadyEntry entry
         assert self.is_in_place(), "the message has moved since it was found"
         if self.place == DEFERRED:
-            channel.reach(record, FROM_PARKED)
+            channel.parking.reach(record, FROM_PARKED)
             channel.parking.park(record, FROM_PARKED, record_attempts(record), due_ns)
             channel.parking.parked.take(<uint32_t> self.at)
         elif due_ns <= wall_ns() and (self.place == RETURNED or record.due_ns <= wall_ns()):
             return
         elif self.place == RETURNED:
             entry = channel.ready.at(self.at)[0]
-            channel.reach(entry.record, entry.source)
+            channel.parking.reach(entry.record, entry.source)
             channel.parking.park(entry.record, entry.source, entry.attempts, due_ns)
             channel.ready.remove(self.at)
         else:
@@ -225,7 +225,7 @@ cdef class MessageLookup:
             if self.record == NULL:
                 self.place = UNKNOWN
                 return
-            channel.reach(self.record, FROM_TOPIC)
+            channel.parking.reach(self.record, FROM_TOPIC)
             channel.parking.reschedule_queued(self.record, due_ns)
         channel.parking.settle_now()
         channel.after_parking()

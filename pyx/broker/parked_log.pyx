@@ -290,7 +290,7 @@ cdef class ParkedLog:
             self.close_gap()
         return 0
 
-    cdef int note_settled(self, uint64_t end) except -1:
+    cpdef int note_settled(self, uint64_t end) except -1:
         """Note that the bits of all origins of records below an ordinal are on stable storage."""
         if end > self.ledger.header.parked_below:
             self.ledger.header.parked_below = min(end, self.settled)
@@ -349,7 +349,7 @@ cdef class ParkedLog:
         self.dropped_below = self.log.end
         return 0
 
-    cdef int finish_dropped(self, uint64_t end) except -1:
+    cpdef int finish_dropped(self, uint64_t end) except -1:
         """Finish the records below `end` after `drop_all`. The channel's ledger with the drop is on stable storage."""
         assert end <= self.dropped_below
         if end > self.ledger.header.floor:

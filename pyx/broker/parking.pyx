@@ -66,7 +66,7 @@ cdef class Parking:
             self.parked = self.files.open_parked()
         return 0
 
-    cdef int adopt(self, ParkedLog parked) except -1:
+    cpdef int adopt(self, ParkedLog parked) except -1:
         """Take up the parked log that an earlier run left."""
         assert self.parked is None, "the channel has a parked log"
         self.parked = parked

@@ -90,7 +90,7 @@ cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64
 
 cdef object client_of(ChannelCore channel, uint64_t number):
     """Return the client of a subscribed consumer, or None."""
-    cdef Consumer consumer = channel.consumers_by_number.get(number)
+    cdef Consumer consumer = channel.dispatcher.by_number.get(number)
     return None if consumer is None else consumer.client
 
 

@@ -91,7 +91,7 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     cdef Segment segment = None
     cdef uint64_t offset = 0
     cdef const Record* record
-    assert len(channel.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
+    assert len(channel.dispatcher.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
     if channel.parking.parked is not None and channel.parking.parked.twins.count != 0:
         channel.parking.look_again_below_cursor()
     for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):

@@ -26,7 +26,7 @@ cdef class UnsyncedFins:
         self.consumers.append(consumer)
         return len(self.consumers) == 1
 
-    cdef list begin_sync(self):
+    cpdef list begin_sync(self):
         """Return [(consumer, FINs)] that a sync covers if its ledgers are gathered now."""
         cdef Consumer consumer
         cdef list covered = []
@@ -45,8 +45,8 @@ cdef class UnsyncedFins:
             consumer.unsynced_count -= count
         return 0
 
-    cdef int fail_sync(self, list covered) except -1:
-        """Have the next sync cover these FINs: theirs has failed."""
+    cpdef int fail_sync(self, list covered) except -1:
+        """Add FINs whose sync has failed to those that the next sync covers."""
         cdef Consumer consumer
         for consumer, _ in covered:
             if not consumer.awaits_sync:

@@ -86,7 +86,7 @@ class World:
         self.broker = broker_on(self.root, self.files)
         self.syncer = Syncer(self.broker, run_inline)
         self.channel = self.broker.topic("t").channel("c")
-        self.channel.parks_durably = True
+        self.channel.parking.durable = True
         if "dead" not in self.broker.topics:
             self.broker.topic("dead")
         if self.channel.limits != LIMITS:

@@ -266,7 +266,7 @@ def test_requeueing(bench, delay):
 )
 def test_changing_a_message_by_its_id(bench, state, change, durably):
     channel = bench.channels[0]
-    channel.parks_durably = durably
+    channel.parking.durable = durably
     if state != "queued":
         bench.publish(2, due_ns=far())
     position = 3
@@ -321,7 +321,7 @@ def go_to(bench, place):
 @pytest.mark.parametrize("durably", [False, True])
 @pytest.mark.parametrize("place", [replay.Place(earliest=True), replay.Place()], ids=["earliest", "latest"])
 def test_seeking(bench, place, durably):
-    bench.channels[0].parks_durably = durably
+    bench.channels[0].parking.durable = durably
     guids = bench.take(4)
     bench.finish(guids[0])()
     bench.requeue(guids[1], far_delay())()

@@ -61,7 +61,7 @@ class Machine:
         self.fin_sync = FinSync(self.broker, run_now, gevent.get_hub().loop.run_callback)
         self.channel = self.broker.topic("t").channel("c")
         self.channel.on_finished = self.fin_sync.note
-        self.channel.parks_durably = True
+        self.channel.parking.durable = True
         self.consumer: Any = consumer_on(self.channel)
 
     def publish(self, bodies: list[bytes]) -> None:

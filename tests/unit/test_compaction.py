@@ -136,7 +136,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
     park(topic, 1, wall() + HOUR_NS)
     park(topic, 8 * PER_SEGMENT, DUE, 1)
     work_off(channel, consumer_on(channel))
-    channel.parks_durably = True
+    channel.parking.durable = True
     log = channel.parked.log
     end = log.end
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
         assert log.end == end + 1
         assert segment_count(log) > 8
     channel.settle(log.end)
-    channel.note_settled(log.end)
+    channel.parked.note_settled(log.end)
     assert segment_count(log) == 1
     assert channel.deferred_count == 1
 

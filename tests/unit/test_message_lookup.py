@@ -95,7 +95,7 @@ def test_changes_are_counted_as_finished(topic):
 
 def test_a_message_is_put_off_before_its_turn_and_comes_once_while_nothing_is_settled(topic):
     channel = topic.channel("c")
-    channel.parks_durably = True
+    channel.parking.durable = True
     consumer = consumer_on(channel)
     ids = publish(topic, 5)
     change = message_lookup.reschedule_to(topic, wall() + HOUR_NS)

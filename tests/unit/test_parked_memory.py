@@ -14,7 +14,7 @@ def test_a_deferred_message_takes_at_most_48_bytes_however_many_no_sync_has_cove
     broker = broker_on(tmp_path, max_bytes_per_file=8 << 20)
     topic = broker.topic("t")
     channel = topic.channel("c")
-    channel.parks_durably = True
+    channel.parking.durable = True
     now_ns = wall()
     for count in range(1, 1_000_001):
         topic.publish_body(b"12345678", now_ns, now_ns + HOUR_NS)

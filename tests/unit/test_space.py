@@ -287,7 +287,7 @@ def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
 def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storage(tmp_path, eager):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
-    channel.parks_durably = True
+    channel.parking.durable = True
     consumer = consumer_on(channel)
     fill(topic, 8 * PER_SEGMENT)
     messages = take(channel, consumer, 8 * PER_SEGMENT)
@@ -297,7 +297,7 @@ def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storag
         assert channel.parked.log.end == 1
         assert segment_count(topic.log) == 8
     channel.settle(1)
-    channel.note_settled(1)
+    channel.parked.note_settled(1)
     topic.scheduler.run_wakes()
     assert segment_count(topic.log) == 1
     finish(channel, consumer, messages[:1])

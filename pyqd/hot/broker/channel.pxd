@@ -1,12 +1,12 @@
 # A channel: hand out, finish, time out, requeue. Design notes: pyx/broker/channel.pyx.
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
+from pyqd.hot.broker.dispatcher cimport Dispatcher
 from pyqd.hot.broker.latency cimport LatencyBuffer
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
-from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, SlotTable
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
@@ -32,21 +32,18 @@ cdef class ChannelCore(Scheduled):
     cdef LogCursor cursor
     cdef SlotTable slots                 # in flight
     cdef ReadyRing ready                 # waiting for redelivery
-    cdef Parking parking
+    cdef readonly Parking parking
     cdef readonly DeadLetterPolicy dead_letters
-    cdef readonly RateLimit rate_limit   # None: no limit
+    cdef Dispatcher dispatcher
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
     cdef bint throttled                  # the last turn left messages for want of tokens: a timer is set
     cdef bint ready_turn                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
-    cdef readonly list consumers         # Consumer
-    cdef dict consumers_by_number                # the same, by number
-    cdef uint64_t rotation               # index of the consumer that is tried first in the next run
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: messages beyond it count as backend depth
     cdef public object on_finished       # --sync-fin: called with the channel when FINs wait for a sync; else None
-    cdef UnsyncedFins unsynced_fins
+    cdef readonly UnsyncedFins unsynced_fins
     cdef public LatencyBuffer latency    # None unless percentiles are asked for
     cdef readonly bint ephemeral
     cdef readonly uint64_t delivered_count    # since the start, each delivery of a message
@@ -58,8 +55,6 @@ cdef class ChannelCore(Scheduled):
     cdef uint64_t available(self) noexcept
     cdef const Record* take_fresh(self) except? NULL
     cdef int retry_soon(self) except -1
-    cdef int reach(self, const Record* record, uint8_t source) except -1
-    cdef int finish_record(self, const Record* record, uint8_t source) except -1
     cdef int take(self, Consumer consumer, int64_t now_ns, Delivery* delivery) except -1
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
@@ -67,7 +62,6 @@ cdef class ChannelCore(Scheduled):
     cdef bint try_finish(self, const ReadyEntry* entry) except -1
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
-    cdef int request_another_turn(self, uint64_t depth, uint64_t delivered_before) except -1
     cdef int expire(self, int64_t now_ns) except -1
     cdef int release_due(self, int64_t wall_now_ns) except -1
     cdef int set_next_timer(self, int64_t now_ns) except -1
@@ -77,13 +71,9 @@ cdef class ChannelCore(Scheduled):
     cdef int catch_up(self, bint whole) except -1
     cdef int settle_some(self, bint whole) except -1
     cdef int drop_excess(self) except -1
-    cdef int drop_beyond(self) except -1
     cdef int forget_deliveries(self) except -1
     cdef int start_over(self, Position position) except -1
     cdef int share_out(self, uint64_t delivered_before) except -1
-    cdef uint64_t deliverable(self) noexcept
-    cdef int serve(self, Consumer consumer, uint64_t quota) except -1
     cdef bint sort_rest(self) except -1
     cdef int publish_dead_letters(self) except -1
-    cdef tuple publish_dead_letter(self, topic)
-    cdef int finish_dead_letter(self, const ReadyEntry* entry) except -1
+    cdef int note_dead_letters_finished(self, uint32_t count) except -1

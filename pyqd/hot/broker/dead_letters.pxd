@@ -1,6 +1,7 @@
 # Dead-letter policy of a channel, with the dead letters on their way. Design notes: pyx/broker/dead_letters.pyx.
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
+from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.record cimport Record
@@ -8,6 +9,7 @@ from pyqd.hot.wire.record cimport Record
 cdef class DeadLetterPolicy:
     cdef readonly uint16_t attempts_max  # a message delivered this often is a dead letter; 0: no limit
     cdef readonly object target          # DeadLetterTarget: finds the topic for dead letters, and logs
+    cdef Parking parking                 # the channel's; finishes messages
     cdef ReadyRing ready                 # the channel's messages for redelivery
     cdef ReadyRing pending               # dead letters not yet published
     cdef ReadyRing unsynced              # published; finished in the channel when a sync has covered the dead letter
@@ -28,7 +30,10 @@ cdef class DeadLetterPolicy:
     cdef bint sort_some(self, Scheduler scheduler) except -1
     cdef object topic_for(self, int64_t now_ns)
     cdef bint may_publish(self) noexcept
-    cdef int note_published(self, ReadyEntry* entry, topic, bint waits_for_sync) except -1
+    cdef uint32_t publish_some(self, topic, int64_t now_ns) except? 0
+    cdef tuple publish_first(self, topic)
     cdef int finish_round(self, int64_t now_ns, topic, list letters, error) except -1
+    cdef uint32_t finish_synced(self) except? 0
     cdef bint take_synced(self, ReadyEntry* entry) except -1
+    cdef int finish_message(self, const ReadyEntry* entry) except -1
     cdef int clear(self) except -1

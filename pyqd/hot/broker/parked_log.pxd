@@ -66,7 +66,7 @@ cdef class ParkedLog:
     cdef int close_gap(self) noexcept
     cdef int add_origin(self, uint64_t origin) noexcept
     cdef int forget_origins(self, uint64_t end) except -1
-    cdef int note_settled(self, uint64_t end) except -1
+    cpdef int note_settled(self, uint64_t end) except -1
     cdef int find_twins(self, uint64_t origins_unknown_below) except -1
     cdef bint is_superseded(self, const Record* record) noexcept
     cdef bint has_twin(self, const Record* record) noexcept
@@ -75,7 +75,7 @@ cdef class ParkedLog:
     cdef const Record* take(self, uint32_t slot) except NULL
     cdef int finish(self, const Record* record) except -1
     cdef int drop_all(self) except -1
-    cdef int finish_dropped(self, uint64_t end) except -1
+    cpdef int finish_dropped(self, uint64_t end) except -1
     cdef int forget(self) except -1
     cdef int abandon(self) except -1
     cdef int release_slot(self, uint32_t slot) noexcept

@@ -8,7 +8,7 @@ from pyqd.hot.broker.slots cimport FROM_TOPIC
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
 from pyqd.hot.diskqueue.segment cimport Segment
-from pyqd.hot.wire.record cimport Record
+from pyqd.hot.wire.record cimport Record, record_ordinal
 
 cdef enum:
     # As work of a turn: parking a record, beside its bytes; making the files of a parked log.
@@ -26,7 +26,7 @@ cdef class Parking:
     cdef LogCursor cursor
     cdef object files                    # ChannelFiles: opens the parked log, and logs failures
     cdef readonly ParkedLog parked       # None until a message is parked
-    cdef bint durable                    # origins are settled by syncs, not at once
+    cdef public bint durable             # origins are settled by syncs, not at once
     cdef uint64_t settle_end             # parked records below are durable, their origins not all settled; 0: none
     cdef uint64_t unsettled_ahead        # origins at or past the cursor that are not settled
     cdef set rescheduled_ahead           # ordinals of those of them that were rescheduled by id; None: there are none
@@ -42,6 +42,11 @@ cdef class Parking:
     cdef inline uint64_t pending(self) noexcept:
         # Count the deferred messages that are readable, counted and not parked yet.
         return self.readable.deferred_count - self.deferred_seen
+
+    cdef inline uint64_t queued_count(self) noexcept:
+        # Count the messages of the topic's log that were neither handed out nor deferred.
+        return (
+            self.readable.end - self.ledger.header.cursor - self.ledger.ahead - self.unsettled_ahead - self.pending())
 
     cdef inline bint lags(self) noexcept:
         return self.readable.deferred_count != self.deferred_seen or self.uncounted_end != 0
@@ -73,8 +78,18 @@ cdef class Parking:
         # Return the ledger of the log that a record is from.
         return self.ledger if source == FROM_TOPIC else self.parked.ledger
 
+    cdef inline int reach(self, const Record* record, uint8_t source) except -1:
+        # Grow a record's ledger so that finishing the record cannot fail. Raises: StorageError (nothing changed).
+        return self.ledger_of(source).reach(record_ordinal(record))
+
+    cdef inline int finish(self, const Record* record, uint8_t source) except -1:
+        # Mark a record as finished in its ledger, and have drained segments trimmed.
+        if source == FROM_TOPIC:
+            return self.cursor.finish(record)
+        return self.parked.finish(record)
+
     cdef int open(self) except -1
-    cdef int adopt(self, ParkedLog parked) except -1
+    cpdef int adopt(self, ParkedLog parked) except -1
     cdef bint step_over(self, const Record* record) except -1
     cdef bint is_origin_ahead(self, const Record* record) except -1
     cdef int forget_ahead(self, uint64_t ordinal) except -1

@@ -5,6 +5,6 @@ cdef class UnsyncedFins:
     cdef list consumers                  # with FINs that no sync under way covers
 
     cdef bint add(self, Consumer consumer) except -1
-    cdef list begin_sync(self)
+    cpdef list begin_sync(self)
     cdef int end_sync(self, list covered) except -1
-    cdef int fail_sync(self, list covered) except -1
+    cpdef int fail_sync(self, list covered) except -1

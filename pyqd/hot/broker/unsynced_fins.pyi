@@ -1,4 +1,8 @@
 from typing import final
 
+from pyqd.hot.broker.consumer import Consumer
+
 @final
-class UnsyncedFins: ...
+class UnsyncedFins:
+    def begin_sync(self) -> list[tuple[Consumer, int]]: ...
+    def fail_sync(self, covered: list[tuple[Consumer, int]]) -> int: ...
