@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pyqd import __version__
-from pyqd.tools.ctl import listing, setup
+from pyqd.tools.ctl import administration, listing, setup
 from pyqd.tools.ctl.frame import Root
 
 PROGRAM: Final = "pyqctl"
@@ -31,6 +31,11 @@ for command in (
     listing.channels,
     listing.nodes,
     listing.watch,
+    administration.create,
+    administration.pause,
+    administration.unpause,
+    administration.empty,
+    administration.delete,
     setup.context,
     setup.completion,
 ):

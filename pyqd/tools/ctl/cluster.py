@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError
+from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node, https_address
 from pyqd.tools.ctl.target import Target
 
@@ -89,8 +89,6 @@ class Cluster:
             raise found.failures[0].error
         self.failures += found.failures
         places = dict.fromkeys(place for answer in found.answers for place in answer.value)
-        if not places:
-            raise NotConnectedError("no broker is known: the lookup daemons name none")
         if self.target.wants_tls:
             return [https_address(host, port, self.timeout_s) for host, port in places]
         return [f"{host}:{port}" for host, port in places]

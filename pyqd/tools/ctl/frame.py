@@ -129,7 +129,11 @@ class CtlCommand(HelpMixin):
         session = ctx.obj
         assert isinstance(session, Session)
         with contextlib.closing(session):
-            code = super().invoke(ctx) or 0
+            try:
+                code = super().invoke(ctx) or 0
+            except ClientError:
+                session.finish()
+                raise
             end(ctx, code or session.finish())
 
 

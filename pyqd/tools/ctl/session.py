@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from pyqd.client.errors import NotFoundError, SettingError
+from pyqd.client.errors import NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.ctl.cluster import Answer, Answers, Cluster, Failure, N, T, ask
 from pyqd.tools.ctl.contexts import ContextFile
@@ -79,9 +79,11 @@ class Session:
         if self._cluster is not None:
             self._cluster.__exit__()
 
-    def brokers(self) -> list[Broker]:
-        """Return all brokers. Raises: ClientError."""
+    def brokers(self, *, may_be_none: bool = False) -> list[Broker]:
+        """Return all brokers. may_be_none: lookup daemons that name no broker are no failure. Raises: ClientError."""
         brokers = self.cluster.brokers()
+        if not brokers and not may_be_none:
+            raise NotConnectedError("no broker is known: the lookup daemons name none")
         self.failures += self.cluster.failures
         self.cluster.failures.clear()
         return brokers

@@ -35,17 +35,21 @@ class Ran:
 
 @dataclass(frozen=True)
 class Ctl:
-    """Runs pyqctl in a home directory of its own. address: HTTP address of the broker, unless arguments name one."""
+    """Runs pyqctl in a home directory of its own.
+
+    address: HTTP address of the broker, or those of several, which the variable brings.
+    """
 
     home: Path
     address: str = ""
+    variable: str = "PYQD_HTTP_ADDRESS"
 
     def __call__(self, *arguments: str, input: str | bytes | None = None, **environment: str) -> Ran:
         """Run a command. environment: variables; others of pyqctl are unset."""
         variables = {
             **dict.fromkeys(VARIABLES),
             "HOME": str(self.home),
-            "PYQD_HTTP_ADDRESS": self.address,
+            self.variable: self.address,
             **environment,
         }
         result = CliRunner().invoke(cli, list(arguments), input=input, env=variables, prog_name="pyqctl")
