@@ -16,7 +16,7 @@ from pyqd.tools.ctl.counters import HELD, NodeStats, read_stats
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.frame import command, yes_option
 from pyqd.tools.ctl.nodes import Broker, Node
-from pyqd.tools.ctl.output import count
+from pyqd.tools.ctl.output import messages
 from pyqd.tools.ctl.session import Session
 
 Row = dict[str, Any]
@@ -179,7 +179,7 @@ def empty(session: Session, topic: str, channel: str | None, yes: bool) -> None:
     brokers = session.brokers()
     if not yes:
         held = held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=channel is not None)
-        session.confirm(f"Drop {count(held)} messages of {subject(topic, channel)}{places(brokers)}?", yes)
+        session.confirm(f"Drop {messages(held)} of {subject(topic, channel)}{places(brokers)}?", yes)
     show(session, change(session, brokers, "empty", topic, channel))
 
 
@@ -201,7 +201,7 @@ def delete(session: Session, topic: str, channel: str | None, yes: bool) -> None
     brokers = session.brokers(may_be_none=True)
     if not yes:
         held = held_messages(holders(session, brokers, topic, channel), topic, channel, of_channels=True)
-        session.confirm(f"Delete {subject(topic, channel)} with {count(held)} messages{places(brokers)}?", yes)
+        session.confirm(f"Delete {subject(topic, channel)} with {messages(held)}{places(brokers)}?", yes)
     registered = registrations_deleted(session, topic, channel)
     try:
         rows = change(session, brokers, "delete", topic, channel)

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pyqd import __version__
-from pyqd.tools.ctl import administration, listing, setup
+from pyqd.tools.ctl import administration, listing, messages, settings, setup
 from pyqd.tools.ctl.frame import Root
 
 PROGRAM: Final = "pyqctl"
@@ -36,6 +36,14 @@ for command in (
     administration.unpause,
     administration.empty,
     administration.delete,
+    messages.publish,
+    messages.peek,
+    messages.cancel,
+    messages.reschedule,
+    messages.deliver_now,
+    settings.seek,
+    settings.limits,
+    settings.retention,
     setup.context,
     setup.completion,
 ):

@@ -145,6 +145,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def messages(value: int) -> str:
+    """Return a number of messages in words."""
+    return f"{value:,} message{'' if value == 1 else 's'}"
+
+
 def rate(value: float) -> str:
     """Return a rate per second: with one decimal below 100."""
     return f"{value:,.1f}" if 0 < value < 100 else f"{value:,.0f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import click
@@ -101,12 +101,14 @@ class Session:
         found = ask(nodes, call)
         return self.noted(found)
 
-    def ask_holders(self, call: Callable[[Broker], T]) -> list[Answer[Broker, T]]:
+    def ask_holders(
+        self, call: Callable[[Broker], T], brokers: Sequence[Broker] | None = None
+    ) -> list[Answer[Broker, T]]:
         """Return the answers of the brokers that have the topic, channel or message of a call.
 
         A broker without it is no failure, if another has it. Raises: ClientError if none has answered.
         """
-        found = ask(self.brokers(), call)
+        found = ask(self.brokers() if brokers is None else brokers, call)
         failures = [failure for failure in found.failures if not isinstance(failure.error, NotFoundError)]
         if not found.answers and not failures and found.failures:
             raise found.failures[0].error

@@ -206,6 +206,57 @@ def messages(rows: Sequence[Row], state: str, several_nodes: bool) -> Table:
     return table(columns, rows)
 
 
+def seeks(rows: Sequence[Row]) -> Table:
+    """Return the table of the effects of a seek."""
+    columns = (
+        Column("Node", "node", style="bold"),
+        number("From", "from"),
+        number("To", "to"),
+        number("Delivered again", "redeliver"),
+        number("Of these finished", "finished"),
+        number("Skipped", "skip"),
+        number("In flight", "in_flight"),
+        number("Parked", "parked"),
+        number("Depth", "depth"),
+        Column("State", "state"),
+    )
+    return table(columns, [{**row, "state": "dry run" if row["dry_run"] else "done"} for row in rows])
+
+
+def limits(rows: Sequence[Row]) -> Table:
+    """Return the table of a channel's limits."""
+    columns = (
+        Column("Node", "node", style="bold"),
+        per_second("Rate/s", "rate"),
+        per_second("Burst", "burst"),
+        number("Attempts", "max_attempts"),
+        Column("Dead-letter topic", "dead_letter_topic"),
+        number("Dead letters", "dead_letter_count"),
+        number("Waiting", "dead_letters_waiting"),
+        Column("Waiting for", "waiting_for", wraps=True),
+    )
+    return table(columns, rows)
+
+
+def retentions(rows: Sequence[Row]) -> Table:
+    """Return the table of a topic's retention."""
+    columns = (
+        Column("Node", "node", style="bold"),
+        Column("Bytes", "bytes", size, is_number=True),
+        Column("Time", "time", is_number=True),
+        Column("Bytes from", "bytes_origin"),
+        Column("Time from", "time_origin"),
+    )
+    origins = ("flag of the broker", "topic")
+    return table(
+        columns,
+        [
+            {**row, **{f"{key}_origin": origins[row[f"own_{key}"] is not None] for key in ("bytes", "time")}}
+            for row in rows
+        ],
+    )
+
+
 def client_text(client: Row) -> str:
     """Return a client of a message in flight."""
     return f"{client['client_id']} {client['remote_address']}"

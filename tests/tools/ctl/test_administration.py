@@ -77,7 +77,7 @@ def test_a_channel_is_emptied_and_deleted(ctl: Ctl, broker: Daemon, topic: str) 
 @pytest.mark.parametrize(
     ("action", "channel", "question"),
     [
-        ("empty", (), "Drop 1 messages of topic {topic} on {address}?"),
+        ("empty", (), "Drop 1 message of topic {topic} on {address}?"),
         ("empty", ("email",), "Drop 2 messages of channel email of topic {topic} on {address}?"),
         ("delete", (), "Delete topic {topic} with 3 messages on {address}?"),
         ("delete", ("email",), "Delete channel email of topic {topic} with 2 messages on {address}?"),
@@ -187,9 +187,7 @@ def test_a_registration_without_a_topic_is_deleted(found: Ctl, lookup: LookupDae
     assert found("delete", topic, "--yes").code == 4
 
 
-def test_a_lookup_daemon_that_does_not_answer_is_reported(
-    found: Ctl, lookup: LookupDaemon, registered: Daemon
-) -> None:
+def test_a_lookup_daemon_that_does_not_answer_is_reported(found: Ctl, lookup: LookupDaemon, registered: Daemon) -> None:
     absent = f"127.0.0.1:{free_port()}"
     ran = found("nodes", PYQD_LOOKUPD_HTTP_ADDRESS=f"{absent},127.0.0.1:{lookup.ports['HTTP']}")
     assert ran.code == 3

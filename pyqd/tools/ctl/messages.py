@@ -1,0 +1,286 @@
+"""Commands on single messages: peek, cancel, reschedule, deliver-now, publish."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
+from pyqd.primitives.durations import MILLISECOND_NS
+from pyqd.primitives.timestamps import parse_timestamp
+from pyqd.tools.ctl import output, views
+from pyqd.tools.ctl.administration import check_names, require_pyqd, topic_argument
+from pyqd.tools.ctl.cluster import Failure
+from pyqd.tools.ctl.completion import complete_channels
+from pyqd.tools.ctl.exits import FAILED, OK
+from pyqd.tools.ctl.frame import command, duration, yes_option
+from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.session import Session
+
+Row = dict[str, Any]
+
+PAGE_MAX: Final = 1000
+ID_HEADER: Final = "x-nsq-message-id"
+COUNT_HEADER: Final = "x-nsq-message-count"
+RESULT_COLUMNS: Final = (("Node", "node"), ("ID", "id"), ("Channel", "channel"), ("Status", "status"), ("Was", "was"))
+PUBLISHED_COLUMNS: Final = (("Node", "node"), ("Topic", "topic"), ("ID", "id"), ("Messages", "count"))
+
+MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{16}", re.ASCII)
+
+ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+channel_option = click.option(
+    "--channel", shell_complete=complete_channels, help="only on this channel  [default: on each channel]"
+)
+
+
+@command("GET /channel/messages?topic=&channel=&state=&limit=&after=&body= at each broker, page by page.")
+@topic_argument
+@click.argument("channel", required=False, shell_complete=complete_channels)
+@click.option("--state", type=click.Choice(views.MESSAGE_STATES), default="ready", show_default=True)
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="messages of each broker"
+)
+@click.option("--body", type=click.Choice(("text", "base64", "none")), default="text", show_default=True)
+@click.option("--after", metavar="CURSOR", help="begin behind a page: the cursor in its `next`; for one broker")
+@click.pass_obj
+def peek(
+    session: Session, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None
+) -> None:
+    """Show messages without consuming them. At most 4096 bytes of a body are shown.
+
+    Without CHANNEL: the messages that the topic itself holds, because it is paused or has no channel.
+    """
+    check_names(topic, channel)
+    if after is not None:
+        session.only_broker("a cursor is for one broker")
+
+    def call(broker: Broker) -> tuple[list[Row], str | None]:
+        return messages_of(broker, topic, channel, state, limit, body, after)
+
+    found = session.ask_holders(call)
+    rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value[0]]
+    following = {answer.node.address: answer.value[1] for answer in found if answer.value[1] is not None}
+    shown = {"topic": topic, "channel": channel, "state": state, "messages": rows, "next": following}
+    session.output.show(shown, lambda: views.messages(rows, state, len(found) > 1))
+
+
+def messages_of(
+    broker: Broker, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None = None
+) -> tuple[list[Row], str | None]:
+    """Return messages of one broker, and the cursor behind them; None at the end. Raises: ClientError."""
+    rows: list[Row] = []
+    while True:
+        page = broker.get(
+            "/channel/messages",
+            topic=topic,
+            channel=channel,
+            state=state,
+            limit=min(PAGE_MAX, limit - len(rows)),
+            body=body,
+            after=after,
+        )
+        rows += page["messages"]
+        after = page["next"]
+        # A page may be short, or even empty, without being the last.
+        if after is None or len(rows) >= limit:
+            return rows, after
+
+
+def ids_of(ids: tuple[str, ...]) -> list[str]:
+    """Return the ids of a command. Raises: SettingError if there is none, or one is invalid."""
+    found = sys.stdin.read().split() if ids == ("-",) else list(ids)
+    if not found:
+        raise SettingError("standard input has no ids")
+    for text in found:
+        if not MESSAGE_ID.fullmatch(text):
+            raise SettingError(f"{text!r} is no message id: it has 16 hex digits")
+    return found
+
+
+def change(session: Session, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
+    """Change messages, print the results, and return the exit code.
+
+    Each id is sent to one broker after the other until one has it: ids of different brokers do not collide.
+    """
+    brokers = session.brokers()
+    rows: list[Row] = []
+    for message_id in ids:
+        found = find_and_change(session, brokers, verb, {"topic": topic, "id": message_id, "channel": channel, **query})
+        rows += [{"id": message_id, "was": None, **row} for row in found]
+    session.output.show({"topic": topic, "results": rows}, lambda: views.outcomes(RESULT_COLUMNS, rows))
+    return OK if all(row["status"] == "done" for row in rows) else FAILED
+
+
+def find_and_change(session: Session, brokers: list[Broker], verb: str, query: Row) -> list[Row]:
+    """Return the results of a change at the broker that has the message; none, and a note of the failure, if none has
+    it or a broker that may have it does not answer.
+    """
+    missing: Failure | None = None
+    silent: Failure | None = None
+    for broker in brokers:
+        try:
+            answer = broker.post(f"/message/{verb}", **query)
+        except NotFoundError as error:
+            missing = Failure(broker.address, error)
+        except ClientError as error:
+            silent = Failure(broker.address, error)
+        else:
+            return [{"node": broker.address, **result} for result in answer["results"]]
+    failure = silent or missing
+    assert failure is not None, "there is a broker"
+    session.failures.append(failure)
+    return []
+
+
+CHANGED: Final = " at one broker after the other until one has the message, for each ID."
+
+
+@command("POST /message/cancel?topic=&id=&channel=" + CHANGED)
+@topic_argument
+@ids_argument
+@channel_option
+@yes_option
+@click.pass_obj
+def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | None, yes: bool) -> int:
+    """Finish messages unread, after a question.
+
+    Each ID has 16 hex digits; a lone - reads them from standard input, one a line. A message that a client has stays
+    as it is, with the status in_flight.
+    """
+    check_names(topic, channel)
+    wanted = ids_of(ids)
+    on = "all channels" if channel is None else f"channel {channel}"
+    session.confirm(f"Cancel {output.messages(len(wanted))} of topic {topic} on {on}?", yes)
+    return change(session, "cancel", topic, wanted, channel)
+
+
+@command("POST /message/reschedule?topic=&id=&channel=&defer= or &due=" + CHANGED)
+@topic_argument
+@ids_argument
+@channel_option
+@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
+@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@click.pass_obj
+def reschedule(
+    session: Session, topic: str, ids: tuple[str, ...], channel: str | None, delay_ns: int | None, at: str | None
+) -> int:
+    """Change the due time of messages: give --in or --at.
+
+    Each ID has 16 hex digits; a lone - reads them from standard input, one a line. A message that a client has stays
+    as it is, with the status in_flight.
+    """
+    check_names(topic, channel)
+    when = due_query(delay_ns, at)
+    if not when:
+        raise SettingError("give a delay with --in, or a time with --at")
+    return change(session, "reschedule", topic, ids_of(ids), channel, **when)
+
+
+@command("POST /message/deliver_now?topic=&id=&channel=" + CHANGED, name="deliver-now")
+@topic_argument
+@ids_argument
+@channel_option
+@click.pass_obj
+def deliver_now(session: Session, topic: str, ids: tuple[str, ...], channel: str | None) -> int:
+    """Deliver deferred messages now.
+
+    Each ID has 16 hex digits; a lone - reads them from standard input, one a line.
+    """
+    check_names(topic, channel)
+    return change(session, "deliver_now", topic, ids_of(ids), channel)
+
+
+def due_query(delay_ns: int | None, at: str | None) -> dict[str, int]:
+    """Return the parameters for a delay or a due time; none without both. Raises: SettingError."""
+    if delay_ns is not None and at is not None:
+        raise SettingError("give --in or --at, not both")
+    if delay_ns is not None:
+        return {"defer": -(-delay_ns // MILLISECOND_NS)}
+    if at is None:
+        return {}
+    try:
+        return {"due": parse_timestamp(at, time.time_ns()) // MILLISECOND_NS}
+    except ValueError as error:
+        raise SettingError(f"--at: {at!r} is no time such as 2026-11-21T04:15:00Z: {error}") from None
+
+
+@command(
+    "POST /pub?topic=&defer= or &due=, once, at the first broker that answers GET /ping with OK; with --lines"
+    " POST /mpub instead.",
+    "With --at, and with --in for --lines, GET /drain before, because nsqd would ignore the time.",
+)
+@topic_argument
+@click.argument("body", required=False)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="publish the file's content")
+@click.option("--lines", is_flag=True, help="publish each line as a message: all of them, or none")
+@click.option("--in", "delay_ns", type=duration, metavar="DURATION", help="deliver after a delay, such as 90s")
+@click.option("--at", metavar="TIME", help="deliver at a time, such as 2026-11-21T04:15:00Z")
+@click.pass_obj
+def publish(
+    session: Session,
+    topic: str,
+    body: str | None,
+    file: str | None,
+    lines: bool,
+    delay_ns: int | None,
+    at: str | None,
+) -> None:
+    """Publish BODY, or standard input, and print the message's id.
+
+    Nothing is sent twice: after a failure on the way the message may be published or not. With --lines the id is that
+    of the first message. nsqd tells no ids.
+    """
+    check_names(topic, None)
+    when = due_query(delay_ns, at)
+    data = body_of(body, file)
+    broker = healthy(session)
+    if "due" in when or (when and lines):
+        require_pyqd(session, [broker], "--at" if at else "--in with --lines")
+    reply = broker.send("POST", "/mpub" if lines else "/pub", {"topic": topic, **when}, data)
+    row = {
+        "node": broker.address,
+        "topic": topic,
+        "id": reply.headers.get(ID_HEADER),
+        "count": int(reply.headers.get(COUNT_HEADER) or (len(lines_of(data)) if lines else 1)),
+    }
+    session.output.show(row, lambda: views.outcomes(PUBLISHED_COLUMNS, [row]))
+
+
+def body_of(body: str | None, file: str | None) -> bytes:
+    """Return the bytes to publish. Raises: SettingError."""
+    if body is not None and file is not None:
+        raise SettingError("give BODY or --file, not both")
+    if file is not None:
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise SettingError(f"cannot read {file}: {error.strerror}") from None
+    if body is not None and body != "-":
+        # Bytes of the command line that are no text come back as they were.
+        return body.encode(errors="surrogateescape")
+    return sys.stdin.buffer.read()
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    """Return the lines that are messages: the broker skips empty ones."""
+    return [line for line in data.split(b"\n") if line]
+
+
+def healthy(session: Session) -> Broker:
+    """Return the first broker that is healthy. Raises: NotConnectedError if there is none."""
+    reasons: list[str] = []
+    for broker in session.brokers():
+        try:
+            reply = broker.request("GET", "/ping", retry=False)
+        except NotConnectedError as error:
+            reasons.append(str(error))
+            continue
+        if reply.status == 200:
+            return broker
+        reasons.append(f"{broker.address}: {reply.body[:200].decode(errors='replace')}")
+    raise NotConnectedError("; ".join(reasons))
