@@ -6,6 +6,8 @@ Source: docs/client.md, "Settings"; docs/nsq/tcp-protocol.md, "IDENTIFY".
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress, is_ip_ad
 TCP_PORT: Final = 4150
 URL_SCHEMES: Final = ("nsq", "pyqd")
 TRUE_TEXTS: Final = frozenset({"1", "true", "yes", "on"})
+File = str | os.PathLike[str]
 FALSE_TEXTS: Final = frozenset({"0", "false", "no", "off"})
 
 
@@ -46,37 +49,59 @@ class Settings:
     output_buffer_size: int | None = None
     output_buffer_timeout: float | None = None
     tls: bool | ssl.SSLContext = False
-    tls_ca: str | None = None
+    tls_ca: File | None = None
     """File of certificates to trust instead of the system's."""
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls_cert: File | None = None
+    tls_key: File | None = None
+    tls_key_password: str | None = dataclasses.field(default=None, repr=False)
+    """Password of tls_key, if the file is encrypted."""
     tls_verify: bool = True
     tls_server_name: str | None = None
     """Name to expect in the broker's certificate; the host of the address by default."""
     compression: Literal["snappy", "deflate"] | None = None
     deflate_level: int = 6
-    auth_secret: str | None = None
+    auth_secret: str | None = dataclasses.field(default=None, repr=False)
     topology_region: str | None = None
     topology_zone: str | None = None
     lookupd_poll_interval: float = 60.0
     lookupd_poll_jitter: float = 0.3
     lookupd_timeout: float = 10.0
-    lookupd_token: str | None = None
+    lookupd_token: str | None = dataclasses.field(default=None, repr=False)
     reconnect_first: float = 0.1
     reconnect_max: float = 15.0
     http: str | Iterable[str] | None = None
     """Addresses of the brokers' HTTP API, for cancel() and reschedule(); port 4151 of each broker by default."""
-    http_token: str | None = None
+    http_token: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        for name, field in NAMES.items():
+            kinds = TEXT_KINDS.get(str(field.type))
+            if kinds is not None and not isinstance(getattr(self, name), kinds):
+                # The value may be a secret.
+                raise SettingError(f"{name}: expected text, not {type(getattr(self, name)).__name__}")
         check_range("sample_rate", self.sample_rate, 0, 99)
         check_range("deflate_level", self.deflate_level, 1, 9)
         check_range("lookupd_poll_jitter", self.lookupd_poll_jitter, 0.0, 1.0)
-        for name in ("connect_timeout", "heartbeat_interval", "lookupd_poll_interval", "lookupd_timeout"):
+        for name in TIMES:
             check_range(name, getattr(self, name), 0.001, 1e9)
         check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)
+        for name in ("msg_timeout", "output_buffer_size", "output_buffer_timeout"):
+            if getattr(self, name) is not None:
+                # -1: a broker without a buffer.
+                check_range(name, getattr(self, name), -1 if name == "output_buffer_size" else 0, 1e9)
         if self.compression not in (None, "snappy", "deflate"):
             raise SettingError(f"compression={self.compression!r}: expected 'snappy', 'deflate' or None")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        """Refuse options of TLS that would have no effect: a user who gives them expects TLS."""
+        if not isinstance(self.tls, (bool, ssl.SSLContext)):
+            raise SettingError(f"tls={self.tls!r}: expected True, False or an ssl.SSLContext")
+        given = [name for name in TLS_OPTIONS if getattr(self, name) is not None]
+        if given and self.tls is False:
+            raise SettingError(f"{given[0]} is given, but TLS is off: add tls=True")
+        if isinstance(self.tls, ssl.SSLContext) and given not in ([], ["tls_server_name"]):
+            raise SettingError(f"{given[0]} and an ssl.SSLContext are given: load the files into the context")
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise SettingError("tls_cert and tls_key are given together")
 
@@ -88,14 +113,27 @@ class Settings:
             return None
         try:
             context = ssl.create_default_context(cafile=self.tls_ca)
-            if self.tls_cert is not None:
-                context.load_cert_chain(self.tls_cert, self.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingError(f"tls_ca, tls_cert or tls_key: {error}") from error
+        except OSError as error:
+            raise SettingError(f"tls_ca={self.tls_ca}: {error}") from error
+        if self.tls_cert is not None:
+            self._load_certificate(context, self.tls_cert)
         if not self.tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+    def _load_certificate(self, context: ssl.SSLContext, path: File) -> None:
+        def password() -> str:
+            # Without this function OpenSSL would ask on the terminal.
+            if self.tls_key_password is None:
+                raise SettingError(f"tls_key={self.tls_key} is encrypted: give tls_key_password=")
+            return self.tls_key_password
+
+        try:
+            context.load_cert_chain(path, self.tls_key, password)
+        except OSError as error:
+            hint = "" if self.tls_key_password is None else "; is tls_key_password right?"
+            raise SettingError(f"tls_cert={path}, tls_key={self.tls_key}: {error}{hint}") from error
 
     def identity(self) -> dict[str, object]:
         """Return the fields of IDENTIFY."""
@@ -127,7 +165,45 @@ class Settings:
         return fields | {name: value for name, value in optional.items() if value is not None}
 
 
+# Types of the values of fields with these annotations.
+TEXT_KINDS: Final = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "File | None": (str, os.PathLike, type(None)),
+}
+# Parameters that are not settings, for advice about wrong names.
+PARAMETERS: Final = {
+    "nsqd": "Consumer and Producer",
+    "lookupd": "Consumer and Producer",
+    "codec": "Consumer and Producer",
+    "timeout": "Producer",
+    "max_pending_bytes": "Producer",
+    "retry_unanswered": "Producer",
+    "max_in_flight": "Consumer",
+    "retry": "Consumer",
+    "auto_touch": "Consumer",
+    "backoff": "Consumer",
+}
+# Names of other client libraries.
+OTHER_NAMES: Final = {
+    "nsqd_tcp_addresses": "nsqd",
+    "lookupd_http_addresses": "lookupd",
+    "tls_v1": "tls",
+    "snappy": "compression",
+    "deflate": "compression",
+    "max_tries": "retry",
+    "max_backoff_duration": "backoff",
+}
 NAMES: Final = {field.name: field for field in dataclasses.fields(Settings)}
+TIMES: Final = (
+    "connect_timeout",
+    "heartbeat_interval",
+    "lookupd_poll_interval",
+    "lookupd_timeout",
+    "reconnect_first",
+    "reconnect_max",
+)
+TLS_OPTIONS: Final = ("tls_ca", "tls_cert", "tls_key", "tls_key_password", "tls_server_name")
 
 
 class Targets(NamedTuple):
@@ -140,13 +216,25 @@ class Targets(NamedTuple):
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings with these values. Raises: SettingError, which names the nearest option."""
+    check_names(given)
+    return Settings(**given)
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Check the names of options. Raises: SettingError, which names the nearest option."""
     for name in given:
         if name not in NAMES:
-            import difflib
+            raise SettingError(f"unknown option {name}{_hint(name)}")
 
-            near = difflib.get_close_matches(name, NAMES, 1)
-            raise SettingError(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
-    return Settings(**given)
+
+def _hint(name: str) -> str:
+    """Return advice about an unknown option."""
+    if name in PARAMETERS:
+        return f": it is a parameter of {PARAMETERS[name]}"
+    import difflib
+
+    near = OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, (*NAMES, *PARAMETERS), 1)), None)
+    return f"; did you mean {near}?" if near else ""
 
 
 def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str] | None) -> Targets:
@@ -183,7 +271,7 @@ def parse_address(text: str) -> Address:
     try:
         address = split_address(text)
     except ValueError as error:
-        raise SettingError(str(error)) from None
+        raise SettingError(f"{error}, in {text!r}") from None
     if not isinstance(address, TcpAddress) or not 1 <= address.port <= 65535:
         raise SettingError(f"address {text!r}: expected host:port, such as 127.0.0.1:4150")
     _check_host(address.host, text)
@@ -191,23 +279,31 @@ def parse_address(text: str) -> Address:
 
 
 def _check_host(host: str, text: str) -> None:
-    if not host or any(char.isspace() for char in host) or "/" in host or "@" in host:
+    # Digits alone are a port without a host.
+    if not host or host.isdigit() or any(char.isspace() or char in "/@" for char in host):
         raise SettingError(f"address {text!r}: expected host:port, such as 127.0.0.1:4150")
 
 
-def _flatten(values: str | Iterable[Any] | None) -> list[str]:
-    """Return the texts in a text, a list of texts, or a list of lists."""
+def _flatten(values: object) -> list[str]:
+    """Return the texts in a text, a list of texts, or a list of lists. Raises: SettingError."""
     if values is None:
         return []
     if isinstance(values, str):
         return [values]
+    if not isinstance(values, Iterable) or isinstance(values, (bytes, bytearray)):
+        raise SettingError(f"address {values!r}: expected text such as '127.0.0.1:4150'")
     return [text for value in values for text in _flatten(value)]
 
 
 def _parse_url(text: str) -> Targets:
-    parts = urlsplit(text)
+    shown = re.sub("//.*@", "//...@", text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise SettingError(f"{shown!r}: {error}") from None
     if parts.scheme not in URL_SCHEMES:
-        raise SettingError(f"{text!r}: expected a URL such as nsq://host:4150,host2?lookupd=host3:4161")
+        hint = "; the client uses the broker's TCP port" if parts.scheme in ("http", "https") else ""
+        raise SettingError(f"{shown!r}: expected a URL such as nsq://host:4150,host2?lookupd=host3:4161{hint}")
     netloc = parts.netloc
     settings: dict[str, Any] = {}
     if "@" in netloc:
@@ -216,6 +312,8 @@ def _parse_url(text: str) -> Targets:
     brokers = [parse_address(host) for host in netloc.split(",") if host]
     if not netloc and parts.path.strip("/"):
         brokers = [UnixAddress(unquote(parts.path))]
+    elif parts.path.strip("/"):
+        raise SettingError(f"{shown!r}: a URL with a host has no path")
     daemons: list[str] = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "lookupd":
