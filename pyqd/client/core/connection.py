@@ -27,8 +27,14 @@ CLOSE_WAIT: Final = b"CLOSE_WAIT"
 OK: Final = b"OK"
 # Answers to IDENTIFY and AUTH; a longer one is not NSQ's.
 ANSWER_BYTES_MAX: Final = 1 << 20
-# Numbers in the answer to IDENTIFY that the client works with.
-NUMBERS: Final = {"max_rdy_count": 1, "msg_timeout": 1, "deflate_level": 0}
+# Numbers in the answer to IDENTIFY that the client works with, and their limits.
+NUMBERS: Final = {"max_rdy_count": (1, 1 << 62), "msg_timeout": (1, 1 << 40), "deflate_level": (0, 9)}
+# Beginnings of the answers of other servers than brokers, no longer than what _next_answer() judges.
+STRANGERS: Final = {
+    b"HTTP": "this is an HTTP port; give the broker's TCP port, 4150 by default",
+    b"\x00\x00\x00\x0eE_BA": "this is a lookup daemon; give lookupd='host:4161', or a broker's address",
+    b"\x15\x03": "this is a port for TLS only; TLS of NSQ begins on the broker's TCP port, 4150 by default",
+}
 # Fields of the answer of a broker that knows no feature negotiation.
 OLD_BROKER: Final = {"max_rdy_count": 2500, "msg_timeout": 60_000}
 
@@ -70,6 +76,14 @@ class State(enum.Enum):
     AUTHENTICATING = enum.auto()
     READY = enum.auto()
     CLOSED = enum.auto()
+
+
+def hint_at(head: bytes | bytearray) -> str:
+    """Return advice about a server whose first bytes are not those of a broker."""
+    for beginning, hint in STRANGERS.items():
+        if head.startswith(beginning):
+            return hint
+    return "is this NSQ's TCP port?"
 
 
 class ConnectionCore:
@@ -193,13 +207,14 @@ class ConnectionCore:
     def _next_answer(self) -> tuple[int, bytes] | None:
         """Cut off one frame; None if it is incomplete."""
         head = self._head
-        if len(head) < 8:
+        if len(head) < 4:
             return None
         size = int.from_bytes(head[:4], "big", signed=True)
         kind = int.from_bytes(head[4:8], "big", signed=True)
-        if not 4 <= size <= ANSWER_BYTES_MAX or kind not in (RESPONSE, ERROR):
+        # The size is judged alone, because another server may send less than a frame, and close.
+        if not 4 <= size <= ANSWER_BYTES_MAX or (len(head) >= 8 and kind not in (RESPONSE, ERROR)):
             raise ProtocolError(
-                f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY; is this NSQ's TCP port?"
+                f"{self.broker}: {bytes(head[:16])!r} instead of an answer to IDENTIFY: {hint_at(head)}"
             )
         if len(head) < 4 + size:
             return None
@@ -232,11 +247,11 @@ class ConnectionCore:
         else:
             try:
                 self.info = dict(json.loads(data))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 raise ProtocolError(f"{self.broker}: {data[:100]!r} instead of JSON; is this NSQ's TCP port?") from None
-        for name, least in NUMBERS.items():
+        for name, (least, most) in NUMBERS.items():
             value = self.info.get(name)
-            if value is not None and (type(value) is not int or value < least):
+            if value is not None and (type(value) is not int or not least <= value <= most):
                 raise ProtocolError(f"{self.broker}: {name} is {value!r} in the answer to IDENTIFY")
         if self._new_tls is not None and not self.info.get("tls_v1"):
             raise TlsError(f"{self.broker}: the broker offers no TLS on its TCP port")

@@ -27,6 +27,9 @@ TRIES_MAX = 3
 # Polls that lost connections ask for are at least this far apart, and a poll without an answer is repeated after it.
 GAP_S = 1.0
 EXCERPT_BYTES = 80
+# Answers of other HTTP servers, such as a broker's, to a query for brokers.
+UNKNOWN_PATH = (400, 404, 405)
+ADDRESS_HINT = "is this a lookup daemon's HTTP address, port 4161 by default?"
 
 
 class TopicUnknownError(LookupFailedError):
@@ -98,12 +101,15 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
     """
     if status != 200:
         text = _excerpt(body)
-        error = TopicUnknownError if status == 404 and "TOPIC_NOT_FOUND" in text else LookupFailedError
-        raise error(f"lookup daemon answered {status}: {text}")
+        if status == 404 and "TOPIC_NOT_FOUND" in text:
+            raise TopicUnknownError(f"lookup daemon answered {status}: {text}; no broker has the topic yet")
+        hint = f"; {ADDRESS_HINT}" if status in UNKNOWN_PATH else ""
+        raise LookupFailedError(f"lookup daemon answered {status}: {text}{hint}")
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise LookupFailedError(f"answer of a lookup daemon is not JSON: {error}: {_excerpt(body)}") from None
+        text = f"answer of a lookup daemon is not JSON: {error}: {_excerpt(body)}; {ADDRESS_HINT}"
+        raise LookupFailedError(text) from None
     if not isinstance(answer, dict):
         raise LookupFailedError(f"answer of a lookup daemon is not an object: {_excerpt(body)}")
     if not _is_plain(headers):

@@ -189,6 +189,8 @@ class TestAnswers:
         with pytest.raises(LookupFailedError, match=f"answered {status}: busy") as raised:
             parse_lookup_answer(status, {}, b"busy")
         assert not isinstance(raised.value, TopicUnknownError)
+        # A broker's HTTP port answers so.
+        assert ("HTTP address, port 4161 by default?" in str(raised.value)) is (status == 404)
 
     def test_an_unknown_topic_is_an_error_of_its_own_in_both_formats(self):
         with pytest.raises(TopicUnknownError):
