@@ -19,16 +19,19 @@ from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
-from pyqd.client.consumption import Consumption, RetryPolicy
+from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import FlowSettings
 from pyqd.client.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
+from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message
 from pyqd.client.outgoing import Codec
-from pyqd.client.settings import make_settings, parse_targets
+from pyqd.client.settings import check_names, make_settings, parse_targets
 
 DRAIN_S = 30.0
 CLOSE_S = 1.0
+CLOSED = "the consumer is closed: take messages inside of its `with` block, and before drain() and close()"
+COROUTINE = "the handler is a coroutine function: its consumer is pyqd.client.aio.Consumer"
 # Options of flow control besides backoff.
 FLOW_NAMES = ("backoff_first_s", "backoff_jitter", "low_rdy_idle_s", "low_rdy_s", "redistribute_s")
 
@@ -44,18 +47,24 @@ def check_concurrency(concurrency: object) -> None:
         raise SettingError(f"concurrency={concurrency!r}: expected a number from 1")
 
 
+def check_handler(handler: Callable[..., Any]) -> None:
+    """Check the handler of a blocking consumer. Raises: SettingError for a coroutine function."""
+    if inspect.iscoroutinefunction(handler):
+        raise SettingError(COROUTINE)
+
+
 def call_handler(handler: Callable[[Message], Any], message: Message) -> None:
-    """Call the handler of a blocking consumer. Raises: as the handler; SettingError for a coroutine function.
+    """Call the handler of a blocking consumer. Raises: as the handler; SettingError if it returns a coroutine.
 
     The coroutine would never run, and its message would be finished without any effect.
     """
     result = handler(message)
     if result is not None and inspect.iscoroutine(result):
         result.close()
-        raise SettingError("the handler is a coroutine function: its consumer is pyqd.client.aio.Consumer")
+        raise SettingError(COROUTINE)
 
 
-class ConsumerBase:
+class ConsumerBase(OneFaceIterable):
     """Set-up that the blocking and the asyncio consumer share: engine, connections, lookup."""
 
     def __init__(
@@ -73,6 +82,7 @@ class ConsumerBase:
     ) -> None:
         flow = {name: settings[name] for name in FLOW_NAMES if name in settings}
         settings = {name: value for name, value in settings.items() if name not in flow}
+        check_names(settings)
         targets = parse_targets(nsqd, lookupd)
         self.settings = make_settings({**targets.settings, **settings})
         self.topic = topic
@@ -146,8 +156,7 @@ class ConsumerBase:
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        if count < 1:
-            raise SettingError(f"max_in_flight={count}: expected a number from 1; pause() stops the intake")
+        check_max_in_flight(count)
         with self._engine.lock:
             self._consumption.set_max_in_flight(count)
             self._engine.flush()
@@ -241,7 +250,12 @@ class Consumer(ConsumerBase):
             raise error
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
+        """Yield messages until stop(), drain() or close().
+
+        Raises: ClosedError if it begins after that; AuthenticationError, TlsError, ProtocolError.
+        """
+        if self._engine.is_closed:
+            raise ClosedError(CLOSED)
         while True:
             message = self._take(None)
             if message is None:
@@ -278,7 +292,7 @@ class Consumer(ConsumerBase):
         first = self._take(None if timeout is None else time.monotonic() + timeout)
         if first is None:
             if self._consumption.is_stopping:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(CLOSED)
             return []
         messages = [first]
         with contextlib.suppress(IndexError):
@@ -297,6 +311,7 @@ class Consumer(ConsumerBase):
         def register(function: Handler) -> Handler:
             if self._handler is not None:
                 raise SettingError("the consumer has a handler already")
+            check_handler(function)
             self._handler = function
             self._concurrency = concurrency
             if self.max_in_flight < concurrency:

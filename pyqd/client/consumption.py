@@ -17,19 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
-from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal
+from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal, Response
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.engine import Link, Timer
-from pyqd.client.errors import AnsweredError, ClientError, ClosedError, SettingError, refusal
-from pyqd.client.message import Message, Requeue
+from pyqd.client.errors import AnsweredError, ClientError, ClosedError, ProtocolError, SettingError, refusal
+from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Codec, Delay, encode, one_command
 from pyqd.client.publishing import Publication, Publishing
+from pyqd.client.settings import check_range
 from pyqd.primitives.addresses import Address
 
 # Errors that leave the connection open: the message was answered too late.
@@ -41,6 +41,11 @@ CLOSE_WAIT_S: Final = 5.0
 TOUCHES_PER_TIMEOUT: Final = 4
 TOUCH_S_MIN: Final = 0.05
 REQUEUE_MS_MAX: Final = 3_600_000
+MAX_IN_FLIGHT: Final = 1 << 31
+# A program that waits for a message while all that it may have are unanswered has perhaps forgotten to answer.
+UNANSWERED_S: Final = 10.0
+# A consumer that has worked goes on trying for this time if all brokers refuse it: a login service may be down.
+REFUSED_S: Final = 60.0
 
 logger = logging.getLogger("pyqd.client")
 
@@ -59,8 +64,8 @@ class RetryPolicy:
     dead_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 0 or self.delay < 0 or self.max_delay < 0:
-            raise SettingError("max_attempts, delay and max_delay are at least 0")
+        for name in ("max_attempts", "delay", "max_delay"):
+            check_range(name, getattr(self, name), 0, 1e9)
         if bool(self.max_attempts) is not (self.dead_letter_topic is not None):
             raise SettingError("max_attempts and dead_letter_topic are given together")
         if self.dead_letter_topic is not None:
@@ -71,12 +76,19 @@ class RetryPolicy:
         return min(self.delay * attempts, self.max_delay)
 
 
+def check_max_in_flight(count: object) -> None:
+    """Check the parameter. Raises: SettingError."""
+    if type(count) is not int or not 1 <= count <= MAX_IN_FLIGHT:
+        raise SettingError(f"max_in_flight={count!r}: expected a number from 1; pause() stops the intake")
+
+
 class Subscription:
-    """A link that is subscribed, and its messages in flight, oldest first."""
+    """A link that is subscribed, and its messages in flight, oldest first. is_confirmed: the broker answered SUB."""
 
     def __init__(self, msg_timeout_s: float) -> None:
         self.messages: dict[bytes, Message] = {}
         self.msg_timeout_s = msg_timeout_s
+        self.is_confirmed = False
         self.is_closing = False
 
 
@@ -103,8 +115,7 @@ class Consumption:
     ) -> None:
         commands.check_topic(topic)
         commands.check_channel(channel)
-        if max_in_flight < 1:
-            raise SettingError(f"max_in_flight={max_in_flight}: expected a number from 1; pause() stops the intake")
+        check_max_in_flight(max_in_flight)
         self.topic = topic
         self.channel = channel
         self.codec = codec
@@ -125,24 +136,30 @@ class Consumption:
         self._flow_timer: Timer | None = None
         self._flow_timer_s = 0.0
         self._dead_letters: Publishing | None = None
+        self._has_worked = False
+        self._refused_since_s: float | None = None
+        self._answer_timer: Timer | None = None
 
     # Events of links.
 
     def link_events(self, link: Link, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Messages):
-                self._received(link, event.frames)
-            elif isinstance(event, Ready):
+            if isinstance(event, Ready):
                 self._connected(link)
+            elif link not in self._subscriptions:
+                # Closed by an event before: a message may come right behind CLOSE_WAIT.
+                return
+            elif isinstance(event, Messages):
+                self._received(link, event.frames)
             elif isinstance(event, Refusal):
                 if self._refused(link, event.data):
                     return
+            elif isinstance(event, Response):
+                self._confirmed(link)
             elif isinstance(event, CloseWait):
                 self._end_intake(link)
 
     def _connected(self, link: Link) -> None:
-        self.pool.connected(link)
-        self.error = None
         if self.is_stopping:
             link.close()
             return
@@ -153,6 +170,15 @@ class Consumption:
         if self._auto_touch:
             self._touch_later(link, subscription)
         self._apply(self.flow.connected(link, int(info.get("max_rdy_count") or 2500), time.monotonic()))
+
+    def _confirmed(self, link: Link) -> None:
+        """Note that the broker has answered SUB. Before that a refusal counts as one more failure to connect."""
+        subscription = self._subscriptions.get(link)
+        if subscription is not None and not subscription.is_confirmed:
+            subscription.is_confirmed = True
+            self.pool.connected(link)
+            self.error = self._refused_since_s = None
+            self._has_worked = True
 
     def _received(self, link: Link, frames: list[tuple[Any, ...]]) -> None:
         now_s = time.monotonic()
@@ -206,11 +232,21 @@ class Consumption:
             self._drop_ready(link)
         self.pool.lost(link, error)
         self._apply(self.flow.disconnected(link, time.monotonic()))
-        lasting = self.pool.lasting_error()
-        if lasting is not None:
-            self.error = lasting
-        if self.is_stopping or lasting is not None:
+        if self._is_hopeless(link, error):
+            self.error = self.pool.lasting_error()
+        if self.is_stopping or self.error is not None:
             self.on_ready()
+
+    def _is_hopeless(self, link: Link, error: Exception) -> bool:
+        """Whether the consumer ends with an error: all brokers refuse it for a reason that lasts."""
+        # Wrong bytes after a good beginning are an accident; at the beginning they are those of a wrong port.
+        if self.pool.lasting_error() is None or (link.was_ready and isinstance(error, ProtocolError)):
+            self._refused_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._refused_since_s is None:
+            self._refused_since_s = now_s
+        return not self._has_worked or now_s - self._refused_since_s >= REFUSED_S
 
     def _drop_ready(self, link: Link) -> None:
         """Drop the messages of a lost link that no user has seen. Threads take from `ready` meanwhile."""
@@ -259,20 +295,17 @@ class Consumption:
         self._after_answer(link)
 
     def requeue(self, message: Message, delay: Delay | None, backoff: bool) -> None:
-        """Requeue a message. Raises: AnsweredError. Takes the lock."""
-        if delay is None:
-            delay = self.retry.delay_after(message.attempts)
-        elif isinstance(delay, timedelta):
-            delay = delay.total_seconds()
+        """Requeue a message. Raises: AnsweredError, SettingError. Takes the lock."""
+        delay_s = self.retry.delay_after(message.attempts) if delay is None else requeue_delay_s(delay)
         with self._engine.lock:
-            self._requeue(message, delay, backoff)
+            self._requeue(message, delay_s, backoff)
 
     def _requeue(self, message: Message, delay_s: float, backoff: bool) -> None:
         if not self._answer(message):
             return
         link: Link = message.link
         self._apply(self.flow.requeued(link, time.monotonic(), backoff))
-        link.send(commands.req(message.key, min(REQUEUE_MS_MAX, max(0, round(delay_s * 1000)))))
+        link.send(commands.req(message.key, min(REQUEUE_MS_MAX, round(delay_s * 1000))))
         self.requeued_count += 1
         self._after_answer(link)
 
@@ -400,9 +433,28 @@ class Consumption:
     # Control.
 
     def start(self) -> None:
-        """Connect. May be repeated."""
+        """Connect. Called whenever the program waits for a message."""
         if not self.pool.has_started and not self.is_stopping:
             self.pool.start()
+        if self._answer_timer is None and self.flow.in_flight >= self.flow.max_in_flight:
+            self._answer_timer = self._engine.call_later(
+                UNANSWERED_S, partial(self._warn_of_unanswered, self._progress())
+            )
+
+    def _progress(self) -> tuple[int, ...]:
+        dead_letters = 0 if self._dead_letters is None else self._dead_letters.pending_count
+        return self.received_count, self.finished_count, self.requeued_count, self.late_count, dead_letters
+
+    def _warn_of_unanswered(self, progress: tuple[int, ...]) -> None:
+        """Warn, once, if nothing has happened since the program began to wait."""
+        if self.is_stopping or progress != self._progress() or progress[-1]:
+            self._answer_timer = None
+            return
+        logger.warning(
+            "%s/%s: no message comes before one of the %d unanswered ones is answered, because max_in_flight is %d; "
+            "finish() or requeue() each message, as `with message:` does",
+            self.topic, self.channel, self.flow.in_flight, self.flow.max_in_flight,
+        )  # fmt: skip
 
     def pause(self) -> None:
         self._apply(self.flow.pause(time.monotonic()))

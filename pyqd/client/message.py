@@ -6,17 +6,29 @@ from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, Protocol
 
-from pyqd.client.outgoing import Codec, Delay
+from pyqd.client.errors import SettingError
+from pyqd.client.outgoing import Codec, Delay, is_number
+
+
+def requeue_delay_s(delay: Delay) -> float:
+    """Return the seconds of a delay, 0 for a negative one. Raises: SettingError, before anything is sent."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not is_number(seconds):
+        raise SettingError(f"delay={delay!r}: expected seconds, or a timedelta")
+    return max(0.0, seconds)
 
 
 class Requeue(Exception):  # noqa: N818 - raised by a handler as an instruction, not as an error
     """Raised in a `with message:` block or a handler: give the message back to the broker.
 
     delay: seconds or timedelta until its next delivery; None for the retry policy's. backoff: slow the consumer down.
+    Raises: SettingError.
     """
 
     def __init__(self, delay: Delay | None = None, *, backoff: bool = False) -> None:
         super().__init__(delay)
+        if delay is not None:
+            requeue_delay_s(delay)
         self.delay = delay
         self.backoff = backoff
 
@@ -90,7 +102,7 @@ class Message:
         self.owner.finish(self)
 
     def requeue(self, delay: Delay | None = None, *, backoff: bool = True) -> None:
-        """Give the message back to the broker. Raises: AnsweredError.
+        """Give the message back to the broker. Raises: AnsweredError, SettingError.
 
         delay: seconds or timedelta until its next delivery; None for the retry policy's. backoff: count it as a failure
         for the consumer's back-off.

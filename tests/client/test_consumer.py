@@ -20,6 +20,7 @@ from pyqd.client import (
     Requeue,
     RetryPolicy,
     SettingError,
+    consumption,
 )
 from tests.support.server import wait_until
 
@@ -96,6 +97,13 @@ class TestIteration:
         thread.join(WAIT_S)
         assert not thread.is_alive()
         assert list(consumer) == []
+
+    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
+    def test_it_does_not_begin_after_close(self, face, consume):
+        consumer = consume()
+        consumer.close()
+        with pytest.raises(ClosedError, match="inside of its `with` block"):
+            next(iter(consumer))
 
     @pytest.mark.parametrize("face", ["blocking"], indirect=True)
     def test_close_ends_it_in_all_threads(self, face, publish, consume):
@@ -521,6 +529,31 @@ class TestFlow:
         assert len(taken) <= 12
         with pytest.raises(SettingError, match="max_in_flight=0"):
             consumer.max_in_flight = 0
+
+    def test_a_program_that_answers_no_message_is_warned(self, publish, consume, caplog, monkeypatch):
+        monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
+        publish(b"a", b"b", b"c", b"d")
+        consumer = consume(max_in_flight=2)
+        held: list[Any] = []
+        while len(held) < 2:
+            held += consumer.fetch(2, WAIT_S)
+        assert consumer.fetch(1, 0.3) == []
+        assert consumer.fetch(1, 0.3) == []
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert "no message comes before one of the 2 unanswered ones is answered" in text
+        assert "max_in_flight is 2" in text
+        consumer.finish_many(held)
+
+    def test_a_program_that_answers_slowly_is_not_warned(self, publish, consume, caplog, monkeypatch):
+        monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
+        publish(*(b"%d" % number for number in range(4)))
+        consumer = consume(max_in_flight=1)
+        for _ in range(4):
+            (message,) = consumer.fetch(1, WAIT_S)
+            with message:
+                time.sleep(0.1)
+        assert consumer.fetch(1, 0.2) == []
+        assert caplog.records == []
 
     def test_pause_and_resume(self, publish, consume, broker, topic):
         consumer = consume(max_in_flight=5)

@@ -217,11 +217,11 @@ class TestBroker:
 
     def test_a_port_that_speaks_http_is_named_at_once(self, face, daemon):
         consumer = face.consumer("t", nsqd=f"127.0.0.1:{daemon.http_port}")
-        with pytest.raises(ProtocolError, match="is this NSQ's TCP port"):
+        with pytest.raises(ProtocolError, match="this is an HTTP port; give the broker's TCP port"):
             consumer.fetch(1, WAIT_S)
         codes = face.consumer("t", nsqd=f"127.0.0.1:{daemon.http_port}")
         codes.handler()(print)
-        with pytest.raises(ProtocolError, match="is this NSQ's TCP port"):
+        with pytest.raises(ProtocolError, match="this is an HTTP port; give the broker's TCP port"):
             codes.run()
 
     def test_errors_of_the_broker_do_not_make_a_busy_loop(self, face, scripted):

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyqd.client import Consumer, Message, Producer, RetryPolicy
-from pyqd.client.errors import SettingError
+from pyqd.client import AuthenticationError, Consumer, Message, Producer, RetryPolicy, SettingError, consumption
 from tests.support.http_stub import http_stub
-from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
+from tests.support.scripted_broker import MESSAGE, RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
 
 
 @pytest.fixture
@@ -118,6 +117,74 @@ class TestFaults:
         b.deliver(b"body")
         assert one(consumer).body == b"body"
         assert b.commands("closed") == []
+
+    def test_bytes_that_are_no_frames_do_not_end_a_consumer_of_one_broker(self, consume, broker):
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.send_bytes(struct.pack(">ii", 4, 9))
+        broker.wait_for("RDY 1", times=2)
+        broker.deliver(b"body")
+        assert one(consumer).body == b"body"
+
+    def test_a_refused_subscription_is_logged_once_and_tried_less_and_less_often(self, consume, broker, caplog):
+        caplog.set_level("INFO", "pyqd.client")
+        broker.sub_error = "E_TOO_MANY_CHANNELS no more channels"
+        consumer = consume(broker, reconnect_first=0.02, reconnect_max=0.1)
+        begin(consumer)
+        broker.wait_for("SUB topic channel", times=4)
+        broker.sub_error = ""
+        broker.wait_for("closed", times=4)
+        broker.wait_for("RDY 1", times=5)
+        broker.deliver(b"body")
+        assert one(consumer).body == b"body"
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line for line in lines if "E_TOO_MANY_CHANNELS" in line] == [
+            f"no connection to {broker.address}: {broker.address}: topic/channel: "
+            "E_TOO_MANY_CHANNELS no more channels; trying again"
+        ]
+        assert lines[-1] == f"connected to {broker.address} again"
+
+    def test_brokers_that_refuse_a_consumer_which_has_worked_get_time(self, consume, broker, monkeypatch):
+        consumer = consume(broker, reconnect_first=0.01, reconnect_max=0.05)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.deliver(b"before")
+        one(consumer).finish()
+        broker.identify_error = "E_AUTH_FAILED the login service is down"
+        broker.wait_for("FIN 1")
+        broker.error("E_INVALID")
+        broker.wait_for("closed", times=4)
+        assert consumer.fetch(timeout=0) == []
+        broker.identify_error = ""
+        broker.wait_for("RDY 1", times=2)
+        broker.deliver(b"after")
+        one(consumer).finish()
+        broker.wait_for("FIN 2")
+        monkeypatch.setattr(consumption, "REFUSED_S", 0.0)
+        broker.identify_error = "E_AUTH_FAILED the secret has changed"
+        broker.error("E_INVALID")
+        with pytest.raises(AuthenticationError, match="the secret has changed"):
+            consumer.fetch(timeout=WAIT_S)
+
+    def test_one_broker_that_refuses_does_not_end_a_consumer_of_two(self, consume, brokers):
+        a, b, _ = brokers
+        a.identify_error = "E_AUTH_FAILED not here"
+        a.admit()
+        b.admit()
+        consumer = consume(a, b)
+        begin(consumer)
+        a.wait_for("closed")
+        b.wait_for("RDY 1")
+        b.deliver(b"body")
+        assert one(consumer).body == b"body"
+
+    def test_brokers_that_all_refuse_end_a_consumer(self, consume, brokers):
+        for broker in brokers:
+            broker.identify_error = "E_AUTH_FAILED nowhere"
+            broker.admit()
+        with pytest.raises(AuthenticationError, match="E_AUTH_FAILED nowhere"):
+            consume(*brokers).fetch(timeout=WAIT_S)
 
     def test_a_silent_broker_is_left_after_two_heartbeats_and_tried_again(self, consume, broker):
         consumer = consume(broker, heartbeat_interval=0.1)
@@ -268,6 +335,20 @@ class TestDiscovery:
 
 
 class TestEnd:
+    def test_a_message_behind_close_wait_in_the_same_packet_is_not_handled(self, consume, broker, caplog):
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.answers_cls = False
+        consumer.stop()
+        broker.wait_for("CLS")
+        message = struct.pack(">qH16s", 1, 1, b"0" * 16) + b"body"
+        broker.send_bytes(frame(RESPONSE, b"CLOSE_WAIT") + frame(MESSAGE, message))
+        broker.wait_for("closed")
+        assert consumer.drain(WAIT_S) is True
+        assert consumer.stats()["received"] == 0
+        assert caplog.records == []
+
     @pytest.mark.parametrize("end", ["close", "drain"])
     def test_no_thread_is_left(self, consume, broker, end):
         before = set(threading.enumerate())

@@ -46,12 +46,29 @@ def test_a_decorator_without_parentheses_is_refused_with_advice(number: int) -> 
             close(consumer)
 
 
-def test_a_coroutine_function_on_a_blocking_consumer_finishes_no_message() -> None:
+@pytest.mark.parametrize("number", [0, 2], ids=["blocking", "memory"])
+def test_a_coroutine_function_on_a_blocking_consumer_is_refused_at_once(number: int) -> None:
+    made = consumers()
+
+    async def handle(_: Message) -> None: ...
+
+    try:
+        with pytest.raises(SettingError, match=r"its consumer is pyqd\.client\.aio\.Consumer"):
+            made[number].handler()(handle)
+    finally:
+        for consumer in made:
+            close(consumer)
+
+
+def test_a_coroutine_that_a_blocking_handler_returns_finishes_no_message() -> None:
     broker = MemoryBroker()
     consumer = broker.consumer("work", "all")
 
-    @consumer.handler()
     async def handle(_: Message) -> None: ...
+
+    @consumer.handler()
+    def forward(message: Message) -> Any:
+        return handle(message)
 
     broker.publish("work", b"x")
     assert broker.run_pending() == 1

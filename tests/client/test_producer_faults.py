@@ -79,7 +79,7 @@ class TestNoBroker:
 
     def test_a_port_that_speaks_http_is_named_at_once(self, face, daemon):
         producer = face.producer(f"127.0.0.1:{daemon.http_port}")
-        with pytest.raises(ProtocolError, match="is this NSQ's TCP port"):
+        with pytest.raises(ProtocolError, match="this is an HTTP port; give the broker's TCP port"):
             producer.publish("t", b"x")
 
     def test_a_broker_that_accepts_and_never_answers(self, face):

@@ -64,6 +64,9 @@ class ScriptedBroker:
         self.journal = journal
         # False: CLOSE_WAIT comes when the test calls close_wait().
         self.answers_cls = True
+        # Answers to IDENTIFY and SUB with this error, if there is one.
+        self.identify_error = ""
+        self.sub_error = ""
         self._max_rdy_count = max_rdy_count
         # Sent in the answer to IDENTIFY: the broker's time for a message.
         self.msg_timeout_ms = 60_000
@@ -92,7 +95,7 @@ class ScriptedBroker:
         for body in bodies:
             self._message_count += 1
             head = struct.pack(">qH16s", time.time_ns(), attempts, b"%016x" % self._message_count)
-            frames.append(_frame(MESSAGE, head + body))
+            frames.append(frame(MESSAGE, head + body))
         assert self._client is not None
         self._client.sendall(b"".join(frames))
         return self._message_count
@@ -158,7 +161,7 @@ class ScriptedBroker:
 
     def _send(self, kind: int, data: bytes) -> None:
         assert self._client is not None
-        self._client.sendall(_frame(kind, data))
+        self._client.sendall(frame(kind, data))
 
     def _serve(self) -> None:
         while not self._is_stopping:
@@ -202,8 +205,12 @@ class ScriptedBroker:
         return json.dumps(facts).encode()
 
     def _answer(self, command: str) -> None:
-        if command == "IDENTIFY":
+        if command == "IDENTIFY" and self.identify_error:
+            self.error(self.identify_error)
+        elif command == "IDENTIFY":
             self._send(RESPONSE, self._facts())
+        elif command.startswith("SUB") and self.sub_error:
+            self.error(self.sub_error)
         elif command.startswith(("SUB", "PUB")):
             self._send(RESPONSE, b"OK")
         elif command == "CLS" and self.answers_cls:
@@ -221,7 +228,8 @@ def _read_exactly(stream: io.RawIOBase, size: int) -> bytes:
     return data
 
 
-def _frame(kind: int, data: bytes) -> bytes:
+def frame(kind: int, data: bytes) -> bytes:
+    """Return a frame."""
     return struct.pack(">ii", len(data) + 4, kind) + data
 
 

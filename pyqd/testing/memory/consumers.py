@@ -11,15 +11,15 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pyqd.client.consumer import call_handler, check_concurrency
-from pyqd.client.consumption import REQUEUE_MS_MAX, RetryPolicy
+from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_handler
+from pyqd.client.consumption import REQUEUE_MS_MAX, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
-from pyqd.client.message import Message, Requeue
+from pyqd.client.faces import OneFaceIterable
+from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Codec, Delay
 from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
 from pyqd.testing.memory.clock import SECOND_NS
@@ -38,7 +38,7 @@ Handler = TypeVar("Handler", bound=Callable[[Message], Any])
 logger = logging.getLogger("pyqd.client")
 
 
-class MemoryConsumerBase(Generic[Handler]):
+class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
     """Consumer of a MemoryBroker, without the ways of taking messages. Owner of its messages.
 
     errors: exceptions of the handler, oldest first; they are also logged, as by the client.
@@ -56,7 +56,7 @@ class MemoryConsumerBase(Generic[Handler]):
         backoff: float,
         msg_timeout: float,
     ) -> None:
-        check_count("max_in_flight", max_in_flight)
+        check_max_in_flight(max_in_flight)
         if not MSG_TIMEOUT_S_MIN <= msg_timeout <= broker.max_msg_timeout:
             raise SettingError(
                 f"msg_timeout={msg_timeout}: expected {MSG_TIMEOUT_S_MIN} to {broker.max_msg_timeout} seconds"
@@ -163,13 +163,11 @@ class MemoryConsumerBase(Generic[Handler]):
         return self._flow.is_starved
 
     def requeue(self, message: Message, delay: Delay | None, backoff: bool) -> None:
-        """Requeue a message. Raises: AnsweredError."""
-        if delay is None:
-            delay = self.retry.delay_after(message.attempts)
-        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        """Requeue a message. Raises: AnsweredError, SettingError."""
+        seconds = self.retry.delay_after(message.attempts) if delay is None else requeue_delay_s(delay)
         if not self._answer(message):
             return
-        delay_ns = min(REQUEUE_NS_MAX, max(0, round(seconds * SECOND_NS)))
+        delay_ns = min(REQUEUE_NS_MAX, round(seconds * SECOND_NS))
         self._count("requeued", self._channel.requeue(message.key, self._subscriber, delay_ns))
         self._apply(self._flow.requeued(LINK, self._now_s, backoff))
 
@@ -240,7 +238,7 @@ class MemoryConsumerBase(Generic[Handler]):
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        check_count("max_in_flight", count)
+        check_max_in_flight(count)
         self._apply(self._flow.set_max_in_flight(count, self._now_s))
 
     def pause(self) -> None:
@@ -286,12 +284,16 @@ class MemoryConsumerBase(Generic[Handler]):
         def register(function: Handler) -> Handler:
             if self._handler is not None:
                 raise SettingError("the consumer has a handler already")
+            self._check_handler(function)
             self._handler = function
             if self.max_in_flight < concurrency:
                 self.max_in_flight = concurrency
             return function
 
         return register
+
+    def _check_handler(self, function: Handler) -> None:
+        """Check a handler of this face. Raises: SettingError."""
 
     def start(self) -> None:
         """Check that there is a handler. Nothing runs before run_pending()."""
@@ -308,12 +310,12 @@ class MemoryConsumerBase(Generic[Handler]):
             logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
 
     def _fetch(self, count: int) -> list[Message]:
-        check_count("count", count)
+        check_count(count)
         messages: list[Message] = []
         while len(messages) < count and (message := self._take()) is not None:
             messages.append(message)
         if not messages and self._is_stopping:
-            raise ClosedError("the consumer is closed")
+            raise ClosedError(CLOSED)
         return messages
 
     def stats(self) -> dict[str, Any]:
@@ -338,7 +340,9 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
         self._connect()
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages until none is due, or max_in_flight are not answered."""
+        """Yield messages until none is due, or max_in_flight are not answered. Raises: ClosedError."""
+        if self._is_closed:
+            raise ClosedError(CLOSED)
         while (message := self._take()) is not None:
             yield message
 
@@ -346,10 +350,13 @@ class MemoryConsumer(MemoryConsumerBase[Callable[[Message], Any]]):
         """Return up to count messages that are due, at once. Raises: ClosedError."""
         return self._fetch(count)
 
+    def _check_handler(self, function: Callable[[Message], Any]) -> None:
+        check_handler(function)
+
     def run_pending(self) -> int:
         """Handle messages until none is due; return their number. Exceptions of the handler are in `errors`."""
         handler, handled = self._registered(), 0
-        for message in self:
+        while (message := self._take()) is not None:
             handled += 1
             try:
                 with message:
@@ -424,7 +431,7 @@ class AioMemoryConsumer(MemoryConsumerBase[Callable[[Message], Awaitable[Any]]])
         self._disconnect()
 
 
-def check_count(name: str, count: int) -> None:
+def check_count(count: int) -> None:
     """Check a number of messages. Raises: SettingError."""
     if count < 1:
-        raise SettingError(f"{name}={count}: expected a number from 1")
+        raise SettingError(f"count={count}: expected a number from 1")
