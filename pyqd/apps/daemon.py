@@ -97,7 +97,7 @@ class Daemon:
         self.restarts = Restarts(self.shared, self.stop_wanted.set)
         self.background = Background(self.hub, THREADS)
         self.commit_background = Background(self.hub, COMMIT_THREADS)
-        self.background.on_failure = self.commit_background.on_failure = self.on_bug
+        self.background.on_failure = self.commit_background.on_failure = self.on_internal_error
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
@@ -105,7 +105,7 @@ class Daemon:
         self.direct = DirectWriter(self.hub)
         soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
         self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)
-        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_bug, self.commit)
+        self.tcp = TcpServer(self.broker, options, self.hub, self.tls, self.auth, self.on_internal_error, self.commit)
         self.identity.producers = self.tcp.producers
         self.registration = self.new_registration()
         self.metrics = Metrics(self.broker)
@@ -136,7 +136,7 @@ class Daemon:
         self.http = HttpServer(
             routes,
             short_path=plain_publishers(self.broker),
-            on_bug=self.on_bug,
+            on_internal_error=self.on_internal_error,
             refusal=self.refuse_without_tls if options.tls_required == TLS_REQUIRED else None,
             settings=settings,
             admission=admission,
@@ -147,7 +147,7 @@ class Daemon:
             self.https = HttpServer(
                 routes,
                 "HTTPS",
-                on_bug=self.on_bug,
+                on_internal_error=self.on_internal_error,
                 tls=self.tls,
                 settings=settings,
                 admission=admission,
@@ -156,13 +156,13 @@ class Daemon:
         self.shedder = Shedder(self.hub, options.max_buffer_bytes)
         self.shedder.sources = [lambda: self.tcp.connections, self.all_http_connections]
         self.syncer = Syncer(self.broker)
-        self.syncer.on_bug = self.commit.on_bug = self.on_bug
+        self.syncer.on_internal_error = self.commit.on_internal_error = self.on_internal_error
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
         self.sync_fins()
         self.count_connections(admission)
         self.metrics.lookup_daemons = self.registration.stats
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
-        self.housekeeper = Housekeeper(self.broker, self.on_bug)
+        self.housekeeper = Housekeeper(self.broker, self.on_internal_error)
         self.statsd = StatsdPusher(self.broker, self.identity)
 
     def new_registration(self) -> Registration:
@@ -183,10 +183,10 @@ class Daemon:
         created.
         """
         self.fin_background = Background(self.hub, COMMIT_THREADS)
-        self.fin_background.on_failure = self.on_bug
+        self.fin_background.on_failure = self.on_internal_error
         if self.options.sync_fin:
             fin_sync = FinSync(self.broker, self.fin_background.run, self.hub.loop.run_callback)
-            fin_sync.on_bug = self.on_bug
+            fin_sync.on_internal_error = self.on_internal_error
             fin_sync.on_timed = self.metrics.sync_duration.observe
             self.syncer.on_end = fin_sync.retry
 
@@ -231,7 +231,7 @@ class Daemon:
         else:
             self.stop_wanted.set()
 
-    def on_bug(self, error: BaseException) -> None:
+    def on_internal_error(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, and writing on could damage the data."""
         self.failure = error
         self.stop_wanted.set()
@@ -240,7 +240,7 @@ class Daemon:
         """Log an error of a scheduled run; a broken invariant ends the daemon."""
         logger.error("internal error in a scheduled run - %s", error, exc_info=error)
         if isinstance(error, AssertionError):
-            self.on_bug(error)
+            self.on_internal_error(error)
 
     def start(self) -> None:
         """Load the data from disk, then listen."""

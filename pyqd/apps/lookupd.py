@@ -64,7 +64,7 @@ class LookupDaemon:
         admission = Admission(lambda: (options.max_http_connections, 0))
         self.http = HttpServer(
             routes,
-            on_bug=self.on_bug,
+            on_internal_error=self.on_internal_error,
             refusal=self.refuse_without_tls if options.tls_required else None,
             settings=settings,
             admission=admission,
@@ -75,7 +75,7 @@ class LookupDaemon:
             self.https = HttpServer(
                 routes,
                 "HTTPS",
-                on_bug=self.on_bug,
+                on_internal_error=self.on_internal_error,
                 tls=self.tls,
                 settings=settings,
                 admission=admission,
@@ -95,7 +95,7 @@ class LookupDaemon:
         possible = max(1, descriptor_max() - DESCRIPTORS_RESERVED - self.options.max_http_connections)
         return min(self.options.max_connections or possible, possible), 0
 
-    def on_bug(self, error: BaseException) -> None:
+    def on_internal_error(self, error: BaseException) -> None:
         """End the daemon: an invariant is broken, so lookups may be wrong. Brokers register again after a restart."""
         self.failure = error
         self.stop_wanted.set()

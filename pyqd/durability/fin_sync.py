@@ -47,8 +47,8 @@ class FinSync:
     """Syncs of FINs, one at a time.
 
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. soon: calls a function at
-    the end of the loop's pass. on_timed: is called with the seconds of each sync. on_bug: is called with an error that
-    is not a StorageError.
+    the end of the loop's pass. on_timed: is called with the seconds of each sync. on_internal_error: is called with an
+    error that is not a StorageError.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FinSync:
     ) -> None:
         broker.on_finished = self.note
         self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
+        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
         self._broker = broker
         self._in_background = in_background
         self._soon = soon
@@ -96,7 +96,7 @@ class FinSync:
         except Exception as error:
             # The FINs taken from the channels would wait forever, so the error is fatal.
             logger.critical("internal error when gathering a sync of FINs", exc_info=error)
-            self.on_bug(error)
+            self.on_internal_error(error)
             raise
         if not gathered.covered:
             self._go_on()
@@ -161,7 +161,7 @@ class FinSync:
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
             logger.critical("internal error in a sync of FINs - %s", error, exc_info=error)
-            self.on_bug(error)
+            self.on_internal_error(error)
 
     def _go_on(self) -> None:
         if self._waiting or self._again:

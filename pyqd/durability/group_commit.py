@@ -81,7 +81,7 @@ class GroupCommit:
     in_background: runs (job, done), the job in a thread and done(result, error) on the loop. write: starts to write a
     commit and calls done likewise, or has the commit written in a thread. soon: calls a function at the end of the
     loop's pass; after_poll: after the loop has polled all sockets once more, by default the same. on_timed: is called
-    with the seconds of each sync. on_bug: is called with an error that is not a StorageError.
+    with the seconds of each sync. on_internal_error: is called with an error that is not a StorageError.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class GroupCommit:
     ) -> None:
         self._broker = broker
         self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
+        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
         self._in_background = in_background
         self._soon = soon
         self._write = write
@@ -200,7 +200,7 @@ class GroupCommit:
         self._failure = self._broker.failed_sync
         if not isinstance(error, StorageError):
             logger.critical("internal error in a group commit", exc_info=error)
-            self.on_bug(error)
+            self.on_internal_error(error)
 
     def _tell(self, finished: Round, error: BaseException | None) -> None:
         """Report a round's outcome to its waiting publishers."""
@@ -213,7 +213,7 @@ class GroupCommit:
             except Exception as failed:
                 # The other publishers, and the next round, must not wait for one failed callback.
                 logger.critical("internal error when waking a publisher after its commit", exc_info=failed)
-                self.on_bug(failed)
+                self.on_internal_error(failed)
         self._tell_s += (time.perf_counter() - started_s - self._tell_s) * NEWEST_SHARE
 
     def _work(self, topics: list[Topic]) -> Work:

@@ -23,17 +23,17 @@ TOPICS_PER_TURN = 128
 class Housekeeper:
     """Greenlet that runs the `Reclaimer` of every topic periodically.
 
-    on_bug: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
+    on_internal_error: is called with an error that ends the greenlet; if it is None, the housekeeper goes on.
     """
 
-    def __init__(self, broker: Broker, on_bug: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(self, broker: Broker, on_internal_error: Callable[[BaseException], None] | None = None) -> None:
         self._broker = broker
-        self._on_bug = on_bug
+        self._on_internal_error = on_internal_error
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
         """Start to tend the topics."""
-        self._greenlet = spawn_service("housekeeper", self._run, self._on_bug)
+        self._greenlet = spawn_service("housekeeper", self._run, self._on_internal_error)
 
     def stop(self) -> None:
         """Stop tending the topics."""

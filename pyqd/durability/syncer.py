@@ -248,15 +248,15 @@ class Syncer:
     """Background syncs of the broker's data.
 
     in_thread: runs a function in a thread and waits for it while the loop goes on; gevent's threadpool by default.
-    on_timed: is called with the seconds of each job. on_bug: is called with an error that is not a StorageError; health
-    is bad from then on, and the next sync is attempted as usual.
+    on_timed: is called with the seconds of each job. on_internal_error: is called with an error that is not a
+    StorageError; health is bad from then on, and the next sync is attempted as usual.
     """
 
     def __init__(self, broker: Broker, in_thread: InThread | None = None) -> None:
         self._broker = broker
         broker.parks_durably = True
         self.on_timed: Callable[[float], None] = ignore_duration
-        self.on_bug: Callable[[BaseException], None] = ignore_internal_error
+        self.on_internal_error: Callable[[BaseException], None] = ignore_internal_error
         # Called after each sync of everything dirty.
         self.on_end: Callable[[], object] = no_pause
         self._in_thread = in_thread or gevent.get_hub().threadpool.apply
@@ -277,7 +277,7 @@ class Syncer:
         if self._broker.journal.has_former:
             # Until a sync, each kill adds its files to those that the next start reads.
             self._wanted.set()
-        self._greenlet = spawn_service("syncer", self._run, self.on_bug)
+        self._greenlet = spawn_service("syncer", self._run, self.on_internal_error)
 
     def stop(self) -> None:
         """Stop the periodic syncs. `sync_all` syncs the ranges that are still dirty."""
@@ -356,7 +356,7 @@ class Syncer:
         except Exception as error:
             self._broker.note_failed_sync(error)
             logger.critical("internal error in a sync", exc_info=error)
-            self.on_bug(error)
+            self.on_internal_error(error)
             return False
         if failed_count == 0:
             self._broker.note_synced()

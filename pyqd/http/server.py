@@ -47,11 +47,12 @@ class Login(Protocol):
 class HttpServer:
     """HTTP server over a table of routes.
 
-    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx). on_bug: is
-    called with an AssertionError, a broken invariant: the daemon's state can no longer be trusted. Other errors of
-    handlers are answered and logged. tls: secures the connections; None for plain HTTP. refusal: returns the answer to
-    every request; None if requests are answered by routes. settings: of each connection. admission: limits the number
-    of connections; several servers may share one. login: the access control; None allows everything.
+    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx).
+    on_internal_error: is called with an AssertionError, a broken invariant: the daemon's state can no longer be
+    trusted. Other errors of handlers are answered and logged. tls: secures the connections; None for plain HTTP.
+    refusal: returns the answer to every request; None if requests are answered by routes. settings: of each connection.
+    admission: limits the number of connections; several servers may share one. login: the access control; None allows
+    everything.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class HttpServer:
         routes: Iterable[Route],
         name: str = "HTTP",
         short_path: Callable[[], ShortPath] | None = None,
-        on_bug: Callable[[BaseException], None] | None = None,
+        on_internal_error: Callable[[BaseException], None] | None = None,
         *,
         tls: TlsServer | None = None,
         refusal: Callable[[], Response] | None = None,
@@ -70,7 +71,7 @@ class HttpServer:
         self.name = name
         # The short path checks neither the refusal nor the login.
         self._short_path = short_path if refusal is None and login is None else None
-        self._on_bug = on_bug
+        self._on_internal_error = on_internal_error
         self._tls = tls
         self._refusal = refusal
         self._login = login
@@ -149,15 +150,15 @@ class HttpServer:
             connection.run()
         except AssertionError as error:
             logger.exception("%s: internal error, closing connection", self.name)
-            self._note_bug(error)
+            self._note_internal_error(error)
         finally:
             self.connections.discard(connection)
             self._admission.leave(connection.remote)
 
-    def _note_bug(self, error: Exception) -> None:
+    def _note_internal_error(self, error: Exception) -> None:
         """Report a broken invariant."""
-        if isinstance(error, AssertionError) and self._on_bug is not None:
-            self._on_bug(error)
+        if isinstance(error, AssertionError) and self._on_internal_error is not None:
+            self._on_internal_error(error)
 
     def _sweep(self) -> None:
         """Shut the connections that are past their deadline."""
@@ -221,6 +222,6 @@ class HttpServer:
         except Exception as error:
             logger.exception("%s: internal error in the handler of %s", self.name, route.path)
             response = error_response(HttpError(500, "INTERNAL_ERROR"))
-            self._note_bug(error)
+            self._note_internal_error(error)
         response.common_headers = route.common_headers
         return response

@@ -41,10 +41,10 @@ def server(tmp_path: Path, errors: list[BaseException]) -> Iterator[TcpServer]:
     broker.scheduler.on_wake_wanted = lambda: hub.loop.run_callback(broker.scheduler.run_wakes)
     durability = GroupCommit(broker, hub.threadpool.spawn, hub.loop.run_callback)
     tls, auth = tls_server(broker.options), AuthServers(broker.options)
-    bugs: list[BaseException] = []
-    yield TcpServer(broker, broker.options, hub, tls, auth, bugs.append, durability)
+    internal_errors: list[BaseException] = []
+    yield TcpServer(broker, broker.options, hub, tls, auth, internal_errors.append, durability)
     broker.close()
-    assert bugs == []
+    assert internal_errors == []
 
 
 def count_parts() -> int:

@@ -277,7 +277,7 @@ def test_an_error_that_is_no_storage_error_is_reported_and_the_next_round_begins
     broker: Broker, files: RecordingFiles, held: Held, fin_sync: FinSync
 ) -> None:
     errors: list[BaseException] = []
-    fin_sync.on_bug = errors.append
+    fin_sync.on_internal_error = errors.append
     channel, consumer, ids = taken(broker, 2)
 
     def fail() -> None:

@@ -239,24 +239,24 @@ class BrokenError(Exception):
     """Error that no disk raises."""
 
 
-def raise_bug(*_args: object) -> None:
+def raise_broken(*_args: object) -> None:
     raise BrokenError("not what was thought of")
 
 
-def test_a_bug_in_a_job_wakes_all_that_wait_and_the_next_round_begins(
+def test_an_internal_error_in_a_job_wakes_all_that_wait_and_the_next_round_begins(
     broker: Broker, files: RecordingFiles, held: Held, commit: GroupCommit
 ) -> None:
-    bugs: list[BaseException] = []
-    commit.on_bug = bugs.append
+    errors: list[BaseException] = []
+    commit.on_internal_error = errors.append
     topic = broker.topic("t")
-    files.on_sync = lambda: raise_bug()
+    files.on_sync = lambda: raise_broken()
     first = publish(commit, topic)
     assert held.come.wait(WAIT_S)
     late = publish(commit, topic)
     held.finish_one()
     with pytest.raises(BrokenError):
         first.get(timeout=WAIT_S)
-    assert [type(bug) for bug in bugs] == [BrokenError]
+    assert [type(error) for error in errors] == [BrokenError]
     assert broker.health().startswith("NOK - not what was thought of")
     files.on_sync = lambda: None
     held.finish_one()
@@ -268,20 +268,20 @@ def test_a_bug_in_a_job_wakes_all_that_wait_and_the_next_round_begins(
 
 
 @pytest.mark.parametrize("where", ["_job", "on_timed", "_in_background"])
-def test_a_bug_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
+def test_an_internal_error_on_the_loop_wakes_all_that_wait_and_the_next_round_begins(
     broker: Broker, held: Held, commit: GroupCommit, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bugs: list[BaseException] = []
-    commit.on_bug = bugs.append
+    errors: list[BaseException] = []
+    commit.on_internal_error = errors.append
     topic = broker.topic("t")
     with monkeypatch.context() as broken:
-        broken.setattr(commit, where, raise_bug)
+        broken.setattr(commit, where, raise_broken)
         first = publish(commit, topic)
         if where == "on_timed":
             held.finish_one()
         with pytest.raises(BrokenError):
             first.get(timeout=WAIT_S)
-    assert [type(bug) for bug in bugs] == [BrokenError]
+    assert [type(error) for error in errors] == [BrokenError]
     after = publish(commit, topic)
     held.finish_one()
     after.get(timeout=WAIT_S)

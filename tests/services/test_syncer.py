@@ -368,11 +368,11 @@ def test_an_internal_error_in_a_sync_is_reported_and_the_next_sync_runs(broker: 
     come = Event()
     syncer = Syncer(broker, run_inline)
 
-    def on_bug(error: BaseException) -> None:
+    def on_internal_error(error: BaseException) -> None:
         told.append(error)
         come.set()
 
-    syncer.on_bug = on_bug
+    syncer.on_internal_error = on_internal_error
     files.on_sync = fail
     syncer.start()
     gevent.sleep(0)
@@ -396,9 +396,11 @@ def test_an_internal_error_in_a_sync_is_reported_and_the_next_sync_runs(broker: 
     gevent.sleep(0)
 
 
-def test_a_sync_that_cannot_be_noted_is_a_bug(broker: Broker, syncer: Syncer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_cannot_be_noted_is_an_internal_error(
+    broker: Broker, syncer: Syncer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[BaseException] = []
-    syncer.on_bug = told.append
+    syncer.on_internal_error = told.append
     publish(broker, "t")
 
     def fail() -> None:

@@ -174,9 +174,9 @@ class Process:
         self.fin_sync: WatchedFinSync | None = None
         if options.sync_fin:
             self.fin_sync = WatchedFinSync(self.broker, self.submit, self.hub.loop.run_callback)
-            self.fin_sync.on_bug = on_error
+            self.fin_sync.on_internal_error = on_error
             self.syncer.on_end = self.fin_sync.retry
-        self.syncer.on_bug = self.commit.on_bug = on_error
+        self.syncer.on_internal_error = self.commit.on_internal_error = on_error
 
     def start(self) -> None:
         """Do as a start of the daemon does. Raises: StartupError."""

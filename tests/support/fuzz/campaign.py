@@ -36,7 +36,14 @@ GROWTH_BYTES_MAX = 24 << 20
 MESSAGES = 20
 # Of the probe's own clients, which may be kept waiting by a busy machine: longer than that of the cases'.
 MSG_TIMEOUT_MS = 60_000
-SIGNS_OF_A_BUG = ("internal error", " failed\nTraceback", "INTERNAL_ERROR", "Traceback", "MemoryError", "SystemError")
+SIGNS_OF_INTERNAL_ERRORS = (
+    "internal error",
+    " failed\nTraceback",
+    "INTERNAL_ERROR",
+    "Traceback",
+    "MemoryError",
+    "SystemError",
+)
 FLAGS = (
     "-max-msg-size=65536",
     "-max-body-size=262144",
@@ -274,7 +281,7 @@ class Campaign:
     def check_log(self) -> None:
         self.daemon.assert_healthy()
         text = self.daemon.log_text()
-        for sign in SIGNS_OF_A_BUG:
+        for sign in SIGNS_OF_INTERNAL_ERRORS:
             assert sign not in text, f"the log says {sign!r}: {text[max(0, text.index(sign) - 500) :][:3000]}"
         # The log has been checked, and would grow without end; the daemon appends to it.
         self.daemon.empty_log()

@@ -9,7 +9,7 @@ from tests.support.server import Daemon, DaemonError, Implementation, wait_until
 
 pytestmark = pytest.mark.slow
 
-WITH_A_BUG = """
+WITH_AN_ERROR = """
 from pyqd.api.status import StatusRoutes
 
 def info(self, request):
@@ -22,7 +22,7 @@ raise SystemExit(main())
 
 
 def daemon_with(error: str, directory: Path) -> Daemon:
-    daemon = Daemon(Implementation("pyqd", (sys.executable, "-c", WITH_A_BUG.format(error=error))), directory)
+    daemon = Daemon(Implementation("pyqd", (sys.executable, "-c", WITH_AN_ERROR.format(error=error))), directory)
     return daemon.start()
 
 
@@ -39,7 +39,7 @@ def test_a_broken_invariant_ends_the_daemon_and_the_next_start_recovers(tmp_path
         daemon.kill()
 
 
-def test_any_other_bug_is_answered_and_served_on_after(tmp_path: Path) -> None:
+def test_any_other_error_is_answered_and_served_on_after(tmp_path: Path) -> None:
     daemon = daemon_with("KeyError", tmp_path)
     try:
         assert daemon.http("GET", "/info").status == 500
