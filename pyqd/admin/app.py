@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import secrets
+import time
 import zlib
 from typing import Final
 
@@ -10,12 +12,18 @@ from flask import Flask, Response, redirect, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
+from pyqd import __version__
 from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
+from pyqd.admin.pages.charts import chart, spark
+from pyqd.admin.pages.forms import check_token, csrf_token, forms
+from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
+from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
 
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
 GZIP_LEVEL: Final = 4
+COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
 def new_app(site: Site) -> Flask:
@@ -23,12 +31,61 @@ def new_app(site: Site) -> Flask:
     base = "" if site.options.base_path == "/" else site.options.base_path
     app = Flask(__name__, static_folder=site.options.dev_static_dir or "static", static_url_path=f"{base}/static")
     app.register_blueprint(api(site), url_prefix=base or None)
+    app.register_blueprint(pages(site), url_prefix=base or None)
+    app.register_blueprint(forms(site), url_prefix=base or None)
+    app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
+    app.secret_key = secrets.token_bytes(32)
+    app.config.update(SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Lax")
+    prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     if base:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
     app.register_error_handler(HTTPException, refusal)
     app.after_request(compress)
     return app
+
+
+def prepare_templates(app: Flask, site: Site) -> None:
+    """Give the templates their functions and the texts in the reader's language."""
+    app.jinja_env.add_extension("jinja2.ext.i18n")
+    app.jinja_env.install_gettext_callables(translate, translate_plural, newstyle=True)  # type: ignore[attr-defined]
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.globals.update(
+        csrf_token=csrf_token,
+        language=language,
+        languages=list(NAMES.items()),
+        spark=spark,
+        chart=lambda values, title, unit: chart(values, title, unit, time.time()),
+        duration=duration,
+        version=__version__,
+    )
+    app.context_processor(lambda: {"theme": request.cookies.get("theme", ""), "user": site.user()})
+
+
+def change_preferences() -> AnyResponse:
+    """Store theme and language of this browser in cookies, and return to the page."""
+    check_token()
+    back = request.form.get("back", "")
+    # Only to a path of this site.
+    is_local = back.startswith("/") and not back.startswith(("//", "/\\"))
+    response = redirect(back if is_local else f"{request.script_root}/", 303)
+    for name, known in (("theme", ("dark", "light")), ("language", tuple(NAMES))):
+        value = request.form.get(name, "")
+        if value in known:
+            response.set_cookie(name, value, max_age=COOKIE_AGE_S, httponly=True, samesite="Lax")
+    return response
+
+
+def duration(value_ns: float) -> str:
+    """Return a duration in a form that reads quickly: 340 us, 12 ms, 3.4 s, 5 min, 2 h 5 min, 3 d 4 h."""
+    for limit_ns, unit_ns, name in ((1e6, 1e3, "us"), (1e9, 1e6, "ms"), (60e9, 1e9, "s")):
+        if value_ns < limit_ns:
+            return f"{value_ns / unit_ns:.3g} {name}"
+    minutes = int(value_ns // 60e9)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def refusal(error: HTTPException) -> Response | HTTPException:

@@ -14,6 +14,7 @@ from flask import request
 from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
+from pyqd.admin.poller import Poller
 from pyqd.admin.upstream import Upstream
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
@@ -33,10 +34,14 @@ class Site:
             token=read_token(options.http_client_token_file),
         )
         self.cluster = Cluster(self.upstream, options.lookupd_http_address, options.nsqd_http_address)
+        self.poller = Poller(self.cluster)
+        self.is_closing = False
         self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
 
     def close(self) -> None:
-        """Send waiting notifications, and close connections."""
+        """Stop polling, send waiting notifications, and close connections."""
+        self.is_closing = True
+        self.poller.stop()
         self.notifier.close()
         self.upstream.close()
 

@@ -56,10 +56,12 @@ class AdminServer:
             raise StartupError(f"listen ({self.options.http_address}) failed - {error}") from None
         self.server = WSGIServer(listener, self.app, handler_class=Handler, log=None, error_log=None)
         self.server.start()
+        self.site.poller.start()
         logger.info("HTTP: listening on %s", listener.getsockname())
 
     def stop(self) -> None:
         """Stop listening, let requests end, and close everything."""
+        self.site.is_closing = True
         if self.server is not None:
             self.server.stop(timeout=STOP_TIMEOUT_S)
         self.site.close()

@@ -1,0 +1,99 @@
+"""Depths and rates of the last hour, in memory: one ring of points per topic and channel."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+STEP_S: Final = 10.0
+POINT_COUNT: Final = 360
+# A ring that got no value for this long belongs to a deleted topic or channel.
+STALE_POINTS: Final = POINT_COUNT
+
+Key = tuple[str, ...]
+
+
+class Series:
+    """Ring of values at intervals of STEP_S seconds. NaN where there is none; 4 bytes per value."""
+
+    __slots__ = ("last_slot", "points")
+
+    def __init__(self) -> None:
+        self.points = array("f", [math.nan]) * POINT_COUNT
+        self.last_slot = -1
+
+    def put(self, slot: int, value: float) -> None:
+        """Set the value of a slot, and NaN for those since the last. A slot: seconds since 1970 // STEP_S."""
+        assert slot >= self.last_slot
+        if self.last_slot >= 0:
+            for skipped in range(max(self.last_slot + 1, slot - POINT_COUNT + 1), slot):
+                self.points[skipped % POINT_COUNT] = math.nan
+        self.points[slot % POINT_COUNT] = value
+        self.last_slot = slot
+
+    def values(self, slot: int) -> list[float]:
+        """Return the values up to a slot, oldest first: POINT_COUNT of them."""
+        if self.last_slot < 0:
+            return [math.nan] * POINT_COUNT
+        newest = self.last_slot % POINT_COUNT + 1
+        values = [*self.points[newest:], *self.points[:newest]]
+        missing = min(slot - self.last_slot, POINT_COUNT)
+        return values[missing:] + [math.nan] * missing if missing > 0 else values
+
+
+class History:
+    """Series by name and key: ("topic",) or ("topic", "channel"); the whole cluster has the key ()."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, Key], Series] = {}
+        self._counts: dict[Key, tuple[float, int]] = {}
+        self.rates: dict[Key, float] = {}
+        self.slot = 0
+
+    def record(self, now_s: float, gauges: Mapping[str, Mapping[Key, int]], counters: Mapping[Key, int]) -> None:
+        """Take the numbers of one poll. gauges: by name and key. counters: messages so far, for the series `rate`."""
+        self.slot = max(self.slot, int(now_s // STEP_S))
+        for name, values in gauges.items():
+            for key, value in values.items():
+                self._put(name, key, value)
+        rates = {}
+        for key, count in counters.items():
+            then_s, before = self._counts.get(key, (now_s, count))
+            # A counter that went down belongs to a broker that was started anew.
+            if now_s > then_s and count >= before:
+                rates[key] = (count - before) / (now_s - then_s)
+                self._put("rate", key, rates[key])
+        self._counts = {key: (now_s, count) for key, count in counters.items()}
+        self.rates = rates
+        self._drop_stale()
+
+    def values(self, name: str, key: Key) -> list[float]:
+        """Return POINT_COUNT values, oldest first, NaN where there is none."""
+        series = self._series.get((name, key))
+        return [math.nan] * POINT_COUNT if series is None else series.values(self.slot)
+
+    def _put(self, name: str, key: Key, value: float) -> None:
+        series = self._series.get((name, key))
+        if series is None:
+            series = self._series[name, key] = Series()
+        series.put(self.slot, value)
+
+    def _drop_stale(self) -> None:
+        limit = self.slot - STALE_POINTS
+        stale = [key for key, series in self._series.items() if series.last_slot < limit]
+        for key in stale:
+            del self._series[key]
+
+
+def thinned(values: list[float], count: int) -> list[float]:
+    """Return `count` values: the greatest of each group, NaN for a group without any."""
+    size = len(values) / count
+    groups = (values[round(number * size) : round((number + 1) * size)] for number in range(count))
+    return [greatest(group) for group in groups]
+
+
+def greatest(values: Iterable[float]) -> float:
+    """Return the greatest number; NaN if there is none."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)

@@ -1,0 +1,95 @@
+"""Charts as SVG, made on the server: small ones for tables, and large ones with axes. They need no script."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from markupsafe import Markup, escape
+
+from pyqd.admin.history import POINT_COUNT, STEP_S, greatest, thinned
+
+SPARK_WIDTH: Final = 96
+SPARK_HEIGHT: Final = 20
+SPARK_POINTS: Final = 60
+CHART_WIDTH: Final = 640
+CHART_HEIGHT: Final = 160
+MARGIN_LEFT: Final = 52
+MARGIN_BOTTOM: Final = 18
+MARGIN_TOP: Final = 8
+
+
+def spark(values: Sequence[float], label: str) -> Markup:
+    """Return a small line of values, oldest first. label: for readers that do not see it."""
+    points = thinned(list(values), SPARK_POINTS)
+    top = greatest(points)
+    if math.isnan(top):
+        return Markup('<span class="spark empty"></span>')
+    lines = polylines(points, 0, 1, SPARK_WIDTH, SPARK_HEIGHT - 2, top)
+    attributes = f'viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" role="img" aria-label="{escape(label)}"'
+    return Markup(f'<svg class="spark" {attributes}>{lines}</svg>')
+
+
+def chart(values: Sequence[float], title: str, unit: str, now_s: float) -> Markup:
+    """Return a chart of the last hour with axes. unit: after each number, such as `/s`."""
+    top = nice_ceiling(greatest(values))
+    width, height = CHART_WIDTH - MARGIN_LEFT, CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
+    parts = []
+    for step in range(5):
+        y = MARGIN_TOP + height * step / 4
+        text = f"{short(top * (4 - step) / 4)}{unit}"
+        parts.append(f'<line class="grid" x1="{MARGIN_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{MARGIN_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+    span_s = POINT_COUNT * STEP_S
+    for quarter in range(5):
+        x = MARGIN_LEFT + width * quarter / 4
+        clock = time.strftime("%H:%M", time.localtime(now_s - span_s * (4 - quarter) / 4))
+        anchor = ("start", "middle", "middle", "middle", "end")[quarter]
+        parts.append(f'<text x="{x:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="{anchor}">{clock}</text>')
+    parts.append(polylines(values, MARGIN_LEFT, MARGIN_TOP, width, height, top))
+    data = ",".join("" if math.isnan(value) else f"{value:.6g}" for value in values)
+    attributes = f'data-values="{data}" data-unit="{escape(unit)}" data-end="{now_s:.0f}" data-step="{STEP_S:g}"'
+    label = f'role="img" aria-label="{escape(title)}"'
+    return Markup(
+        f'<figure class="chart" {attributes}><figcaption>{escape(title)}</figcaption>'
+        f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" {label}>{"".join(parts)}</svg></figure>'
+    )
+
+
+def polylines(values: Sequence[float], left: float, y0: float, width: float, height: float, top: float) -> str:
+    """Return one SVG line for each run of values without a gap. top: the value at the upper edge."""
+    runs: list[list[str]] = [[]]
+    step = width / max(1, len(values) - 1)
+    for number, value in enumerate(values):
+        if math.isnan(value):
+            if runs[-1]:
+                runs.append([])
+            continue
+        y = y0 + height - (height * value / top if top > 0 else 0)
+        runs[-1].append(f"{left + number * step:.1f},{y:.1f}")
+    shapes = []
+    for run in runs:
+        if len(run) == 1:
+            place_x, place_y = run[0].split(",")
+            shapes.append(f'<circle cx="{place_x}" cy="{place_y}" r="1.5"/>')
+        elif run:
+            shapes.append(f'<polyline points="{" ".join(run)}"/>')
+    return "".join(shapes)
+
+
+def nice_ceiling(value: float) -> float:
+    """Return the least number of the form 1, 2, 4 or 5 times a power of ten that is not below a value; at least 4."""
+    if math.isnan(value) or value <= 4:
+        return 4.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value))
+
+
+def short(value: float) -> str:
+    """Return a number in few characters: 950, 1.2k, 34M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

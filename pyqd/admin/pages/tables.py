@@ -1,0 +1,86 @@
+"""Tables whose search, sorting and paging are in the URL, and done on the server."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import request
+
+PAGE_SIZES: Final = (25, 50, 100, 500)
+PAGE_SIZE: Final = 50
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column. name: in the URL. key: sorts rows; None if the column cannot sort. is_number: aligned to the right."""
+
+    name: str
+    title: str
+    key: Callable[[Any], Any] | None = None
+    is_number: bool = False
+    help: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class Table:
+    """One page of rows, with what the template needs for the links around it."""
+
+    columns: Sequence[Column]
+    rows: list[Any]
+    total: int
+    matching: int
+    page: int
+    page_count: int
+    page_size: int
+    sort: str
+    descending: bool
+    search: str
+
+    def sort_url(self, column: Column) -> str:
+        """Return the link that sorts by a column; numbers begin with the greatest."""
+        is_current = column.name == self.sort
+        descending = not self.descending if is_current else column.is_number
+        return changed_url(sort=f"-{column.name}" if descending else column.name, page="")
+
+    def page_url(self, page: int) -> str:
+        return changed_url(page=str(page) if page > 1 else "")
+
+
+def table_of(rows: Iterable[Any], columns: Sequence[Column], *, text_of: Callable[[Any], str], sort: str = "") -> Table:
+    """Return the page of rows that the URL asks for.
+
+    text_of: the text that is searched. sort: the default, `-name` for descending.
+    """
+    everything = list(rows)
+    search = request.args.get("q", "").strip()
+    found = [row for row in everything if search.lower() in text_of(row).lower()] if search else everything
+    wanted = request.args.get("sort", sort) or sort
+    descending = wanted.startswith("-")
+    column = next((each for each in columns if each.name == wanted.lstrip("-") and each.key is not None), None)
+    if column is not None:
+        found.sort(key=column.key, reverse=descending)
+    size = page_size()
+    page_count = max(1, -(-len(found) // size))
+    page = min(max(1, number_of(request.args.get("page", ""), 1)), page_count)
+    shown = found[(page - 1) * size : page * size]
+    name = "" if column is None else column.name
+    return Table(columns, shown, len(everything), len(found), page, page_count, size, name, descending, search)
+
+
+def page_size() -> int:
+    size = number_of(request.args.get("size", ""), PAGE_SIZE)
+    return size if size in PAGE_SIZES else PAGE_SIZE
+
+
+def number_of(text: str, default: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
+
+
+def changed_url(**changes: str) -> str:
+    """Return the current URL with other parameters; an empty value removes one."""
+    query = {name: value for name, value in request.args.items() if name != "fragment"} | changes
+    text = urlencode({name: value for name, value in query.items() if value})
+    return f"{request.script_root}{request.path}" + (f"?{text}" if text else "")

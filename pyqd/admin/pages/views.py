@@ -1,0 +1,221 @@
+"""The pages of nsqadmin and their URLs: streams, topic, channel, nodes, node, lookup, counter; and health."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response, render_template, request
+
+from pyqd.admin.cluster import Node
+from pyqd.admin.health import findings_of
+from pyqd.admin.pages.tables import Column, Table, table_of
+from pyqd.admin.site import Site
+from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
+from pyqd.admin.upstream import UpstreamError
+
+
+def pages(site: Site) -> Blueprint:
+    """Return the routes of the pages."""
+    routes = Blueprint("pages", __name__)
+    views = Views(site)
+    for rule, name in (
+        ("/", "streams"),
+        ("/topics", "streams"),
+        ("/topics/<topic>", "topic"),
+        ("/topics/<topic>/<channel>", "channel"),
+        ("/nodes", "nodes"),
+        ("/nodes/<node>", "node"),
+        ("/lookup", "lookup"),
+        ("/counter", "counter"),
+        ("/health", "health"),
+    ):
+        endpoint = name if rule != "/" else "home"
+        routes.add_url_rule(rule, endpoint, getattr(views, name), methods=["GET"])
+    routes.add_url_rule("/live", "live", views.live)
+    routes.register_error_handler(UpstreamError, views.unreachable)
+    return routes
+
+
+TOPIC_COLUMNS = (
+    Column("topic", "Topic", lambda row: row.topic),
+    Column("depth", "Depth", lambda row: waiting(row), is_number=True, help="waiting in the topic and in its channels"),
+    Column("in_flight", "In flight", lambda row: channel_sum(row, "in_flight_count"), is_number=True),
+    Column("deferred", "Deferred", lambda row: channel_sum(row, "deferred_count"), is_number=True),
+    Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
+    Column("rate", "Rate /s", None, is_number=True),
+    Column("hour", "Depth, last hour"),
+    Column("channels", "Channels", lambda row: len(row.channels), is_number=True),
+    Column("nodes", "Nodes", lambda row: len(row.nodes), is_number=True),
+)
+CHANNEL_COLUMNS = (
+    Column("channel", "Channel", lambda row: row.channel),
+    Column("depth", "Depth", lambda row: row.sums["depth"], is_number=True),
+    Column("in_flight", "In flight", lambda row: row.sums["in_flight_count"], is_number=True),
+    Column("deferred", "Deferred", lambda row: row.sums["deferred_count"], is_number=True),
+    Column("requeued", "Requeued", lambda row: row.sums["requeue_count"], is_number=True),
+    Column("timed_out", "Timed out", lambda row: row.sums["timeout_count"], is_number=True),
+    Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
+    Column("rate", "Rate /s", None, is_number=True),
+    Column("hour", "Depth, last hour"),
+    Column("clients", "Clients", lambda row: row.sums["client_count"], is_number=True),
+)
+CLIENT_COLUMNS = (
+    Column("client", "Client", lambda row: (row["hostname"], row["remote_address"])),
+    Column("node", "Node", topology_order),
+    Column("user_agent", "User agent", lambda row: row["user_agent"]),
+    Column("attributes", "Attributes"),
+    Column("in_flight", "In flight", lambda row: row["in_flight_count"], is_number=True),
+    Column("ready", "RDY", lambda row: row["ready_count"], is_number=True),
+    Column("finished", "Finished", lambda row: row["finish_count"], is_number=True),
+    Column("requeued", "Requeued", lambda row: row["requeue_count"], is_number=True),
+    Column("messages", "Messages", lambda row: row["message_count"], is_number=True),
+    Column("connected", "Connected", lambda row: row["connected"], is_number=True),
+)
+NODE_COLUMNS = (
+    Column("hostname", "Host", lambda row: row.hostname),
+    Column("address", "Address", lambda row: row.http_address),
+    Column("tcp_port", "TCP", lambda row: row.tcp_port, is_number=True),
+    Column("http_port", "HTTP", lambda row: row.http_port, is_number=True),
+    Column("version", "Version", lambda row: row.version),
+    Column("region", "Region", lambda row: row.region),
+    Column("zone", "Zone", lambda row: row.zone),
+    Column("lookupds", "Lookup daemons", lambda row: len(row.remote_addresses or ()), is_number=True),
+    Column("topics", "Topics", lambda row: len(row.topics), is_number=True),
+)
+
+
+class Views:
+    """Views of the pages. Each shows a template, or only its live part if the script asks for a fragment."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def show(self, template: str, **values: Any) -> str:
+        """Return a page."""
+        snapshot = self.site.poller.snapshot
+        return render_template(
+            template,
+            snapshot=snapshot,
+            history=self.site.poller.history,
+            fragment="fragment" in request.args,
+            now_s=time.time(),
+            **values,
+        )
+
+    def streams(self) -> str:
+        snapshot = self.site.poller.snapshot
+        rows = [*snapshot.topics.values()]
+        rows += [TopicStats.total(name, []) for name in snapshot.names if name not in snapshot.topics]
+        table = table_of(rows, self._with_rate(TOPIC_COLUMNS), text_of=lambda row: str(row.topic), sort="topic")
+        return self.show("streams.html", table=table, waiting=waiting, channel_sum=channel_sum)
+
+    def topic(self, topic: str) -> str:
+        cluster = self.site.cluster
+        producers = cluster.producers_of(topic)
+        stats = cluster.stats(producers.value, topic)
+        total = TopicStats.total(topic, stats.value.topics)
+        columns = self._with_rate(CHANNEL_COLUMNS)
+        table = table_of(total.channels, columns, text_of=lambda row: str(row.channel), sort="channel")
+        failures = producers.failures + stats.failures
+        return self.show("topic.html", topic=topic, stats=total, table=table, failures=failures)
+
+    def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
+        cluster = self.site.cluster
+        producers = cluster.producers_of(topic)
+        stats = cluster.stats(producers.value, topic, channel, clients=True)
+        found = next((each for each in stats.value.channels() if each.channel == channel), None)
+        if found is None:
+            return self.show("missing.html", topic=topic, channel=channel), 404
+        table = self._clients(found)
+        failures = producers.failures + stats.failures
+        return self.show("channel.html", topic=topic, channel=channel, stats=found, table=table, failures=failures)
+
+    def nodes(self) -> str:
+        found = self.site.cluster.nodes()
+        table = table_of(found.value, NODE_COLUMNS, text_of=node_text, sort="hostname")
+        return self.show("nodes.html", table=table, failures=found.failures, lookupds=self.site.cluster.lookupds)
+
+    def node(self, node: str) -> str | tuple[str, int]:
+        cluster = self.site.cluster
+        nodes = cluster.nodes()
+        found = next((each for each in nodes.value if each.http_address == node), None)
+        if found is None:
+            return self.show("missing.html", node=node), 404
+        stats = cluster.stats([found], clients=True)
+        table = table_of(stats.value.topics, TOPIC_COLUMNS[:5], text_of=lambda row: str(row.topic), sort="topic")
+        return self.show(
+            "node.html",
+            node=found,
+            table=table,
+            waiting=waiting,
+            channel_sum=channel_sum,
+            failures=stats.failures,
+            hidden=dict(found.topics),
+        )
+
+    def lookup(self) -> str:
+        inactive = self.site.cluster.inactive_topics()
+        return self.show(
+            "lookup.html", lookupds=self.site.cluster.lookupds, inactive=inactive.value, failures=inactive.failures
+        )
+
+    def counter(self) -> str:
+        total = sum(topic.sums["message_count"] for topic in self.site.poller.snapshot.topics.values())
+        return self.show("counter.html", total=total)
+
+    def health(self) -> str:
+        return self.show("health.html", findings=findings_of(self.site))
+
+    def live(self) -> Response:
+        """Send the number of each poll as a server-sent event, until the browser goes away."""
+        poller = self.site.poller
+
+        def events() -> Any:
+            number = -1
+            while not self.site.is_closing:
+                number = poller.wait_newer(number, LIVE_KEEPALIVE_S).number
+                yield f"event: poll\ndata: {number}\n\n"
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return Response(events(), content_type="text/event-stream", headers=headers)
+
+    def unreachable(self, error: UpstreamError) -> tuple[str, int]:
+        """Show that no broker or lookup daemon answers."""
+        return self.show("unreachable.html", error=str(error)), 502
+
+    def _with_rate(self, columns: tuple[Column, ...]) -> list[Column]:
+        """Return columns whose rate sorts by the rates of the last poll."""
+        rates = self.site.poller.history.rates
+
+        def key_of(row: Any) -> float:
+            return rates.get((row.topic, row.channel) if isinstance(row, ChannelStats) else (row.topic,), 0.0)
+
+        return [
+            Column(each.name, each.title, key_of, is_number=True) if each.name == "rate" else each for each in columns
+        ]
+
+    def _clients(self, stats: ChannelStats) -> Table:
+        return table_of(stats.clients, CLIENT_COLUMNS, text_of=client_text, sort="node")
+
+
+# The browser takes a silent connection for a dead one.
+LIVE_KEEPALIVE_S = 15.0
+
+
+def waiting(topic: TopicStats) -> int:
+    """Return the number of messages that wait in a topic and in its channels."""
+    return topic.sums["depth"] + channel_sum(topic, "depth")
+
+
+def channel_sum(topic: TopicStats, name: str) -> int:
+    """Return a sum over the channels of a topic."""
+    return sum(channel.sums[name] for channel in topic.channels)
+
+
+def client_text(client: Any) -> str:
+    return f"{client['hostname']} {client['client_id']} {client['remote_address']} {client['user_agent']}"
+
+
+def node_text(node: Node) -> str:
+    return f"{node.hostname} {node.http_address} {node.version} {node.region} {node.zone}"

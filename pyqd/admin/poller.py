@@ -1,0 +1,130 @@
+"""Polls all brokers in a thread of its own, and keeps the newest numbers and the history of the last hour."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from typing import Final
+
+from pyqd.admin.cluster import Cluster, Node, Stats
+from pyqd.admin.history import History, Key
+from pyqd.admin.stats import TopicStats
+from pyqd.admin.upstream import UpstreamError
+
+INTERVAL_S: Final = 2.0
+# A poll may cost a broker this part of one core. Its answer takes at least as long as its work.
+SHARE_OF_CORE: Final = 0.01
+INTERVAL_MAX_S: Final = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one time. number: counts the polls. failures: one text for each member that did not answer."""
+
+    number: int = 0
+    taken_s: float = 0.0
+    took_s: float = 0.0
+    nodes: tuple[Node, ...] = ()
+    topics: dict[str, TopicStats] = dataclasses.field(default_factory=dict)
+    failures: tuple[str, ...] = ()
+    # The lookup daemons may know topics that no broker has.
+    names: tuple[str, ...] = ()
+
+
+class Poller:
+    """Polls while it runs. Before the first poll the snapshot is empty, with the number 0."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.snapshot = Snapshot()
+        self.history = History()
+        self.interval_s = INTERVAL_S
+        self._changed = threading.Condition()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wake all that wait."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def wait_newer(self, number: int, timeout_s: float) -> Snapshot:
+        """Return the newest snapshot as soon as its number is greater, or when the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.snapshot.number > number or self._is_stopped, timeout_s)
+            return self.snapshot
+
+    def poll(self) -> Snapshot:
+        """Poll once, and return what was found."""
+        started_s = time.monotonic()
+        found = self._read(self.snapshot.number + 1, started_s)
+        self._record(found)
+        with self._changed:
+            self.snapshot = found
+            self._changed.notify_all()
+        return found
+
+    def _run(self) -> None:
+        while not self._is_stopped:
+            try:
+                found = self.poll()
+            except Exception:
+                # A daemon that answers nonsense must not end the polling of the others.
+                logger.exception("cannot poll the brokers")
+                found = self.snapshot
+            self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, found.took_s / SHARE_OF_CORE))
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopped, self.interval_s)
+
+    def _read(self, number: int, started_s: float) -> Snapshot:
+        cluster = self.cluster
+        failures: list[str] = []
+        nodes: list[Node] = []
+        rows: list[TopicStats] = []
+        names: list[str] = []
+        try:
+            found = cluster.nodes()
+            nodes, failures = found.value, list(found.failures)
+            if cluster.lookupds:
+                names = cluster.topics().value
+            stats = cluster.stats(nodes)
+            assert isinstance(stats.value, Stats)
+            rows = stats.value.topics
+            failures += stats.failures
+        except UpstreamError as error:
+            failures.append(str(error))
+        by_name: dict[str, list[TopicStats]] = {}
+        for row in rows:
+            by_name.setdefault(row.topic, []).append(row)
+        topics = {topic: TopicStats.total(topic, parts) for topic, parts in by_name.items()}
+        took_s = time.monotonic() - started_s
+        return Snapshot(number, time.time(), took_s, tuple(nodes), topics, tuple(dict.fromkeys(failures)), tuple(names))
+
+    def _record(self, snapshot: Snapshot) -> None:
+        depth: dict[Key, int] = {}
+        in_flight: dict[Key, int] = {}
+        counters: dict[Key, int] = {}
+        for topic in snapshot.topics.values():
+            key = (topic.topic,)
+            depth[key] = topic.sums["depth"] + sum(channel.sums["depth"] for channel in topic.channels)
+            counters[key] = topic.sums["message_count"]
+            for channel in topic.channels:
+                place = (topic.topic, channel.channel)
+                depth[place] = channel.sums["depth"]
+                in_flight[place] = channel.sums["in_flight_count"]
+                counters[place] = max(0, channel.sums["message_count"] - channel.sums["depth"])
+        if snapshot.topics:
+            depth[()] = sum(value for key, value in depth.items() if len(key) == 1)
+            counters[()] = sum(value for key, value in counters.items() if len(key) == 1)
+        self.history.record(snapshot.taken_s, {"depth": depth, "in_flight": in_flight}, counters)

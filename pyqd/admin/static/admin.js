@@ -1,0 +1,91 @@
+// Live updates, confirmation and the cursor of charts. All pages work without this script.
+"use strict";
+
+const live = document.getElementById("live");
+const age = document.getElementById("age");
+const confirmation = document.getElementById("confirm");
+let isLoading = false;
+
+// The reader would lose what he is about to do.
+function isBusy() {
+  const selection = document.getSelection();
+  const selects = selection && !selection.isCollapsed && live.contains(selection.anchorNode);
+  return confirmation.open || selects || document.hidden || live.contains(document.activeElement);
+}
+
+async function update() {
+  if (isLoading || isBusy()) return;
+  isLoading = true;
+  try {
+    const url = new URL(location.href);
+    url.searchParams.set("fragment", "1");
+    const answer = await fetch(url, { headers: { Accept: "text/html" } });
+    if (answer.redirected) location.reload();
+    if (answer.ok && !isBusy()) live.innerHTML = await answer.text();
+  } catch {
+    age.textContent = age.dataset.stale;
+  } finally {
+    isLoading = false;
+  }
+}
+
+if (live.childElementCount) {
+  const events = new EventSource(document.body.dataset.live);
+  let polls = null;
+  events.addEventListener("poll", (event) => {
+    age.textContent = "";
+    if (polls !== null && polls !== event.data) update();
+    polls = event.data;
+  });
+  events.addEventListener("error", () => { age.textContent = age.dataset.stale; });
+  addEventListener("pagehide", () => events.close());
+}
+
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (!form.dataset.confirm || form.elements.confirmed) return;
+  event.preventDefault();
+  document.getElementById("confirm-text").textContent = form.dataset.confirm;
+  confirmation.returnValue = "no";
+  confirmation.onclose = () => {
+    if (confirmation.returnValue !== "yes") return;
+    const field = document.createElement("input");
+    Object.assign(field, { type: "hidden", name: "confirmed", value: "yes" });
+    form.append(field);
+    form.requestSubmit();
+  };
+  confirmation.showModal();
+});
+
+// "/" goes to the search, as in other web programs.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.closest("input, textarea, select")) return;
+  event.preventDefault();
+  document.querySelector(".find input").focus();
+});
+
+document.addEventListener("pointermove", (event) => {
+  const figure = event.target.closest(".chart");
+  document.querySelectorAll(".chart .cursor, .chart output").forEach((mark) => mark.remove());
+  if (figure) showValue(figure, event.clientX);
+});
+
+function showValue(figure, clientX) {
+  const svg = figure.querySelector("svg");
+  const box = svg.getBoundingClientRect();
+  const left = 52;
+  const width = svg.viewBox.baseVal.width;
+  const x = (clientX - box.left) / box.width * width;
+  const values = figure.dataset.values.split(",");
+  const index = Math.round((x - left) / (width - left) * (values.length - 1));
+  if (index < 0 || index >= values.length || values[index] === "") return;
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  for (const [name, value] of [["x1", x], ["x2", x], ["y1", 8], ["y2", 142]]) line.setAttribute(name, value);
+  line.setAttribute("class", "cursor");
+  svg.append(line);
+  const seconds = Number(figure.dataset.end) - (values.length - 1 - index) * Number(figure.dataset.step);
+  const clock = new Date(seconds * 1000).toLocaleTimeString();
+  const text = document.createElement("output");
+  text.textContent = `${clock}  ${Number(values[index]).toLocaleString(undefined, { maximumFractionDigits: 1 })}${figure.dataset.unit}`;
+  figure.append(text);
+}
