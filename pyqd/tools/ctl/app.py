@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pyqd import __version__
-from pyqd.tools.ctl import administration, listing, messages, settings, setup
+from pyqd.tools.ctl import administration, dead_letters, drain, listing, messages, settings, setup
 from pyqd.tools.ctl.frame import Root
 
 PROGRAM: Final = "pyqctl"
@@ -44,6 +44,8 @@ for command in (
     settings.seek,
     settings.limits,
     settings.retention,
+    dead_letters.dead_letters,
+    drain.drain,
     setup.context,
     setup.completion,
 ):

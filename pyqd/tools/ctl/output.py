@@ -129,6 +129,7 @@ STATE_STYLES: Final = {
     "ok": "green",
     "OK": "green",
     "done": "green",
+    "returned": "green",
     "warning": "yellow",
     "paused": "yellow",
     "draining": "yellow",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS, format_duration
 from pyqd.tools.ctl.counters import paused_text
-from pyqd.tools.ctl.output import Column, cell, count, names, printable, rate, size, table
+from pyqd.tools.ctl.output import Column, cell, count, names, rate, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -202,8 +202,24 @@ def messages(rows: Sequence[Row], state: str, several_nodes: bool) -> Table:
     else:
         columns.append(Column("Due", "due", timestamp))
     if any("body" in row for row in rows):
-        columns.append(Column("Body", "body", printable))
+        columns.append(Column("Body", "body"))
     return table(columns, rows)
+
+
+def dead_letters(rows: Sequence[Row]) -> Table:
+    """Return the table of dead letters, those that wait included."""
+    columns = [
+        Column("Node", "node"),
+        Column("Held by", "held_by", style="bold"),
+        Column("ID", "id", style="bold"),
+        Column("State", "state"),
+        Column("Published", "timestamp", timestamp),
+        Column("Size", "size", size, is_number=True),
+    ]
+    if any("body" in row for row in rows):
+        columns.append(Column("Body", "body"))
+    held = [{**row, "held_by": "/".join(name for name in (row["topic"], row["channel"]) if name)} for row in rows]
+    return table(columns, held)
 
 
 def seeks(rows: Sequence[Row]) -> Table:

@@ -17,6 +17,8 @@ from pyqd.tools.ctl.app import cli
 from tests.support.server import Daemon, nsqd, pyqd, running
 
 TOPIC_NUMBERS = itertools.count()
+# A dead letter is published with a sync.
+FLAGS = ("-sync-timeout=50ms",)
 VARIABLES = (*target.VARIABLES.values(), target.CONTEXT_VARIABLE, "XDG_CONFIG_HOME", "COLUMNS")
 
 
@@ -64,14 +66,14 @@ def address_of(daemon: Daemon) -> str:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A broker for all tests, which use topics of their own."""
-    with running(Daemon(pyqd(), tmp_path_factory.mktemp("broker"))) as started:
+    with running(Daemon(pyqd(), tmp_path_factory.mktemp("broker"), FLAGS)) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Another broker for tests with several."""
-    with running(Daemon(pyqd(), tmp_path_factory.mktemp("second"))) as started:
+    with running(Daemon(pyqd(), tmp_path_factory.mktemp("second"), FLAGS)) as started:
         yield started
 
 

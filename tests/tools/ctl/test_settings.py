@@ -17,7 +17,10 @@ def queue(broker: Daemon, topic: str) -> str:
     with Client(broker.tcp_address) as client:
         client.mpub(topic, [b"1", b"2", b"3"])
         client.sub(topic, "email", rdy_count=2)
-        for message in client.read_messages(2):
+        finished = client.read_messages(2)
+        # The third message stays in the channel.
+        client.rdy(0)
+        for message in finished:
             client.fin(message)
         # Answered when both are finished.
         client.send(b"CLS\n")

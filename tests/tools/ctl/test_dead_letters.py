@@ -1,0 +1,198 @@
+"""pyqctl dead-letters list and return, against real brokers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.nsq import Client
+from tests.support.server import Daemon, wait_until
+from tests.tools.ctl.conftest import Ctl, address_of
+
+LONG = b"long " * 2000
+
+
+@pytest.fixture
+def queue(ctl: Ctl, topic: str) -> str:
+    """A topic with a channel `email` whose messages are dead letters after one attempt."""
+    assert ctl("create", topic, "email").code == 0
+    assert ctl("limits", topic, "email", "--max-attempts=1", f"--dead-letter-topic={topic}-dead").code == 0
+    return topic
+
+
+def kill(daemon: Daemon, topic: str, *bodies: bytes, channel: str = "email") -> None:
+    """Publish messages and requeue each, so that they become dead letters."""
+    before = dead_count(daemon, topic, channel)
+    with Client(daemon.tcp_address) as client:
+        client.mpub(topic, bodies)
+        client.sub(topic, channel, rdy_count=len(bodies))
+        for message in client.read_messages(len(bodies)):
+            client.req(message, 0)
+        wait_until(lambda: dead_count(daemon, topic, channel) == before + len(bodies), "the dead letters are published")
+
+
+def dead_count(daemon: Daemon, topic: str, channel: str) -> int:
+    return int(daemon.http("GET", "/channel/limits", topic=topic, channel=channel).json()["dead_letter_count"])
+
+
+def listed(ctl: Ctl, topic: str, *more: str) -> list[tuple[str, str | None, str]]:
+    rows = ctl("dead-letters", "list", topic, "email", *more).json()["messages"]
+    return [(row["topic"], row["channel"], row["body"]) for row in rows]
+
+
+def received(daemon: Daemon, topic: str, channel: str, count: int) -> list[bytes]:
+    with Client(daemon.tcp_address) as client:
+        client.sub(topic, channel, rdy_count=count)
+        messages = client.read_messages(count)
+        client.rdy(0)
+        for message in messages:
+            client.fin(message)
+        client.send(b"CLS\n")
+        client.expect_response(b"CLOSE_WAIT")
+    return sorted(message.body for message in messages)
+
+
+def test_dead_letters_are_listed_where_they_are(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"poison")
+    assert listed(ctl, queue) == [(f"{queue}-dead", None, "poison")]
+    ctl("create", f"{queue}-dead", "inspect")
+    assert listed(ctl, queue) == [(f"{queue}-dead", "inspect", "poison")]
+    assert f"{queue}-dead/inspect" in ctl("dead-letters", "list", queue, "email", "--table").out
+
+
+def test_dead_letters_that_wait_are_listed_too(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    # Without its topic a dead letter waits in the channel.
+    with Client(broker.tcp_address) as client:
+        client.pub(queue, b"poison")
+        client.sub(queue, "email", rdy_count=1)
+        message = client.read_message()
+        assert ctl("delete", f"{queue}-dead", "--yes").code == 0
+        client.req(message, 0)
+
+        def is_waiting() -> bool:
+            limits = broker.http("GET", "/channel/limits", topic=queue, channel="email").json()
+            return bool(limits["dead_letters_waiting"])
+
+        wait_until(is_waiting, "the dead letter waits")
+    assert listed(ctl, queue) == [(queue, "email", "poison")]
+
+
+def test_dead_letters_return_to_their_topic_whole(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one", LONG, b"\xff\x00")
+    ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    results = ran.json()["results"]
+    assert [row["state"] for row in results] == ["returned"] * 3
+    assert listed(ctl, queue) == []
+    shown = ctl("peek", queue, "email", "--body=none").json()["messages"]
+    assert sorted(row["id"] for row in shown) == sorted(row["new_id"] for row in results)
+    assert received(broker, queue, "email", 3) == sorted([b"one", LONG, b"\xff\x00"])
+
+
+def test_dead_letters_return_from_the_channel_that_holds_them(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    ctl("create", f"{queue}-dead", "inspect")
+    kill(broker, queue, b"one")
+    assert ctl("dead-letters", "return", queue, "email", "--yes").code == 0
+    assert listed(ctl, queue) == []
+    (channel,) = broker.topics()[f"{queue}-dead"]["channels"]
+    assert channel["channel_name"] == "inspect"
+    assert received(broker, queue, "email", 1) == [b"one"]
+    ctl("create", f"{queue}-dead", "archive")
+    kill(broker, queue, b"two")
+    ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    assert ran.code == 2
+    assert "archive, inspect: choose one with --from-channel" in ran.err
+    assert ctl("dead-letters", "return", queue, "email", "--yes", "--from-channel=inspect").code == 0
+    assert listed(ctl, queue) == [(f"{queue}-dead", "archive", "two")]
+    assert ctl("dead-letters", "return", queue, "email", "--yes", "--from-channel=absent").code == 2
+
+
+def test_single_dead_letters_return(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one", b"two", b"three")
+    ids = {row["body"]: row["id"] for row in ctl("dead-letters", "list", queue, "email").json()["messages"]}
+    assert ctl("dead-letters", "return", queue, "email", ids["two"], "-y").code == 0
+    assert received(broker, queue, "email", 1) == [b"two"]
+    assert sorted(body for _, _, body in listed(ctl, queue)) == ["one", "three"]
+    ran = ctl("dead-letters", "return", queue, "email", ids["two"], ids["one"], "-y")
+    assert ran.code == 4
+    assert ids["two"] in ran.err
+    assert [row["state"] for row in json.loads(ran.out)["results"]] == ["returned"]
+
+
+def test_at_most_as_many_as_the_limit_return(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one", b"two", b"three")
+    assert len(ctl("dead-letters", "return", queue, "email", "-y", "-n", "2").json()["results"]) == 2
+    assert len(listed(ctl, queue)) == 1
+
+
+def test_the_question_names_all_channels_that_receive_the_messages(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one")
+    ctl("create", queue, "audit")
+    ran = ctl("dead-letters", "return", queue, "email")
+    assert ran.code == 2
+    assert "These channels receive them: audit, email." in ran.err
+    assert len(listed(ctl, queue)) == 1
+
+
+def test_a_dead_letter_that_a_client_has_does_not_return(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    ctl("create", f"{queue}-dead", "inspect")
+    kill(broker, queue, b"one")
+    letter = ctl("dead-letters", "list", queue, "email").json()["messages"][0]["id"]
+    with Client(broker.tcp_address) as client:
+        client.sub(f"{queue}-dead", "inspect", rdy_count=1)
+        client.read_message()
+        assert ctl("dead-letters", "return", queue, "email", "-y").json()["results"] == []
+        ran = ctl("dead-letters", "return", queue, "email", letter, "-y")
+        assert ran.code == 4
+    assert ctl("peek", queue, "email").json()["messages"] == []
+
+
+def test_dead_letters_of_several_topics_do_not_return_by_mistake(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    other = f"{queue}-other"
+    ctl("create", other, "sms")
+    ctl("limits", other, "sms", "--max-attempts=1", f"--dead-letter-topic={queue}-dead")
+    kill(broker, queue, b"one")
+    kill(broker, other, b"other", channel="sms")
+    ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    assert ran.code == 2
+    assert f"has dead letters of {other}/sms too" in ran.err
+    assert len(listed(ctl, queue)) == 2
+    assert len(ctl("dead-letters", "return", queue, "email", "--yes", "--shared").json()["results"]) == 2
+
+
+def test_a_channel_without_dead_letters_has_none_to_return(ctl: Ctl, topic: str, queue: str) -> None:
+    assert ctl("dead-letters", "return", queue, "email").json()["results"] == []
+    ctl("create", queue, "plain")
+    ran = ctl("dead-letters", "return", queue, "plain")
+    assert ran.code == 2
+    assert "has no dead-letter topic" in ran.err
+    assert ctl("dead-letters", "list", queue, "plain").json()["messages"] == []
+
+
+def test_each_broker_returns_its_own(both: Ctl, broker: Daemon, second_broker: Daemon, topic: str) -> None:
+    both("create", topic, "email")
+    both("limits", topic, "email", "--max-attempts=1", f"--dead-letter-topic={topic}-dead")
+    kill(broker, topic, b"one")
+    kill(second_broker, topic, b"two")
+    results = both("dead-letters", "return", topic, "email", "-y").json()["results"]
+    assert [row["node"] for row in results] == [address_of(broker), address_of(second_broker)]
+    assert received(second_broker, topic, "email", 1) == [b"two"]
+
+
+@pytest.mark.parametrize("action", ["list", "return"])
+def test_nsqd_has_no_dead_letters(go_ctl: Ctl, topic: str, action: str) -> None:
+    go_ctl("create", topic, "c")
+    assert go_ctl("dead-letters", action, topic, "c").code == 6
+
+
+def test_a_dead_letter_stays_if_its_topic_refuses_it(ctl: Ctl, broker: Daemon, queue: str) -> None:
+    kill(broker, queue, b"one", b"two")
+    broker.http("POST", "/topic/quota", topic=queue, bytes="1")
+    fills = (broker.http("POST", "/pub", b"x" * 100_000, topic=queue).status for _ in range(100))
+    assert 503 in fills
+    ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    assert ran.code == 1
+    # The first refusal ends the command.
+    assert [row["state"] for row in json.loads(ran.out)["results"]] == ["failed"]
+    assert "EXITING" in ran.err
+    assert len(listed(ctl, queue)) == 2
