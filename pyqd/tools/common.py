@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -40,6 +41,7 @@ from pyqd.primitives.goflags import (
     usage,
 )
 from pyqd.primitives.loglines import CONTROLS, escape_control, local_time
+from pyqd.primitives.machine import raise_descriptor_limit
 from pyqd.tools.client_options import CLIENT_OPTION, ClientOptions
 
 EXIT_OK: Final = 0
@@ -187,8 +189,10 @@ def run_tool(
 
     synopsis: the text before the flags in --help. on_arguments: handles arguments after the flags.
     """
+    occupy_standard_descriptors()
     try:
         options = parse_options(tool, options_class, argv, synopsis, on_arguments)
+        raise_descriptor_limit()
         log_client(logging.INFO)
         return asyncio.run(run(options))
     except (Fatal, ClientError) as error:
@@ -208,10 +212,12 @@ def run_tool(
 def stop_on(*numbers: signal.Signals, on_signal: Callable[[], None] | None = None) -> Iterator[asyncio.Event]:
     """Return a context whose event is set by the first of these signals. A second signal acts as if not handled.
 
-    on_signal: called at the first signal, by the event loop.
+    on_signal: called at the first signal, by the event loop. SIGHUP stays ignored if it is, as nohup(1) wants.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers = tuple(number for number in numbers if number != signal.SIGHUP)
 
     def stop() -> None:
         for number in numbers:
@@ -265,22 +271,62 @@ def log_client(level: int) -> None:
 # Standard output.
 
 
-def write_stdout(data: bytes) -> None:
-    """Write all bytes to standard output without a buffer.
+class Stdout:
+    """Standard output without a buffer. A full pipe does not block the event loop. Raises: Fatal if it is closed."""
 
-    Raises: StdoutClosedError if its reader is gone, which run_tool handles; Fatal for any other failure.
-    """
-    view = memoryview(data)
-    while view:
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise Fatal("cannot write to standard output: it is closed")
+        mode = os.fstat(STDOUT).st_mode
+        # A pipe that is ready takes so much without blocking.
+        self._chunk_bytes = sys.maxsize if stat.S_ISREG(mode) else select.PIPE_BUF
+        self._lock = asyncio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        """Write all bytes, behind those of earlier calls.
+
+        Raises: StdoutClosedError if the reader is gone, which run_tool handles; Fatal for any other failure.
+        """
+        async with self._lock:
+            view = memoryview(data)
+            while view:
+                await wait_writable(STDOUT)
+                try:
+                    view = view[os.write(STDOUT, view[: self._chunk_bytes]) :]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    raise StdoutClosedError from None
+                except OSError as error:
+                    raise Fatal(f"ERROR: failed to write to standard output - {error.strerror}") from error
+
+
+async def wait_writable(descriptor: int) -> None:
+    """Wait until a descriptor takes data."""
+    if select.select((), (descriptor,), (), 0)[1]:
+        return
+    loop = asyncio.get_running_loop()
+    writable = loop.create_future()
+    loop.add_writer(descriptor, set_done, writable)
+    try:
+        await writable
+    finally:
+        loop.remove_writer(descriptor)
+
+
+def set_done(future: asyncio.Future[None]) -> None:
+    """End the wait for a future."""
+    if not future.done():
+        future.set_result(None)
+
+
+def occupy_standard_descriptors() -> None:
+    """Open /dev/null in place of standard descriptors that are closed: no socket may get the number of one of them."""
+    for descriptor in (0, 1, 2):
         try:
-            view = view[os.write(STDOUT, view) :]
-        except BlockingIOError:
-            # The terminal or pipe was set to non-blocking by another process that shares it.
-            select.select((), (STDOUT,), ())
-        except BrokenPipeError:
-            raise StdoutClosedError from None
-        except OSError as error:
-            raise Fatal(f"ERROR: failed to write to standard output - {error.strerror}") from error
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def die_of_broken_pipe() -> int:

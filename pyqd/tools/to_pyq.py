@@ -30,6 +30,7 @@ from pyqd.tools.common import (
     client_options,
     log,
     run_tool,
+    set_done,
     stop_on,
 )
 
@@ -149,12 +150,6 @@ class Stdin:
             await readable
         finally:
             self._loop.remove_reader(STDIN)
-
-
-def set_done(future: asyncio.Future[None]) -> None:
-    """End the wait for a future."""
-    if not future.done():
-        future.set_result(None)
 
 
 class Credit:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.lookup import Lookupd, Registration, lookupd
 from tests.support.server import Daemon, Implementation, nsqd, pyqd, running
 from tests.support.tools import Run, Start, Tools, run_tool, starting
 
@@ -53,6 +55,21 @@ def address(broker: Daemon) -> str:
 def http_address(broker: Daemon) -> str:
     """HTTP address of the broker."""
     return f"127.0.0.1:{broker.http_port}"
+
+
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lookupd]:
+    """A lookup daemon for all tests of a file."""
+    with lookupd([sys.executable, "-m", "pyqd.apps.lookupd"], tmp_path_factory.mktemp("lookupd")) as started:
+        yield started
+
+
+@pytest.fixture
+def registration(lookup: Lookupd, broker: Daemon) -> Iterator[Registration]:
+    """The broker at the lookup daemon: registers its topics."""
+    made = Registration(lookup, broker)
+    yield made
+    made.close()
 
 
 @pytest.fixture

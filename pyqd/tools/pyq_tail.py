@@ -1,0 +1,201 @@
+"""Command `pyq_tail`: prints the messages of topics, one a line, and finishes them.
+
+Each topic has a consumer of its own on the same channel; without --channel that is a new ephemeral one, so that the
+program sees copies of the messages from now on.
+
+Source: docs/tools/pyq_tail.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyqd.client.aio import Consumer
+from pyqd.client.errors import ClosedError
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare
+from pyqd.tools.cluster import Http, TopicPattern, new_topics
+from pyqd.tools.common import (
+    EXIT_OK,
+    Fatal,
+    Sources,
+    Stdout,
+    ToolOptions,
+    client_options,
+    log,
+    require_one_kind,
+    run_tool,
+    stop_on,
+)
+from pyqd.tools.message_lines import COLORS, lines_for
+
+TOOL: Final = "pyq_tail"
+SYNOPSIS: Final = "Prints the messages of topics, one a line."
+# Time for messages that are being printed at the end.
+END_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Sources, ToolOptions):
+    """Flags of pyq_tail."""
+
+    topic: tuple[str, ...] = declare(
+        "topic", STRING, (), "NSQ topic (may be given multiple times)", key=None, repeatable=True
+    )
+    topic_pattern: tuple[str, ...] = declare(
+        "topic-pattern",
+        STRING,
+        (),
+        "regular expression: follow all topics of the lookup daemons with a part that matches "
+        "(may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+    topic_refresh_ns: int = declare(
+        "topic-refresh", DURATION, 10 * SECOND_NS, "time between two looks for new topics that match", key=None
+    )
+    channel: str = declare("channel", STRING, "", "NSQ channel; by default a new one, tail<number>#ephemeral", key=None)
+    max_in_flight: int = declare(
+        "max-in-flight", INT, 200, "max number of messages to allow in flight, for each topic", key=None
+    )
+    n: int = declare("n", INT, 0, "number of messages of one topic after which to end; 0 for no end", key=None)
+    print_topic: bool = declare("print-topic", BOOL, False, "print the name of the topic before each message", key=None)
+    color: str = declare(
+        "color",
+        STRING,
+        "auto",
+        "auto: colour JSON and escape control characters on a terminal; always; never",
+        key=None,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print messages. Returns: the exit code."""
+    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+
+
+def check(options: Options) -> None:
+    """Raise Fatal for a mistake in the options."""
+    require_one_kind(options.nsqd_tcp_address, options.lookupd_http_address)
+    if not options.topic and not options.topic_pattern:
+        raise Fatal("--topic required")
+    if options.topic_pattern and not options.lookupd_http_address:
+        raise Fatal("--lookupd-http-address must be specified with --topic-pattern")
+    if options.topic_refresh_ns <= 0:
+        raise Fatal("--topic-refresh should be positive")
+    if options.max_in_flight < 0:
+        raise Fatal(f"invalid max_in_flight ! {options.max_in_flight} < 0")
+    if options.color not in COLORS:
+        raise Fatal(f"--color must be {', '.join(COLORS[:-1])} or {COLORS[-1]}")
+
+
+class Tail:
+    """Consumers of all topics. ended: set when enough messages are printed, after an error, and by a signal."""
+
+    def __init__(self, options: Options) -> None:
+        self.ended = asyncio.Event()
+        self._options = options
+        self._keywords = client_options(TOOL, options.consumer_opt).consumer_keywords()
+        self._channel = options.channel or f"tail{random.randrange(999999):06d}#ephemeral"
+        # Topics have no more than they are asked for.
+        self._limit = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
+        self._patterns = [TopicPattern(text) for text in options.topic_pattern]
+        self._stdout = Stdout()
+        self._lines_of = lines_for(options.color, options.print_topic)
+        self._consumers: dict[str, Consumer] = {}
+        self._discovery: asyncio.Task[None] | None = None
+        self._printing: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Consume the topics. Raises: SettingError for a name; another ClientError if a broker cannot be reached."""
+        for topic in dict.fromkeys(self._options.topic):
+            await self._follow(topic)
+        if self._patterns:
+            self._discovery = self._begin(self._discover())
+
+    async def _discover(self) -> None:
+        options = self._options
+        http = Http(token=self._keywords.get("lookupd_token"))
+        refresh_s = options.topic_refresh_ns / SECOND_NS
+        async for topic in new_topics(http, options.lookupd_http_address, self._patterns, refresh_s):
+            if topic not in self._consumers:
+                await self._follow(topic)
+
+    async def _follow(self, topic: str) -> None:
+        options = self._options
+        log(f"Adding consumer for topic: {topic}")
+        consumer = Consumer(
+            topic,
+            self._channel,
+            nsqd=options.nsqd_tcp_address,
+            lookupd=options.lookupd_http_address,
+            max_in_flight=max(self._limit, 1),
+            **self._keywords,
+        )
+        self._consumers[topic] = consumer
+        if self._limit == 0:
+            consumer.pause()
+        await consumer.connect()
+        self._printing.append(self._begin(self._print(consumer)))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self.ended.set())
+        return task
+
+    async def _print(self, consumer: Consumer) -> None:
+        """Print and finish messages until enough are printed, or the consumer is stopped."""
+        left = self._options.n if self._options.n > 0 else sys.maxsize
+        while left:
+            try:
+                messages = await consumer.fetch(min(left, max(self._limit, 1)))
+            except ClosedError:
+                return
+            try:
+                await self._stdout.write(self._lines_of(consumer.topic, [message.body for message in messages]))
+            except BaseException:
+                # At the end of a connection the broker would keep them until their timeout.
+                for message in messages:
+                    message.requeue(0, backoff=False)
+                raise
+            consumer.finish_many(messages)
+            left -= len(messages)
+
+    async def stop(self) -> None:
+        """Disconnect. What is printed is finished, and the rest goes back. Raises: the first error of a task."""
+        for consumer in self._consumers.values():
+            consumer.stop()
+        tasks = self._printing if self._discovery is None else [*self._printing, self._discovery]
+        if self._discovery is not None:
+            self._discovery.cancel()
+        unfinished = (await asyncio.wait(self._printing, timeout=END_S))[1] if self._printing else set()
+        for task in unfinished:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(consumer.drain(END_S) for consumer in self._consumers.values()))
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+async def run(options: Options) -> int:
+    """Print messages until enough are printed, or until a signal. Returns: the exit code."""
+    check(options)
+    tail = Tail(options)
+    with stop_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, on_signal=tail.ended.set):
+        try:
+            await tail.start()
+            await tail.ended.wait()
+        finally:
+            await tail.stop()
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
