@@ -186,13 +186,17 @@ def test_nsqd_has_no_dead_letters(go_ctl: Ctl, topic: str, action: str) -> None:
 
 
 def test_a_dead_letter_stays_if_its_topic_refuses_it(ctl: Ctl, broker: Daemon, queue: str) -> None:
-    kill(broker, queue, b"one", b"two")
+    body = b"x" * 100_000
+    kill(broker, queue, body, body)
     broker.http("POST", "/topic/quota", topic=queue, bytes="1")
-    fills = (broker.http("POST", "/pub", b"x" * 100_000, topic=queue).status for _ in range(100))
+    fills = (broker.http("POST", "/pub", body, topic=queue).status for _ in range(100))
     assert 503 in fills
     ran = ctl("dead-letters", "return", queue, "email", "--yes")
+    # The broker is unhealthy as long as a topic refuses publishers.
+    assert ctl("delete", queue, "--yes").code == 0
     assert ran.code == 1
     # The first refusal ends the command.
     assert [row["state"] for row in json.loads(ran.out)["results"]] == ["failed"]
     assert "EXITING" in ran.err
-    assert len(listed(ctl, queue)) == 2
+    assert broker.topics()[f"{queue}-dead"]["channels"][0]["deferred_count"] == 1
+    assert broker.topics()[f"{queue}-dead"]["channels"][0]["depth"] == 1
