@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from pyqd.api.login import login_of
-from pyqd.apps.listeners import ListeningAddresses, tls_server
+from pyqd.apps.listeners import ADDRESS_FLAGS, check_addresses, tls_flags, tls_server
 from pyqd.config.configfile import shown
 from pyqd.config.options import FLAGS, PROGRAM, Options
 from pyqd.config.settings import Settings
@@ -67,11 +67,6 @@ def origin(settings: Settings[Any], flag: Flag) -> str:
     return "command line" if flag.name in settings.values else "default"
 
 
-def check_addresses(options: Options) -> None:
-    """Raise StartupError for an invalid address. Without a certificate there is no listener for HTTPS."""
-    ListeningAddresses(options, https=bool(options.tls_cert))
-
-
 def check_data_path(options: Options) -> None:
     """Raise StartupError if the data path is not a directory that this process may read and write."""
     path = os.path.abspath(options.data_path or os.curdir)
@@ -100,12 +95,11 @@ def check_login(options: Options) -> None:
     login_of(options, AuthServers(options))
 
 
-TLS_FLAGS: Final = tuple(flag.name for flag in FLAGS if flag.name.startswith("tls-"))
 DAEMON_CHECKS: Final[Checks[Options]] = {
     check_data_path: ("data-path",),
-    tls_server: TLS_FLAGS,
+    tls_server: tls_flags(FLAGS),
     check_login: ("auth-http-address", "http-auth", "http-auth-token-file"),
-    check_addresses: ("tcp-address", "http-address", "https-address", "tls-cert"),
+    check_addresses: ADDRESS_FLAGS,
 }
 
 

@@ -19,8 +19,9 @@ from pyqd.api.publish import plain_publishers
 from pyqd.api.restart import RestartError
 from pyqd.api.routes import daemon_routes
 from pyqd.apps.config_check import DAEMON_CHECKS, check_data_path
+from pyqd.apps.http_servers import HttpServers
 from pyqd.apps.inherited import Inherited, inherited_from
-from pyqd.apps.listeners import ListeningAddresses, http_settings, timeout_s, tls_refusal, tls_server
+from pyqd.apps.listeners import ListeningAddresses, http_settings, timeout_s, tls_server
 from pyqd.apps.program import run_program
 from pyqd.apps.restart import Predecessor, Restarts, report_failure
 from pyqd.apps.service_manager import ServiceManager
@@ -39,9 +40,6 @@ from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.housekeeper import Housekeeper
 from pyqd.durability.syncer import Syncer
 from pyqd.hot.net import buffers
-from pyqd.http.connection import HttpConnection
-from pyqd.http.messages import Response
-from pyqd.http.server import HttpServer
 from pyqd.lookupd.channel_query import ChannelQuery
 from pyqd.lookupd.channel_search import ChannelSearch
 from pyqd.lookupd.peer_queries import SILENT_S
@@ -130,31 +128,21 @@ class Daemon:
             drain=self.drain,
             restarts=self.restarts,
         )
-        settings = http_settings(options)
         admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
         self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
-        self.http = HttpServer(
+        self.http = HttpServers(
             routes,
-            short_path=plain_publishers(self.broker),
+            self.addresses,
+            self.tls,
             on_internal_error=self.on_internal_error,
-            refusal=self.refuse_without_tls if options.tls_required == TLS_REQUIRED else None,
-            settings=settings,
+            settings=http_settings(options),
             admission=admission,
             login=self.login,
+            https_only=options.tls_required == TLS_REQUIRED,
+            short_path=plain_publishers(self.broker),
         )
-        self.https: HttpServer | None = None
-        if self.addresses.https is not None:
-            self.https = HttpServer(
-                routes,
-                "HTTPS",
-                on_internal_error=self.on_internal_error,
-                tls=self.tls,
-                settings=settings,
-                admission=admission,
-                login=self.login,
-            )
         self.shedder = Shedder(self.hub, options.max_buffer_bytes)
-        self.shedder.sources = [lambda: self.tcp.connections, self.all_http_connections]
+        self.shedder.sources = [lambda: self.tcp.connections, self.http.connections]
         self.syncer = Syncer(self.broker)
         self.syncer.on_internal_error = self.commit.on_internal_error = self.on_internal_error
         self.syncer.on_timed = self.commit.on_timed = self.metrics.sync_duration.observe
@@ -193,18 +181,10 @@ class Daemon:
     def count_connections(self, http_admission: Admission) -> None:
         """Give the metrics the counts of connections."""
         self.metrics.tcp_connections = lambda: len(self.tcp.connections)
-        self.metrics.http_connections = self.count_http_connections
+        self.metrics.http_connections = self.http.connection_count
         self.metrics.tcp_refused = lambda: self.tcp.admission.refused_count
         self.metrics.http_refused = lambda: http_admission.refused_count
         self.metrics.shed = lambda: self.shedder.shed_count
-
-    def all_http_connections(self) -> list[HttpConnection]:
-        """Return the open connections over HTTP and HTTPS."""
-        return [*self.http.connections, *(() if self.https is None else self.https.connections)]
-
-    def count_http_connections(self) -> int:
-        """Return the number of open connections over HTTP and HTTPS."""
-        return len(self.http.connections) + (0 if self.https is None else len(self.https.connections))
 
     def http_connection_limits(self) -> tuple[int, int]:
         """Return the limits on connections over HTTP and HTTPS: in total, and from one address."""
@@ -217,10 +197,6 @@ class Daemon:
         self.auth.reload()
         if self.login is not None and self.login.tokens is not None:
             self.login.tokens.reload()
-
-    def refuse_without_tls(self) -> Response:
-        """Return the answer to every HTTP request if TLS is required."""
-        return tls_refusal(self.identity.https_port)
 
     def terminate(self) -> None:
         """Stop, with --drain-timeout after a drain. A second signal stops at once."""
@@ -252,18 +228,16 @@ class Daemon:
         for listener in self.listeners().values():
             listener.removes_file = not self.inherited.from_systemd
         self.identity.tcp_port = port_of(self.tcp.start(self.addresses.tcp, take("tcp", self.addresses.tcp)))
-        if self.addresses.http is not None:
-            bound = self.http.start(self.addresses.http, take("http", self.addresses.http))
-            self.identity.http_port = port_of(bound)
+        http, https = self.http.start(take)
+        if http is not None:
+            self.identity.http_port = port_of(http)
             if self.login is None and self.options.tls_required != TLS_REQUIRED:
-                warn_if_open("HTTP", bound)
-                self.show_first_command(bound)
-        if self.https is not None:
-            assert self.addresses.https is not None
-            bound = self.https.start(self.addresses.https, take("https", self.addresses.https))
-            self.identity.https_port = port_of(bound)
+                warn_if_open("HTTP", http)
+                self.show_first_command(http)
+        if https is not None:
+            self.identity.https_port = port_of(https)
             if self.login is None and self.options.tls_client_auth_policy not in ("require", "require-verify"):
-                warn_if_open("HTTPS", bound)
+                warn_if_open("HTTPS", https)
         self.inherited.close_unused()
         # When it listens: consumers connect as soon as a lookup daemon names this broker.
         self.find_lookup_daemons(self.options)
@@ -287,10 +261,7 @@ class Daemon:
 
     def listeners(self) -> dict[str, Listener]:
         """Return the listeners by the names of their addresses."""
-        found = {"tcp": self.tcp.listener, "http": self.http.listener}
-        if self.https is not None:
-            found["https"] = self.https.listener
-        return found
+        return {"tcp": self.tcp.listener, **self.http.listeners()}
 
     def shared(self) -> Inherited:
         """Return the listening sockets, their flags and the lock, for a successor process."""
@@ -337,8 +308,6 @@ class Daemon:
         self.registration.stop()
         self.tcp.close_all(at_once=self.failure is not None)
         self.http.stop()
-        if self.https is not None:
-            self.https.stop()
         self.profiler.stop()
         gevent.sleep(0)
         self.statsd.stop()

@@ -1,16 +1,22 @@
 """Flags about listeners as values of the layers `net` and `http`, which know no flags."""
 
+import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from pyqd.config.options import PROGRAM, Options
-from pyqd.http.messages import JSON, Response, header_lines
+from pyqd.http.messages import header_lines
 from pyqd.http.settings import HttpSettings, HttpTimeouts
 from pyqd.net.tls import TlsConfigError, TlsServer, TlsSettings
 from pyqd.primitives.addresses import Address, UnixAddress, split_address
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.goflags import Flag
 from pyqd.primitives.nsq_compat import API_VERSION_HEADER
+
+# Every response names the version of NSQ's API.
+API_SETTINGS: Final = HttpSettings(common_headers=header_lines([API_VERSION_HEADER]))
 
 
 class AddressOptions(Protocol):
@@ -57,6 +63,10 @@ class TlsOptions(Protocol):
         """True if clients without TLS are refused."""
 
 
+class ListenerOptions(AddressOptions, TlsOptions, Protocol):
+    """Flags of addresses and of TLS."""
+
+
 class ListeningAddresses:
     """Addresses of the listeners; None for no listener. https: TLS is set up. Raises: StartupError."""
 
@@ -69,6 +79,15 @@ class ListeningAddresses:
         """Return the addresses of the listeners that there are, by `tcp`, `http` and `https`."""
         every = {"tcp": self.tcp, "http": self.http, "https": self.https}
         return {name: address for name, address in every.items() if address is not None}
+
+
+def check_addresses(options: ListenerOptions) -> None:
+    """Raise StartupError for an invalid address. Without a certificate there is no listener for HTTPS."""
+    ListeningAddresses(options, https=bool(options.tls_cert))
+
+
+# Flags that `check_addresses` depends on.
+ADDRESS_FLAGS: Final = ("tcp-address", "http-address", "https-address", "tls-cert")
 
 
 def parse_address(text: str) -> Address:
@@ -103,14 +122,15 @@ def tls_server(options: TlsOptions, program: str = PROGRAM) -> TlsServer:
         raise StartupError(f"failed to instantiate {program} - {error}") from error
 
 
-def tls_refusal(https_port: int) -> Response:
-    """Return the answer to every HTTP request if TLS is required. Its spaces are nsqd's."""
-    return Response(403, f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode(), JSON)
+def tls_flags(flags: Iterable[Flag]) -> tuple[str, ...]:
+    """Return the names of the flags that `tls_server` depends on."""
+    return tuple(flag.name for flag in flags if flag.name.startswith("tls-"))
 
 
 def http_settings(options: Options) -> HttpSettings:
-    """Return the settings of the HTTP servers."""
-    return HttpSettings(
+    """Return the settings of the HTTP servers of a daemon with flags for them."""
+    return dataclasses.replace(
+        API_SETTINGS,
         timeouts=HttpTimeouts(
             idle_s=timeout_s(options.http_idle_timeout_ns),
             header_s=timeout_s(options.http_header_timeout_ns),
@@ -118,7 +138,6 @@ def http_settings(options: Options) -> HttpSettings:
             write_s=timeout_s(options.http_write_timeout_ns),
         ),
         header_bytes_max=options.max_http_header_size,
-        common_headers=header_lines([API_VERSION_HEADER]),
     )
 
 

@@ -12,23 +12,28 @@ from gevent.event import Event
 
 from pyqd.api.login import Login, token_login
 from pyqd.apps.config_check import Checks
-from pyqd.apps.listeners import ListeningAddresses, tls_refusal, tls_server
+from pyqd.apps.http_servers import HttpServers
+from pyqd.apps.listeners import (
+    ADDRESS_FLAGS,
+    API_SETTINGS,
+    ListeningAddresses,
+    check_addresses,
+    tls_flags,
+    tls_server,
+)
 from pyqd.apps.program import run_program
-from pyqd.http.messages import Response, header_lines
-from pyqd.http.server import HttpServer
-from pyqd.http.settings import HttpSettings
 from pyqd.lookupd.api import LookupRoutes
 from pyqd.lookupd.metrics import LookupCollector, LookupMetrics
 from pyqd.lookupd.options import LOOKUP_DAEMON, PROGRAM, LookupOptions
 from pyqd.lookupd.registry import Registry
 from pyqd.lookupd.server import LookupServer
+from pyqd.metrics.identity import port_of
 from pyqd.net.admission import Admission
 from pyqd.net.greenlets import isolate_native_stacks
 from pyqd.net.tls import TlsServer
-from pyqd.primitives.addresses import Address
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.machine import descriptor_max
-from pyqd.primitives.nsq_compat import API_VERSION_HEADER, NSQ_VERSION
+from pyqd.primitives.nsq_compat import NSQ_VERSION
 
 # Descriptors for listeners, logs and the event loop, which connections leave free.
 DESCRIPTORS_RESERVED = 64
@@ -48,7 +53,6 @@ class LookupDaemon:
         self.tls = new_tls(options)
         self.login = new_login(options)
         self.addresses = ListeningAddresses(options, https=self.tls.enabled)
-        self.https_port = 0
         self.info = {
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
@@ -58,37 +62,20 @@ class LookupDaemon:
         }
         self.registry = Registry(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self.tcp = LookupServer(self.registry, self.hub, lambda: self.info, Admission(self.tcp_limits))
-        collector = LookupCollector(self.registry, lambda: len(self.tcp.connections), self.http_connection_count)
-        routes = [*LookupRoutes(self.registry).routes(), *LookupMetrics(collector).routes()]
-        settings = HttpSettings(common_headers=header_lines([API_VERSION_HEADER]))
-        admission = Admission(lambda: (options.max_http_connections, 0))
-        self.http = HttpServer(
-            routes,
-            on_internal_error=self.on_internal_error,
-            refusal=self.refuse_without_tls if options.tls_required else None,
-            settings=settings,
-            admission=admission,
-            login=self.login,
+        collector = LookupCollector(
+            self.registry, lambda: len(self.tcp.connections), lambda: self.http.connection_count()
         )
-        self.https: HttpServer | None = None
-        if self.addresses.https is not None:
-            self.https = HttpServer(
-                routes,
-                "HTTPS",
-                on_internal_error=self.on_internal_error,
-                tls=self.tls,
-                settings=settings,
-                admission=admission,
-                login=self.login,
-            )
-
-    def http_connection_count(self) -> int:
-        """Return the number of open connections over HTTP and HTTPS."""
-        return len(self.http.connections) + (0 if self.https is None else len(self.https.connections))
-
-    def refuse_without_tls(self) -> Response:
-        """Return the answer to every HTTP request if TLS is required."""
-        return tls_refusal(self.https_port)
+        routes = [*LookupRoutes(self.registry).routes(), *LookupMetrics(collector).routes()]
+        self.http = HttpServers(
+            routes,
+            self.addresses,
+            self.tls,
+            on_internal_error=self.on_internal_error,
+            settings=API_SETTINGS,
+            admission=Admission(lambda: (options.max_http_connections, 0)),
+            login=self.login,
+            https_only=options.tls_required,
+        )
 
     def tcp_limits(self) -> tuple[int, int]:
         """Return how many brokers may be connected, and how many of one address."""
@@ -102,12 +89,11 @@ class LookupDaemon:
 
     def start(self) -> None:
         """Listen. Raises: StartupError."""
-        if self.https is not None:
-            assert self.addresses.https is not None
-            self.https_port = port_of(self.https.start(self.addresses.https))
-        self.info["tcp_port"] = port_of(self.tcp.start(self.addresses.tcp))
-        if self.addresses.http is not None:
-            self.info["http_port"] = port_of(self.http.start(self.addresses.http))
+        tcp = self.tcp.start(self.addresses.tcp)
+        http, _ = self.http.start()
+        # A port is 0 without a TCP listener.
+        self.info["http_port"] = 0 if http is None else max(port_of(http), 0)
+        self.info["tcp_port"] = max(port_of(tcp), 0)
 
     def reload(self) -> None:
         """Read certificates and tokens again, which an operator may renew while the daemon runs."""
@@ -119,8 +105,6 @@ class LookupDaemon:
         """Stop listening and close all connections."""
         self.tcp.stop()
         self.http.stop()
-        if self.https is not None:
-            self.https.stop()
         gevent.sleep(0)
         logger.info("bye")
 
@@ -135,21 +119,11 @@ def new_login(options: LookupOptions) -> Login | None:
     return token_login(options.http_auth_token_file, PROGRAM)
 
 
-def check_addresses(options: LookupOptions) -> None:
-    """Raise StartupError for an invalid address. Without a certificate there is no listener for HTTPS."""
-    ListeningAddresses(options, https=bool(options.tls_cert))
-
-
 LOOKUP_CHECKS: Final[Checks[LookupOptions]] = {
-    new_tls: tuple(flag.name for flag in LOOKUP_DAEMON.flags if flag.name.startswith("tls-")),
+    new_tls: tls_flags(LOOKUP_DAEMON.flags),
     new_login: ("http-auth-token-file",),
-    check_addresses: ("tcp-address", "http-address", "https-address", "tls-cert"),
+    check_addresses: ADDRESS_FLAGS,
 }
-
-
-def port_of(address: Address) -> int:
-    """Return the port of an address; 0 for a unix socket."""
-    return getattr(address, "port", 0)
 
 
 def run(options: LookupOptions) -> int:
