@@ -261,6 +261,8 @@ class Consumer(ConsumerBase):
             if message is None:
                 return
             yield message
+            if not message.is_answered:
+                self._consumption.leaves_unanswered = True
 
     def _take(self, deadline_s: float | None) -> Message | None:
         """Return the next message; None at the end, or after the deadline."""

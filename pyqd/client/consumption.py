@@ -139,6 +139,8 @@ class Consumption:
         self._has_worked = False
         self._refused_since_s: float | None = None
         self._answer_timer: Timer | None = None
+        # Whether a loop has asked for the next message and left one unanswered.
+        self.leaves_unanswered = False
 
     # Events of links.
 
@@ -436,7 +438,7 @@ class Consumption:
         """Connect. Called whenever the program waits for a message."""
         if not self.pool.has_started and not self.is_stopping:
             self.pool.start()
-        if self._answer_timer is None and self.flow.in_flight >= self.flow.max_in_flight:
+        if self.leaves_unanswered and self._answer_timer is None and self.flow.in_flight >= self.flow.max_in_flight:
             self._answer_timer = self._engine.call_later(
                 UNANSWERED_S, partial(self._warn_of_unanswered, self._progress())
             )
@@ -451,8 +453,8 @@ class Consumption:
             self._answer_timer = None
             return
         logger.warning(
-            "%s/%s: no message comes before one of the %d unanswered ones is answered, because max_in_flight is %d; "
-            "finish() or requeue() each message, as `with message:` does",
+            "%s/%s: no message comes before one of the %d unanswered ones is finished or requeued, because "
+            "max_in_flight is %d; `with message:` finishes each",
             self.topic, self.channel, self.flow.in_flight, self.flow.max_in_flight,
         )  # fmt: skip
 

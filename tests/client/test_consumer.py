@@ -530,29 +530,45 @@ class TestFlow:
         with pytest.raises(SettingError, match="max_in_flight=0"):
             consumer.max_in_flight = 0
 
-    def test_a_program_that_answers_no_message_is_warned(self, publish, consume, caplog, monkeypatch):
+    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
+    def test_a_loop_that_answers_no_message_is_warned_once(self, face, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(b"a", b"b", b"c", b"d")
+        consumer = consume(max_in_flight=2)
+        thread = in_thread(lambda: list(consumer))
+        wait_until(lambda: caplog.records, "the warning")
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert "no message comes before one of the 2 unanswered ones is finished or requeued" in text
+        assert "max_in_flight is 2" in text
+        # Several times the time that it takes.
+        time.sleep(0.3)
+        assert len(caplog.records) == 1
+        consumer.close()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+    def test_a_program_that_holds_its_messages_is_not_warned(self, publish, consume, caplog, monkeypatch):
+        monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
+        publish(b"a", b"b", b"c")
         consumer = consume(max_in_flight=2)
         held: list[Any] = []
         while len(held) < 2:
             held += consumer.fetch(2, WAIT_S)
         assert consumer.fetch(1, 0.3) == []
         assert consumer.fetch(1, 0.3) == []
-        (text,) = [record.getMessage() for record in caplog.records]
-        assert "no message comes before one of the 2 unanswered ones is answered" in text
-        assert "max_in_flight is 2" in text
+        assert caplog.records == []
         consumer.finish_many(held)
 
-    def test_a_program_that_answers_slowly_is_not_warned(self, publish, consume, caplog, monkeypatch):
+    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
+    def test_a_loop_that_answers_slowly_is_not_warned(self, face, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(*(b"%d" % number for number in range(4)))
         consumer = consume(max_in_flight=1)
-        for _ in range(4):
-            (message,) = consumer.fetch(1, WAIT_S)
+        for message in consumer:
             with message:
                 time.sleep(0.1)
-        assert consumer.fetch(1, 0.2) == []
+                if message.body == b"3":
+                    consumer.stop()
         assert caplog.records == []
 
     def test_pause_and_resume(self, publish, consume, broker, topic):
