@@ -1,0 +1,199 @@
+"""Command `pyq_stat`: prints rates, depths and counters of one channel, over all brokers that have the topic.
+
+Source: docs/tools/pyq_stat.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from pyqd.primitives.addresses import TcpAddress
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.goflags import DURATION, INT, STRING, declare
+from pyqd.tools.cluster import Http
+from pyqd.tools.common import EXIT_OK, Fatal, HttpTimeouts, Stdout, ToolOptions, require_one_kind, run_tool, stop_on
+
+TOOL: Final = "pyq_stat"
+SYNOPSIS: Final = "Prints rates, depths and counters of one channel, over all brokers that have the topic."
+HEADER_EVERY: Final = 25
+HEADER: Final = (
+    "------rate------+----------------depth----------------+--------------metadata---------------\n"
+    "ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(HttpTimeouts, ToolOptions):
+    """Flags of pyq_stat."""
+
+    topic: str = declare("topic", STRING, "", "NSQ topic", key=None)
+    channel: str = declare("channel", STRING, "", "NSQ channel", key=None)
+    interval_ns: int = declare("interval", DURATION, 2 * SECOND_NS, "time between two lines", key=None)
+    count: int | None = declare("count", INT, None, "number of lines; without it there is no end", key=None)
+    nsqd_http_address: tuple[str, ...] = declare(
+        "nsqd-http-address", STRING, (), "nsqd HTTP address (may be given multiple times)", key=None, repeatable=True
+    )
+    lookupd_http_address: tuple[str, ...] = declare(
+        "lookupd-http-address",
+        STRING,
+        (),
+        "lookupd HTTP address (may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print lines. Returns: the exit code."""
+    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+
+
+def check(options: Options) -> None:
+    """Raise Fatal for a mistake in the options."""
+    if not options.topic or not options.channel:
+        raise Fatal("--topic and --channel are required")
+    positive = {
+        "interval": options.interval_ns,
+        "http-client-connect-timeout": options.http_client_connect_timeout_ns,
+        "http-client-request-timeout": options.http_client_request_timeout_ns,
+        "count": 1 if options.count is None else options.count,
+    }
+    for name, value in positive.items():
+        if value <= 0:
+            raise Fatal(f"--{name} should be positive")
+    require_one_kind(options.nsqd_http_address, options.lookupd_http_address, "--nsqd-http-address")
+    for flag, addresses in (("nsqd", options.nsqd_http_address), ("lookupd", options.lookupd_http_address)):
+        if any("://" in address for address in addresses):
+            raise Fatal(f"--{flag}-http-address error - address should not contain scheme")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Numbers of a channel, summed over brokers. The names are those of /stats."""
+
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_count: int = 0
+    client_count: int = 0
+
+    def plus(self, channel: Mapping[str, Any]) -> Totals:
+        """Return the sum with the channel of one more broker."""
+        names = (field.name for field in dataclasses.fields(self))
+        return Totals(**{name: getattr(self, name) + int(channel.get(name) or 0) for name in names})
+
+
+def totals_of(answers: Iterable[Mapping[str, Any]], topic: str, channel: str) -> Totals | None:
+    """Return the numbers of a channel in answers to /stats; None if no broker has it."""
+    totals = None
+    for answer in answers:
+        for each in answer.get("topics") or ():
+            for found in each.get("channels") or ():
+                if (each.get("topic_name"), found.get("channel_name")) == (topic, channel):
+                    totals = (totals or Totals()).plus(found)
+    return totals
+
+
+def line_of(now: Totals, before: Totals, interval_s: float) -> str:
+    """Return the line for two polls."""
+    received = now.message_count - before.message_count
+    sent = received - (now.depth - before.depth)
+    return (
+        f"{int(received / interval_s):7d} {int(sent / interval_s):7d} |"
+        f" {now.depth:7d} {now.depth - now.backend_depth:7d} {now.backend_depth:7d}"
+        f" {now.in_flight_count:5d} {now.deferred_count:5d} |"
+        f" {now.requeue_count:7d} {now.timeout_count:7d} {now.message_count:12d} {now.client_count:7d}\n"
+    )
+
+
+class Poll:
+    """Asks the brokers for the numbers of the channel."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._http = Http.of(options)
+
+    async def totals(self) -> Totals:
+        """Return the numbers now. Raises: Fatal if one of the brokers or lookup daemons gives no answer."""
+        options = self._options
+        brokers, subject = await self._brokers()
+        # Without the channel: its absence and that of the topic are different errors.
+        query = {"format": "json", "topic": options.topic, "include_clients": "false"}
+        answers, errors = await self._http.get_from_all(brokers, "/stats", **query)
+        require_answers(subject, "nsqd", answers, errors)
+        if not options.lookupd_http_address and not any(map(self._has_topic, answers.values())):
+            require_answers("nsqd stats", "nsqd", (), ())
+        totals = totals_of(answers.values(), options.topic, options.channel)
+        if totals is None:
+            raise Fatal(
+                f"ERROR: failed to find channel({options.channel}) in stats metadata for topic({options.topic})"
+            )
+        return totals
+
+    def _has_topic(self, answer: Mapping[str, Any]) -> bool:
+        return any(topic.get("topic_name") == self._options.topic for topic in answer.get("topics") or ())
+
+    async def _brokers(self) -> tuple[Sequence[str], str]:
+        """Return the brokers to ask, and the subject of an error if they do not answer. Raises: Fatal."""
+        daemons = self._options.lookupd_http_address
+        if not daemons:
+            return self._options.nsqd_http_address, "topic producers"
+        answers, errors = await self._http.get_from_all(daemons, "/lookup", topic=self._options.topic)
+        require_answers("topic producers", "nsqlookupd", answers, errors)
+        producers = [producer for answer in answers.values() for producer in answer.get("producers") or ()]
+        addresses = (TcpAddress(producer["broadcast_address"], producer["http_port"]) for producer in producers)
+        return list(dict.fromkeys(map(str, addresses))), "nsqd stats"
+
+
+def require_answers(subject: str, program: str, answers: Collection[object], errors: Sequence[str]) -> None:
+    """Raise Fatal if one of the programs gave no answer, or if none was asked."""
+    text = "; ".join(errors)
+    if not answers:
+        raise Fatal(f"ERROR: failed to get {subject} - failed to query any {program}: {text}")
+    if errors:
+        raise Fatal(f"ERROR: failed to get {subject} - {text}")
+
+
+async def print_lines(options: Options) -> None:
+    """Print a line per interval, and the header from time to time. The first poll has no line."""
+    stdout, poll = Stdout(), Poll(options)
+    interval_s = options.interval_ns / SECOND_NS
+    before: Totals | None = None
+    for number in count():
+        now = await poll.totals()
+        text = HEADER if number % HEADER_EVERY == 0 else ""
+        if before is not None:
+            text += line_of(now, before, interval_s)
+        await stdout.write(text.encode())
+        if options.count is not None and number >= options.count:
+            return
+        before = now
+        await asyncio.sleep(interval_s)
+
+
+async def run(options: Options) -> int:
+    """Print lines until there are enough, or until a signal. Returns: the exit code."""
+    check(options)
+    task = asyncio.create_task(print_lines(options))
+
+    def stop() -> None:
+        task.cancel()
+
+    with stop_on(signal.SIGHUP, signal.SIGINT, signal.SIGTERM, on_signal=stop), suppress(asyncio.CancelledError):
+        await task
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
