@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pyqd.config.options import LEVEL, LOG_FORMAT
+from pyqd.config.program_options import ProgramOptions
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import BOOL, DURATION, STRING, declare, declared_flags
-from pyqd.primitives.loglines import LogFormat, LogLevel
 
 PROGRAM: Final = "pyqadmin"
 SYNOPSIS: Final = """\
@@ -26,28 +25,11 @@ pyqadmin --help                             this text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AdminOptions:
-    """Settings of the web admin. notices: one line for each flag that has no effect, for the log."""
+class AdminOptions(ProgramOptions):
+    """Settings of the web admin."""
 
-    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqadmin's keys", key=None)
-    check_config: bool = declare(
-        "check-config",
-        BOOL,
-        False,
-        "check flags and configuration file, print the settings in force, and exit",
-        key=None,
-    )
-    verbose: bool = declare(
-        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
-    )
-    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
-    )
     log_prefix: str = declare("log-prefix", STRING, "[pyqadmin] ", "text before each log line")
-    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
-    )
     http_address: str = declare("http-address", STRING, "0.0.0.0:4171", "<addr>:<port> for browsers and HTTP clients")
     base_path: str = declare("base-path", STRING, "/", "path that all URLs begin with, behind a proxy")
     dev_static_dir: str = declare("dev-static-dir", STRING, "", "serve static files from this directory")
@@ -116,8 +98,6 @@ class AdminOptions:
     statsd_interval_ns: int = declare(
         "statsd-interval", DURATION, MINUTE_NS, "interval at which the brokers send to statsd", minimum=SECOND_NS
     )
-
-    notices: tuple[str, ...] = ()
 
 
 # Keyed by the first flag of the group.

@@ -2,36 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pyqd.apps.config_check import Checks, check_config
+from pyqd.config.program_options import ProgramOptions
 from pyqd.config.settings import Settings, version_line
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.loglines import LogFormat, LogLevel, configure, print_fatal
+from pyqd.primitives.loglines import configure, print_fatal
 from pyqd.primitives.machine import raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
-
-
-class ProgramOptions(Protocol):
-    """Options that every daemon has. notices: flags without effect."""
-
-    @property
-    def log_prefix(self) -> str:
-        """Text before each line."""
-
-    @property
-    def log_level(self) -> LogLevel:
-        """Lowest level that is logged."""
-
-    @property
-    def log_format(self) -> LogFormat:
-        """Form of the lines."""
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Texts about flags without effect."""
-
 
 T = TypeVar("T", bound=ProgramOptions)
 

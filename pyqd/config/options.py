@@ -13,12 +13,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pyqd.config.program_options import LEVEL, ProgramOptions
 from pyqd.config.settings import Program, Settings
 from pyqd.primitives.addresses import PORT_MAX
 from pyqd.primitives.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS, parse_bool
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, FlagType, declare, declared_flags
 from pyqd.primitives.goquote import go_quote_str
-from pyqd.primitives.loglines import DEFAULT_PREFIX, LogFormat, LogLevel, parse_format, parse_level
+from pyqd.primitives.loglines import DEFAULT_PREFIX, LogLevel
 
 PROGRAM: Final = "pyqd"
 SYNOPSIS: Final = """\
@@ -78,12 +79,10 @@ def show_tls_version(number: int) -> str:
     return next(name for name, known in TLS_VERSIONS.items() if known == number)
 
 
-LEVEL: Final = FlagType("level", parse_level, lambda level: level.name.lower())
 TLS_NEED: Final = FlagType(
     "", parse_tls_required, ("false", "tcp-https", "true").__getitem__, is_boolean=True, read=read_tls_required
 )
 TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
-LOG_FORMAT: Final = FlagType("format", parse_format, lambda form: form.value)
 
 
 def parse_percentiles(text: str) -> Percentiles:
@@ -148,31 +147,14 @@ def default_node_id() -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of the daemon. A change at run time replaces the whole object (dataclasses.replace).
+class Options(ProgramOptions):
+    """Options of the daemon. A change at run time replaces the whole object (dataclasses.replace)."""
 
-    notices: one line for each given flag without effect; logged as warnings once logging is set up.
-    """
-
-    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqd's keys", key=None)
-    check_config: bool = declare(
-        "check-config",
-        BOOL,
-        False,
-        "check flags and configuration file, print the settings in force, and exit",
-        key=None,
-    )
-    verbose: bool = declare(
-        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
-    )
     log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
         "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal", live=True
     )
     log_prefix: str = declare("log-prefix", STRING, DEFAULT_PREFIX, "text before each log line")
-    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
-    )
     node_id: int = declare(
         "node-id",
         INT,
@@ -503,8 +485,6 @@ class Options:
         "time window of these percentiles",
         minimum=1,
     )
-
-    notices: tuple[str, ...] = ()
 
     def defer_ns_max(self) -> int:
         """Return the longest time by which a message may be deferred."""

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyqd.config.options import LEVEL, LOG_FORMAT, TLS_VERSION, TLS_VERSIONS
+from pyqd.config.options import TLS_VERSION, TLS_VERSIONS
+from pyqd.config.program_options import ProgramOptions
 from pyqd.config.settings import Program
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare, declared_flags
-from pyqd.primitives.loglines import LogFormat, LogLevel
 
 PROGRAM: Final = "pyqlookupd"
 SYNOPSIS: Final = """\
@@ -23,28 +23,11 @@ pyqlookupd --help                           this text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LookupOptions:
-    """Settings of the lookup daemon. notices: one line for each flag that has no effect, for the log."""
+class LookupOptions(ProgramOptions):
+    """Settings of the lookup daemon."""
 
-    version: bool = declare("version", BOOL, False, "print the version and exit", key=None)
     config: str = declare("config", STRING, "", "path of a configuration file, TOML with nsqlookupd's keys", key=None)
-    check_config: bool = declare(
-        "check-config",
-        BOOL,
-        False,
-        "check flags and configuration file, print the settings in force, and exit",
-        key=None,
-    )
-    verbose: bool = declare(
-        "verbose", BOOL, False, "deprecated, has no effect; use --log-level", key=None, without_effect=True
-    )
-    log_level: LogLevel = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-level", LEVEL, LogLevel.INFO, "least level to log: debug, info, warn, error or fatal"
-    )
     log_prefix: str = declare("log-prefix", STRING, "[pyqlookupd] ", "text before each log line")
-    log_format: LogFormat = declare(  # noqa: RUF009 - makes a field, and an enum member is immutable
-        "log-format", LOG_FORMAT, LogFormat.TEXT, "log lines as text, or as json: one object per line"
-    )
     tcp_address: str = declare("tcp-address", STRING, "0.0.0.0:4160", "<addr>:<port> for brokers")
     http_address: str = declare(
         "http-address", STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients; empty for none"
@@ -93,8 +76,6 @@ class LookupOptions:
     max_http_connections: int = declare(
         "max-http-connections", INT, 1000, "maximum number of HTTP connections; 0 is no limit", minimum=0
     )
-
-    notices: tuple[str, ...] = ()
 
 
 # Keyed by the first flag of the group.
