@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pyqd import __version__
-from pyqd.tools.ctl import administration, dead_letters, drain, listing, messages, settings, setup
+from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup
 from pyqd.tools.ctl.frame import Root
 
 PROGRAM: Final = "pyqctl"
@@ -46,6 +46,7 @@ for command in (
     settings.retention,
     dead_letters.dead_letters,
     drain.drain,
+    doctor.doctor,
     setup.context,
     setup.completion,
 ):

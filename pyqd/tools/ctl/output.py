@@ -107,8 +107,13 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str 
             overflow="fold" if column.wraps else "ellipsis",
         )
     for row in rows:
-        made.add_row(*(cell(text_of(column, row), style_of(column, row)) for column in columns))
+        made.add_row(*cells(columns, row))
     return made
+
+
+def cells(columns: Sequence[Column], row: dict[str, Any]) -> list[Text]:
+    """Return the cells of a row."""
+    return [cell(text_of(column, row), style_of(column, row)) for column in columns]
 
 
 def text_of(column: Column, row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS, format_duration
 from pyqd.tools.ctl.counters import paused_text
-from pyqd.tools.ctl.output import Column, cell, count, names, rate, size, table
+from pyqd.tools.ctl.output import Column, cell, cells, count, names, rate, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -271,6 +271,25 @@ def retentions(rows: Sequence[Row]) -> Table:
             for row in rows
         ],
     )
+
+
+def findings(rows: Sequence[Row], summary: Row) -> RenderableType:
+    """Return the table of doctor's findings, each with its fix on a line of its own."""
+    from rich.console import Group
+
+    columns = (
+        Column("Node", "node", style="bold"),
+        Column("Check", "check"),
+        Column("State", "state"),
+        Column("Finding", "finding", wraps=True),
+    )
+    made = table(columns, [])
+    for row in rows:
+        made.add_row(*cells(columns, row))
+        if row["fix"] is not None:
+            made.add_row("", "", "", cell(f"→ {row['fix']}", "cyan"))
+    counts = ", ".join(f"{number} {name if number != 1 else name[:-1]}" for name, number in summary.items())
+    return Group(made, cell(counts))
 
 
 def client_text(client: Row) -> str:

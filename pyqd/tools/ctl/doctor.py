@@ -1,0 +1,94 @@
+"""Command that checks brokers, lookup daemons and this machine, and says how to fix what it finds."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from typing import Final
+
+import click
+
+from pyqd.client.errors import ClientError
+from pyqd.primitives.machine import MAPPING_COUNT_DEFAULT, mapping_max
+from pyqd.tools.ctl import checks, views
+from pyqd.tools.ctl.checks import FAILURE, Finding
+from pyqd.tools.ctl.cluster import ask
+from pyqd.tools.ctl.contexts import ContextFile
+from pyqd.tools.ctl.exits import OK, UNHEALTHY
+from pyqd.tools.ctl.facts import broker_facts, lookup_facts
+from pyqd.tools.ctl.frame import command
+from pyqd.tools.ctl.nodes import Broker
+from pyqd.tools.ctl.output import count
+from pyqd.tools.ctl.session import Session
+
+MACHINE: Final = "this machine"
+
+
+@command(
+    "GET /ping, GET /info, GET /stats?format=json, GET /drain, GET /metrics, GET /restart and GET /config/data_path at"
+    " each broker, the last one if the broker has this machine's host name.",
+    "GET /ping and GET /nodes at each lookup daemon.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="show warnings and failures only")
+@click.pass_obj
+def doctor(session: Session, quiet: bool) -> int:
+    """Check brokers, lookup daemons and this machine, and say how to fix what is found.
+
+    The checks are: answer, health, version, clock, limits of open files, memory and mappings, free space, type of the
+    file system, damage, registration with lookup daemons. Clocks are compared to the second. The file system can be
+    checked on the broker's own machine only.
+    """
+    lookups = [answer.value for answer in ask(session.cluster.lookup_daemons(), lookup_facts).answers]
+    brokers: list[Broker] = []
+    if not lookups or any(facts.error is None for facts in lookups):
+        brokers = session.brokers(may_be_none=True)
+    # Each lookup daemon without an answer has a finding of its own.
+    session.failures.clear()
+    facts = [answer.value for answer in ask(brokers, broker_facts).answers]
+    found = [finding for each in lookups for finding in checks.lookup_findings(each)]
+    found += [finding for each in facts for finding in checks.broker_findings(each, facts, lookups)]
+    found += machine_findings(session.context_file)
+    shown = [each for each in found if not quiet or each.state in (checks.WARNING, FAILURE)]
+    states = Counter(each.state for each in found)
+    summary = {"failures": states[FAILURE], "warnings": states[checks.WARNING]}
+    rows = [each._asdict() for each in shown]
+    session.output.show({"checks": rows, **summary}, lambda: views.findings(rows, summary))
+    return UNHEALTHY if states[FAILURE] else OK
+
+
+def machine_findings(file: ContextFile) -> list[Finding]:
+    """Return the findings for this machine and this shell: those that a broker started here would have."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    found = []
+    scarce = hard < checks.DESCRIPTORS_MIN
+    found.append(
+        Finding(
+            MACHINE,
+            "descriptors",
+            checks.WARNING if scarce else checks.OK,
+            f"a broker started here may have {count(hard)} open files",
+            "raise the hard limit: `ulimit -Hn`, /etc/security/limits.conf, or LimitNOFILE= of systemd"
+            if scarce
+            else None,
+        )
+    )
+    mappings = mapping_max()
+    scarce = mappings < MAPPING_COUNT_DEFAULT
+    found.append(
+        Finding(
+            MACHINE,
+            "mappings",
+            checks.WARNING if scarce else checks.OK,
+            f"vm.max_map_count is {count(mappings)}",
+            checks.LIMITS["mappings"] if scarce else None,
+        )
+    )
+    try:
+        file.read()
+    except ClientError as error:
+        found.append(Finding(MACHINE, "contexts", FAILURE, str(error), f"correct or remove {file.path}"))
+    else:
+        if file.readable_by_others():
+            text = f"other users can read the tokens in {file.path}"
+            found.append(Finding(MACHINE, "contexts", checks.WARNING, text, f"chmod 600 {file.path}"))
+    return found
