@@ -6,23 +6,33 @@ import gzip
 import secrets
 import time
 import zlib
+from pathlib import Path
 from typing import Final
 
-from flask import Flask, Response, redirect, request
+from flask import Flask, Response, redirect, render_template, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd import __version__
+from pyqd.admin.access.headers import protect
+from pyqd.admin.access.oidc import add_oidc
+from pyqd.admin.access.roles import Role
+from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
+from pyqd.primitives.errors import StartupError
 
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
 GZIP_LEVEL: Final = 4
+KEY_BYTES_MIN: Final = 32
+BODY_MAX: Final = 16 << 20
+# Blueprints whose refusals are read by people.
+PAGES: Final = ("pages", "forms", "access")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -34,14 +44,25 @@ def new_app(site: Site) -> Flask:
     app.register_blueprint(pages(site), url_prefix=base or None)
     app.register_blueprint(forms(site), url_prefix=base or None)
     app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
-    app.secret_key = secrets.token_bytes(32)
-    app.config.update(SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Lax")
+    app.register_blueprint(access(site.policy), url_prefix=base or None)
+    guard(app, site.policy)
+    if site.options.oidc_issuer:
+        add_oidc(app, site.policy, base)
+    app.secret_key = session_key(site.options.session_key_file)
+    app.config.update(
+        SESSION_COOKIE_NAME="pyqadmin",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_SECURE=bool(site.options.tls_cert),
+        MAX_CONTENT_LENGTH=BODY_MAX,
+    )
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     if base:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
     app.register_error_handler(HTTPException, refusal)
     app.after_request(compress)
+    app.after_request(lambda response: protect(response, is_secure=request.is_secure))
     return app
 
 
@@ -59,16 +80,21 @@ def prepare_templates(app: Flask, site: Site) -> None:
         duration=duration,
         version=__version__,
     )
-    app.context_processor(lambda: {"theme": request.cookies.get("theme", ""), "user": site.user()})
+    app.context_processor(
+        lambda: {
+            "theme": request.cookies.get("theme", ""),
+            "user": site.user,
+            "needs_login": site.policy.needs_login,
+            "may": lambda role, topic=None: site.may(Role.parse(role), topic),
+        }
+    )
 
 
 def change_preferences() -> AnyResponse:
     """Store theme and language of this browser in cookies, and return to the page."""
     check_token()
     back = request.form.get("back", "")
-    # Only to a path of this site.
-    is_local = back.startswith("/") and not back.startswith(("//", "/\\"))
-    response = redirect(back if is_local else f"{request.script_root}/", 303)
+    response = redirect(local_path(back) or f"{request.script_root}/", 303)
     for name, known in (("theme", ("dark", "light")), ("language", tuple(NAMES))):
         value = request.form.get(name, "")
         if value in known:
@@ -88,10 +114,27 @@ def duration(value_ns: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def refusal(error: HTTPException) -> Response | HTTPException:
-    """Return the answer to a request that no route takes, in the form of NSQ's daemons."""
+def session_key(path: str) -> bytes:
+    """Return the key that signs sessions: of a file, or a random one. Raises: StartupError."""
+    if not path:
+        return secrets.token_bytes(KEY_BYTES_MIN)
+    try:
+        key = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise StartupError(f"failed to read --session-key-file - {error}") from None
+    if len(key) < KEY_BYTES_MIN:
+        raise StartupError(
+            f"failed to read --session-key-file - {path} has {len(key)} bytes; {KEY_BYTES_MIN} are needed"
+        )
+    return key
+
+
+def refusal(error: HTTPException) -> Response | HTTPException | tuple[str, int]:
+    """Return the answer to a refused request: a page to a reader, and JSON in the form of NSQ's daemons to programs."""
     if error.code is None or error.code < 400:
         return error
+    if request.blueprint in PAGES:
+        return render_template("error.html", code=error.code, text=error.description), error.code
     name = (error.name or "").upper().replace(" ", "_").replace("'", "")
     return json_reply({"message": name}, error.code)
 

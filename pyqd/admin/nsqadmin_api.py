@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from flask import Blueprint, Response, request
 
 from pyqd.admin import actions
+from pyqd.admin.access.roles import Role
 from pyqd.admin.notifications import Caller
 from pyqd.admin.site import Site
 from pyqd.admin.stats import TopicStats, topology_order
@@ -87,7 +88,7 @@ def caller(site: Site) -> Caller:
     query = f"?{request.query_string.decode('latin-1')}" if request.query_string else ""
     address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"
     url = f"{scheme}://{request.host}{request.script_root}{request.path}{query}"
-    return Caller(site.user() or basic_user(), address, request.headers.get("User-Agent", ""), url)
+    return Caller(site.user.name or basic_user(), address, request.headers.get("User-Agent", ""), url)
 
 
 def basic_user() -> str:
@@ -130,12 +131,15 @@ class Handlers:
         cluster = self.site.cluster
         if request.args.get("inactive") == "true":
             inactive = cluster.inactive_topics()
-            return json_reply({"topics": inactive.value, "message": warning(inactive.failures)})
+            shown = {topic: channels for topic, channels in inactive.value.items() if self.site.may(Role.VIEW, topic)}
+            return json_reply({"topics": shown, "message": warning(inactive.failures)})
         found = cluster.topics()
-        names = found.value if found.value or cluster.lookupds else None
+        visible = [topic for topic in found.value if self.site.may(Role.VIEW, topic)]
+        names = visible if visible or cluster.lookupds else None
         return json_reply({"topics": names, "message": warning(found.failures)})
 
     def topic(self, topic: str) -> Response:
+        self.site.require(Role.VIEW, topic)
         cluster = self.site.cluster
         producers = cluster.producers_of(topic)
         stats = cluster.stats(producers.value, topic)
@@ -143,6 +147,7 @@ class Handlers:
         return json_reply({**shown, "message": warning(producers.failures + stats.failures)})
 
     def channel(self, topic: str, channel: str) -> Response:
+        self.site.require(Role.VIEW, topic)
         cluster = self.site.cluster
         producers = cluster.producers_of(topic)
         stats = cluster.stats(producers.value, topic, channel, clients=True)
@@ -154,6 +159,8 @@ class Handlers:
 
     def nodes(self) -> Response:
         found = self.site.cluster.nodes()
+        for node in found.value:
+            node.topics = [topic for topic in node.topics if self.site.may(Role.VIEW, topic[0])]
         return json_reply({"nodes": [node.to_dict() for node in found.value], "message": warning(found.failures)})
 
     def node(self, node: str) -> Response:
@@ -163,7 +170,7 @@ class Handlers:
         if producer is None:
             raise ApiError(404, "NODE_NOT_FOUND")
         stats = cluster.stats([producer], clients=True)
-        topics = stats.value.topics
+        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
         clients = sum(len(channel.clients) for topic in topics for channel in topic.channels)
         shown = {
             "node": node,
@@ -185,6 +192,7 @@ class Handlers:
                 "message_count": channel.sums["message_count"],
             }
             for topic in stats.value.topics
+            if self.site.may(Role.VIEW, topic.topic)
             for channel in topic.channels
         }
         return json_reply({"stats": counts, "message": warning(nodes.failures + stats.failures)})
@@ -213,13 +221,14 @@ class Handlers:
     # Changing.
 
     def create(self) -> Response:
-        self.require_admin()
+        self.require(Role.ADMIN)
         body = self.body()
         topic, channel = str(body.get("topic") or ""), str(body.get("channel") or "")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
         if channel and not is_valid_name_str(channel):
             raise ApiError(400, "INVALID_CHANNEL")
+        self.site.require(Role.ADMIN, topic)
         failures = actions.create(self.site.cluster, topic, channel)
         self.notify("create_topic", topic)
         if channel:
@@ -227,19 +236,19 @@ class Handlers:
         return json_reply({"message": warning(failures)})
 
     def delete_topic(self, topic: str) -> Response:
-        self.require_admin()
+        self.site.require(Role.ADMIN, topic)
         failures = actions.delete_topic(self.site.cluster, topic)
         self.notify("delete_topic", topic)
         return json_reply({"message": warning(failures)})
 
     def delete_channel(self, topic: str, channel: str) -> Response:
-        self.require_admin()
+        self.site.require(Role.ADMIN, topic)
         failures = actions.delete_channel(self.site.cluster, topic, channel)
         self.notify("delete_channel", topic, channel)
         return json_reply({"message": warning(failures)})
 
     def change(self, topic: str, channel: str = "") -> Response:
-        self.require_admin()
+        self.site.require(Role.OPERATE, topic)
         action = self.body().get("action")
         if action not in actions.ACTIONS:
             raise ApiError(400, "INVALID_ACTION")
@@ -250,10 +259,11 @@ class Handlers:
         return json_reply({"message": warning(failures)})
 
     def tombstone(self, node: str) -> Response:
-        self.require_admin()
+        self.require(Role.ADMIN)
         topic = str(self.body("INVALID_BODY").get("topic") or "")
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
+        self.site.require(Role.ADMIN, topic)
         failures = actions.tombstone(self.site.cluster, topic, node)
         self.notify("tombstone_topic_producer", topic, node=node)
         return json_reply({"message": warning(failures)})
@@ -272,6 +282,8 @@ class Handlers:
 
     def change_config(self, option: str) -> Response:
         self.check_network()
+        if self.site.policy.needs_login:
+            self.site.require(Role.ADMIN)
         body = request.get_data() if (request.content_length or 0) <= CONFIG_BODY_MAX else b""
         if not 0 < len(body) <= CONFIG_BODY_MAX:
             raise ApiError(413, "INVALID_VALUE")
@@ -299,8 +311,9 @@ class Handlers:
         if address not in ipaddress.ip_network(network, strict=False):
             raise ApiError(403, "FORBIDDEN")
 
-    def require_admin(self) -> None:
-        if not self.site.is_admin():
+    def require(self, role: Role) -> None:
+        """Refuse a user who has a role for no topic, before the body is read."""
+        if self.site.user.role < role:
             raise ApiError(403, "FORBIDDEN")
 
     def body(self, refusal: str = "") -> dict[str, Any]:

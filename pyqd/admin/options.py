@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 from pyqd.config.program_options import ProgramOptions
 from pyqd.config.settings import Program
-from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
+from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from pyqd.primitives.errors import StartupError
 from pyqd.primitives.goflags import BOOL, DURATION, STRING, declare, declared_flags
 
 PROGRAM: Final = "pyqadmin"
 SYNOPSIS: Final = """\
 pyqadmin [flags]                            the web admin; its flags are below
+pyqadmin user add|list|remove [flags]       users of --users-file; `pyqadmin user --help` tells more
 pyqadmin --check-config [flags]             print the settings in force, or all errors; starts nothing
 pyqadmin --help                             this text
 """
@@ -81,6 +82,34 @@ class AdminOptions(ProgramOptions):
         key="admin_users",
         repeatable=True,
     )
+    users_file: str = declare(
+        "users-file", STRING, "", "path of the file of users, made by `pyqadmin user add`; then all need a login"
+    )
+    session_timeout_ns: int = declare(
+        "session-timeout", DURATION, 12 * HOUR_NS, "time after which a login ends", minimum=MINUTE_NS
+    )
+    session_key_file: str = declare(
+        "session-key-file",
+        STRING,
+        "",
+        "path of a file with a secret of 32 bytes or more that signs logins; without it they end with the process",
+    )
+    oidc_issuer: str = declare("oidc-issuer", STRING, "", "URL of an OpenID Connect issuer for logins")
+    oidc_client_id: str = declare("oidc-client-id", STRING, "", "name of pyqadmin at the issuer")
+    oidc_client_secret_file: str = declare(
+        "oidc-client-secret-file", STRING, "", "path of a file with the secret that the issuer gave to pyqadmin"
+    )
+    oidc_claim: str = declare("oidc-claim", STRING, "groups", "claim whose values give roles")
+    oidc_role: tuple[str, ...] = declare(
+        "oidc-role",
+        STRING,
+        (),
+        "VALUE=ROLE[:TOPIC,...]: the role for a value of the claim, for topics by pattern; repeatable",
+        key="oidc_roles",
+        repeatable=True,
+    )
+    tls_cert: str = declare("tls-cert", STRING, "", "path of the certificate for HTTPS, with its chain")
+    tls_key: str = declare("tls-key", STRING, "", "path of its key")
     notification_http_endpoint: str = declare(
         "notification-http-endpoint", STRING, "", "URL that gets a POST for each change"
     )
@@ -134,6 +163,8 @@ def problems_of(options: AdminOptions) -> list[str]:
         found.append("--http-client-tls-key must be specified with --http-client-tls-cert")
     if options.http_client_tls_key and not options.http_client_tls_cert:
         found.append("--http-client-tls-cert must be specified with --http-client-tls-key")
+    if bool(options.tls_cert) is not bool(options.tls_key):
+        found.append("--tls-cert and --tls-key must be given together")
     for flag in ("lookupd-http-address", "nsqd-http-address"):
         for address in getattr(options, flag.replace("-", "_")):
             reason = address_problem(address)

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from flask import request
+from flask import g
+from werkzeug.exceptions import Forbidden
 
+from pyqd.admin.access.policy import Policy
+from pyqd.admin.access.roles import Role, User
 from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
@@ -27,6 +30,7 @@ class Site:
 
     def __init__(self, options: AdminOptions) -> None:
         self.options = options
+        self.policy = Policy(options)
         self.upstream = Upstream(
             timeout_s=options.http_client_request_timeout_ns / SECOND_NS,
             connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
@@ -45,13 +49,20 @@ class Site:
         self.notifier.close()
         self.upstream.close()
 
-    def user(self) -> str:
-        """Return the user of the current request; empty if nobody is logged in."""
-        return request.headers.get(self.options.acl_http_header, "")
+    @property
+    def user(self) -> User:
+        """The user of the current request."""
+        user: User = g.user
+        return user
 
-    def is_admin(self) -> bool:
-        """Whether the current request may change things by nsqadmin's rule."""
-        return not self.options.admin_user or self.user() in self.options.admin_user
+    def may(self, role: Role, topic: str | None = None) -> bool:
+        """Say whether the user of the current request has a role for a topic; None for what concerns none or all."""
+        return self.user.may(role, topic)
+
+    def require(self, role: Role, topic: str | None = None) -> None:
+        """Refuse the current request if its user does not have a role. Raises: Forbidden."""
+        if not self.may(role, topic):
+            raise Forbidden
 
     def change_options(self, **changed: Any) -> None:
         """Replace options until the process ends."""

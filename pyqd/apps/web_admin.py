@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
+from pyqd.admin.access.command import user_command
+from pyqd.admin.access.oidc import check_oidc
 from pyqd.admin.app import new_app
 from pyqd.admin.options import ADMIN, AdminOptions, check_options
 from pyqd.admin.site import Site, context_maker, read_token
@@ -42,6 +45,7 @@ class AdminServer:
 
     def __init__(self, options: AdminOptions) -> None:
         check_options(options)
+        check_oidc(options)
         self.options = options
         self.address = split_address(options.http_address)
         self.site = Site(options)
@@ -54,10 +58,22 @@ class AdminServer:
             listener = listening_socket(self.address)
         except OSError as error:
             raise StartupError(f"listen ({self.options.http_address}) failed - {error}") from None
-        self.server = WSGIServer(listener, self.app, handler_class=Handler, log=None, error_log=None)
+        tls = tls_arguments(self.options)
+        self.server = WSGIServer(listener, self.app, handler_class=Handler, log=None, error_log=None, **tls)
         self.server.start()
         self.site.poller.start()
-        logger.info("HTTP: listening on %s", listener.getsockname())
+        host, port = listener.getsockname()[:2]
+        logger.info("%s: listening on %s:%d", "HTTPS" if self.options.tls_cert else "HTTP", host, port)
+        self._tell_access(host)
+
+    def _tell_access(self, host: str) -> None:
+        """Log who may use this process."""
+        if self.site.policy.needs_login or self.options.admin_user:
+            return
+        is_local = host.startswith("127.") or host == "::1"
+        reach = "on this machine" if is_local else "who reaches this address"
+        text = "no login is set up: everybody %s may change things; --users-file sets up logins"
+        logger.log(logging.INFO if is_local else logging.WARNING, text, reach)
 
     def stop(self) -> None:
         """Stop listening, let requests end, and close everything."""
@@ -68,6 +84,19 @@ class AdminServer:
         logger.info("bye")
 
 
+def tls_arguments(options: AdminOptions) -> dict[str, Any]:
+    """Return the arguments of the server for HTTPS. Raises: StartupError."""
+    if not options.tls_cert:
+        return {}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # An empty password keeps OpenSSL from asking for one on the terminal.
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=lambda: b"")
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"failed to LoadX509KeyPair {options.tls_cert}, {options.tls_key} - {error}") from None
+    return {"ssl_context": context}
+
+
 ADMIN_CHECKS: Final[Checks[AdminOptions]] = {
     check_options: ("lookupd-http-address", "nsqd-http-address", "graphite-url", "allow-config-from-cidr"),
     context_maker: (
@@ -76,6 +105,8 @@ ADMIN_CHECKS: Final[Checks[AdminOptions]] = {
         "http-client-tls-key",
         "http-client-tls-insecure-skip-verify",
     ),
+    tls_arguments: ("tls-cert", "tls-key"),
+    check_oidc: ("oidc-issuer", "oidc-client-id", "oidc-role"),
     lambda options: read_token(options.http_client_token_file): ("http-client-token-file",),
 }
 
@@ -94,4 +125,6 @@ def run(options: AdminOptions) -> int:
 
 def run_admin(argv: Sequence[str]) -> int:
     """Parse a command line and run. Returns: the exit code."""
+    if argv and argv[0] == "user":
+        return user_command(argv[1:])
     return run_program(ADMIN.parse_settings(argv), ADMIN_CHECKS, run)

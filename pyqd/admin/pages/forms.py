@@ -11,6 +11,7 @@ from flask import Blueprint, Response, abort, flash, redirect, render_template, 
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin import actions
+from pyqd.admin.access.roles import Role
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
@@ -57,22 +58,24 @@ class Forms:
 
     def create(self) -> AnyResponse:
         """Create a topic, and a channel."""
-        self.begin()
+        check_token()
         topic, channel = request.form.get("topic", "").strip(), request.form.get("channel", "").strip()
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name_str(name):
                 flash(_("Names have 1 to 64 letters, digits and .-_, and may end with #ephemeral."), "bad")
                 return redirect(url_for("pages.lookup"), 303)
+        self.site.require(Role.ADMIN, topic)
         self.run(lambda: actions.create(self.site.cluster, topic, channel), "create_topic", topic, channel)
         return redirect(place_url(topic, channel), 303)
 
     def do(self, action: str) -> AnyResponse | str:
         """Change a topic or a channel; a tombstone also has a node."""
-        self.begin()
+        check_token()
         if action not in (*actions.ACTIONS, "delete", "tombstone"):
             abort(404)
         form = request.form
         topic, channel, node = form.get("topic", ""), form.get("channel", ""), form.get("node", "")
+        self.site.require(Role.OPERATE if action in actions.ACTIONS else Role.ADMIN, topic)
         if action in LOSING and form.get("confirmed") != "yes":
             return render_template("confirm.html", action=action, topic=topic, channel=channel, node=node)
         cluster = self.site.cluster
@@ -88,12 +91,6 @@ class Forms:
             return redirect(url_for("pages.home"), 303)
         self.run(lambda: actions.change(cluster, action, topic, channel), f"{action}_{kind}", topic, channel)
         return redirect(place_url(topic, channel), 303)
-
-    def begin(self) -> None:
-        """Check the token and the right of the user."""
-        check_token()
-        if not self.site.is_admin():
-            abort(Response(_("You may look, but not change anything."), 403))
 
     def run(self, change: Callable[[], list[str]], name: str, topic: str, channel: str = "", node: str = "") -> None:
         """Do a change, log and notify it, and tell the result on the next page."""

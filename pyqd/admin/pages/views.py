@@ -7,6 +7,7 @@ from typing import Any
 
 from flask import Blueprint, Response, render_template, request
 
+from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node
 from pyqd.admin.health import findings_of
 from pyqd.admin.pages.tables import Column, Table, table_of
@@ -107,10 +108,12 @@ class Views:
         snapshot = self.site.poller.snapshot
         rows = [*snapshot.topics.values()]
         rows += [TopicStats.total(name, []) for name in snapshot.names if name not in snapshot.topics]
+        rows = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
         table = table_of(rows, self._with_rate(TOPIC_COLUMNS), text_of=lambda row: str(row.topic), sort="topic")
         return self.show("streams.html", table=table, waiting=waiting, channel_sum=channel_sum)
 
     def topic(self, topic: str) -> str:
+        self.site.require(Role.VIEW, topic)
         cluster = self.site.cluster
         producers = cluster.producers_of(topic)
         stats = cluster.stats(producers.value, topic)
@@ -121,6 +124,7 @@ class Views:
         return self.show("topic.html", topic=topic, stats=total, table=table, failures=failures)
 
     def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
+        self.site.require(Role.VIEW, topic)
         cluster = self.site.cluster
         producers = cluster.producers_of(topic)
         stats = cluster.stats(producers.value, topic, channel, clients=True)
@@ -143,7 +147,8 @@ class Views:
         if found is None:
             return self.show("missing.html", node=node), 404
         stats = cluster.stats([found], clients=True)
-        table = table_of(stats.value.topics, TOPIC_COLUMNS[:5], text_of=lambda row: str(row.topic), sort="topic")
+        topics = [topic for topic in stats.value.topics if self.site.may(Role.VIEW, topic.topic)]
+        table = table_of(topics, TOPIC_COLUMNS[:5], text_of=lambda row: str(row.topic), sort="topic")
         return self.show(
             "node.html",
             node=found,
@@ -155,17 +160,19 @@ class Views:
         )
 
     def lookup(self) -> str:
-        inactive = self.site.cluster.inactive_topics()
-        return self.show(
-            "lookup.html", lookupds=self.site.cluster.lookupds, inactive=inactive.value, failures=inactive.failures
-        )
+        found = self.site.cluster.inactive_topics()
+        inactive = {topic: channels for topic, channels in found.value.items() if self.site.may(Role.VIEW, topic)}
+        lookupds = self.site.cluster.lookupds
+        return self.show("lookup.html", lookupds=lookupds, inactive=inactive, failures=found.failures)
 
     def counter(self) -> str:
-        total = sum(topic.sums["message_count"] for topic in self.site.poller.snapshot.topics.values())
+        topics = self.site.poller.snapshot.topics.values()
+        total = sum(topic.sums["message_count"] for topic in topics if self.site.may(Role.VIEW, topic.topic))
         return self.show("counter.html", total=total)
 
     def health(self) -> str:
-        return self.show("health.html", findings=findings_of(self.site))
+        findings = [each for each in findings_of(self.site) if not each.topic or self.site.may(Role.VIEW, each.topic)]
+        return self.show("health.html", findings=findings)
 
     def live(self) -> Response:
         """Send the number of each poll as a server-sent event, until the browser goes away."""

@@ -20,7 +20,8 @@ async function update() {
     const url = new URL(location.href);
     url.searchParams.set("fragment", "1");
     const answer = await fetch(url, { headers: { Accept: "text/html" } });
-    if (answer.redirected) location.reload();
+    // The login has ended.
+    if (answer.status === 401) location.reload();
     if (answer.ok && !isBusy()) live.innerHTML = await answer.text();
   } catch {
     age.textContent = age.dataset.stale;

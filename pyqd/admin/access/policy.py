@@ -1,0 +1,113 @@
+"""The user behind a request, by the ways of logging in that the options choose.
+
+1. A users' file or OpenID Connect: every page and the API need a login. Scripts send basic authentication.
+2. --admin-user without these: a proxy names the user in --acl-http-header, as for nsqadmin. Listed users are
+   administrators, all others may look.
+3. Neither: everybody is an administrator.
+
+Source: docs/admin.md, "Access".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from typing import Final
+
+from flask import Request, session
+
+from pyqd.admin.access.limiter import LoginLimiter
+from pyqd.admin.access.roles import EVERYBODY, NOBODY, Role, User
+from pyqd.admin.access.users import Users
+from pyqd.admin.options import AdminOptions
+from pyqd.primitives.durations import SECOND_NS
+
+# Fields of the session's cookie, which is signed.
+NAME: Final = "user"
+STAMP: Final = "stamp"
+UNTIL: Final = "until"
+GRANT: Final = "grant"
+
+
+class Policy:
+    """The ways of logging in of one web admin. Raises: StartupError if the users' file cannot be read."""
+
+    def __init__(self, options: AdminOptions) -> None:
+        self.options = options
+        self.users = Users(options.users_file) if options.users_file else None
+        self.limiter = LoginLimiter()
+
+    @property
+    def needs_login(self) -> bool:
+        return self.users is not None or bool(self.options.oidc_issuer)
+
+    def user_of(self, request: Request) -> User:
+        """Return the user behind a request; NOBODY if a login is missing."""
+        if self.needs_login:
+            return self._session_user() or self._basic_user(request) or NOBODY
+        name = request.headers.get(self.options.acl_http_header, "")
+        if not self.options.admin_user:
+            return User(name, Role.ADMIN) if name else EVERYBODY
+        return User(name, Role.ADMIN if name in self.options.admin_user else Role.VIEW)
+
+    def log_in(self, name: str, password: str, address: str) -> User | None:
+        """Check name and password and begin a session. Returns: None if they are wrong."""
+        user = self.check(name, password, address)
+        if user is not None:
+            self.begin_session(user)
+        return user
+
+    def check(self, name: str, password: str, address: str) -> User | None:
+        """Check name and password; failures count against the limit. Returns: None if they are wrong."""
+        keys = limit_keys(name, address)
+        if self.users is None or self.limiter.wait_s(keys) > 0:
+            return None
+        entry = self.users.login(name, password)
+        if entry is None:
+            self.limiter.failed(keys)
+            return None
+        self.limiter.succeeded(keys)
+        return entry.user
+
+    def begin_session(self, user: User) -> None:
+        """Make the session of this browser one of a user."""
+        session.clear()
+        session[NAME] = user.name
+        session[UNTIL] = int(time.time()) + self.options.session_timeout_ns // SECOND_NS
+        entry = self.users.entry(user.name) if self.users is not None else None
+        if entry is not None:
+            session[STAMP] = entry.stamp
+        else:
+            # A user of OpenID Connect: the grant is what its claims gave.
+            session[GRANT] = [int(user.role), list(user.topics)]
+
+    def _session_user(self) -> User | None:
+        if session.get(UNTIL, 0) < time.time():
+            return None
+        if GRANT in session:
+            role, topics = session[GRANT]
+            return User(session[NAME], Role(role), tuple(topics))
+        entry = self.users.entry(session.get(NAME, "")) if self.users is not None else None
+        return entry.user if entry is not None and entry.stamp == session.get(STAMP) else None
+
+    def _basic_user(self, request: Request) -> User | None:
+        name, password = basic_credentials(request)
+        return self.check(name, password, request.remote_addr or "") if name else None
+
+
+def limit_keys(name: str, address: str) -> tuple[str, str]:
+    """Return what failures are counted by."""
+    return f"name {name}", f"address {address}"
+
+
+def basic_credentials(request: Request) -> tuple[str, str]:
+    """Return name and password of basic authentication; empty ones without it."""
+    kind, _, value = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return name, password

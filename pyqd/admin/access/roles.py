@@ -1,0 +1,50 @@
+"""Roles, and the topics that they are given for."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from fnmatch import fnmatchcase
+from typing import Final
+
+
+class Role(enum.IntEnum):
+    """Each role may do all that the roles before it may.
+
+    VIEW: see numbers and messages. OPERATE: pause, unpause, empty, publish, change single messages. ADMIN: create,
+    delete, tombstone, change options.
+    """
+
+    VIEW = 1
+    OPERATE = 2
+    ADMIN = 3
+
+    @classmethod
+    def parse(cls, text: str) -> Role:
+        """Return a role by its name. Raises: ValueError."""
+        try:
+            return cls[text.upper()]
+        except KeyError:
+            raise ValueError(f"unknown role {text!r}: expected view, operate or admin") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class User:
+    """A user with a role for topics. topics: patterns as in a shell, such as `orders*`. name: empty for nobody."""
+
+    name: str
+    role: Role
+    topics: tuple[str, ...] = ("*",)
+
+    def may(self, role: Role, topic: str | None = None) -> bool:
+        """Say whether the user has a role for a topic; None for what concerns no topic, or all of them.
+
+        Who has a role for some topics only, may see what concerns none, and change nothing of it.
+        """
+        if topic is None:
+            return self.role >= role and (role is Role.VIEW or "*" in self.topics)
+        return self.role >= role and any(fnmatchcase(topic, pattern) for pattern in self.topics)
+
+
+EVERYBODY: Final = User("", Role.ADMIN)
+NOBODY: Final = User("", Role.VIEW, ())

@@ -1,0 +1,99 @@
+"""Login and logout, and the check that comes before every request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from flask import Blueprint, Flask, Response, g, redirect, render_template, request, session, url_for
+from werkzeug.wrappers import Response as AnyResponse
+
+from pyqd.admin.access.oidc import NEXT
+from pyqd.admin.access.policy import Policy, limit_keys
+from pyqd.admin.access.roles import NOBODY
+from pyqd.admin.nsqadmin_api import json_reply
+from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.language import translate as _
+
+# Endpoints that need no login.
+OPEN: Final = (
+    "access.login",
+    "access.check",
+    "access.logout",
+    "static",
+    "ping",
+    "preferences",
+    "oidc_begin",
+    "oidc_end",
+)
+CHANGING: Final = ("POST", "PUT", "DELETE")
+
+audit_logger = logging.getLogger("pyqd.admin.audit")
+
+
+def local_path(text: str) -> str:
+    """Return a path of this site; empty for any other address."""
+    is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_local else ""
+
+
+def guard(app: Flask, policy: Policy) -> None:
+    """Check each request before its route: it must come from this site, and from a user if logins are needed."""
+
+    def check() -> AnyResponse | None:
+        # Browsers name the site of a request's page; programs that are no browser send no such header.
+        if request.method in CHANGING and request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            return json_reply({"message": "CROSS_SITE_REQUEST"}, 403)
+        g.user = policy.user_of(request)
+        if not policy.needs_login or g.user is not NOBODY or request.endpoint in OPEN:
+            return None
+        if request.blueprint == "nsqadmin_api":
+            refused = json_reply({"message": "UNAUTHORIZED"}, 401)
+            refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
+            return refused
+        if "fragment" in request.args or request.endpoint == "pages.live":
+            return Response(status=401)
+        return redirect(url_for("access.login", next=request.full_path.rstrip("?")), 303)
+
+    app.before_request(check)
+
+
+def access(policy: Policy) -> Blueprint:
+    """Return the routes of login and logout."""
+    routes = Blueprint("access", __name__)
+
+    def login() -> str:
+        session[NEXT] = local_path(request.args.get("next", "")) or session.get(NEXT, "")
+        return page()
+
+    def page(error: str = "", name: str = "") -> str:
+        oidc = bool(policy.options.oidc_issuer)
+        return render_template("login.html", error=error, name=name, passwords=policy.users is not None, oidc=oidc)
+
+    def check() -> AnyResponse | tuple[str, int] | tuple[str, int, dict[str, str]]:
+        check_token()
+        name, password = request.form.get("name", ""), request.form.get("password", "")
+        address = request.remote_addr or ""
+        wait_s = policy.limiter.wait_s(limit_keys(name, address))
+        if wait_s > 0:
+            audit_logger.warning("login of %r from %s is refused: too many failures", name, address)
+            seconds = str(int(wait_s) + 1)
+            text = _("Too many failed logins: try again in %(seconds)s seconds.") % {"seconds": seconds}
+            return page(text, name), 429, {"Retry-After": seconds}
+        target = session.get(NEXT, "")
+        if policy.log_in(name, password, address) is None:
+            audit_logger.warning("login of %r from %s has failed", name, address)
+            return page(_("Name or password is wrong."), name), 401
+        audit_logger.info("login of %s from %s", name, address)
+        return redirect(target or url_for("pages.home"), 303)
+
+    def logout() -> AnyResponse:
+        check_token()
+        audit_logger.info("logout of %s from %s", g.user.name, request.remote_addr)
+        session.clear()
+        return redirect(url_for("access.login"), 303)
+
+    routes.add_url_rule("/login", "login", login, methods=["GET"])
+    routes.add_url_rule("/login", "check", check, methods=["POST"])
+    routes.add_url_rule("/logout", "logout", logout, methods=["POST"])
+    return routes

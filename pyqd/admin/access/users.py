@@ -1,0 +1,178 @@
+"""The users' file: names, roles and hashed passwords, in TOML.
+
+    [ada]
+    password = "$argon2id$v=19$..."
+    role = "operate"
+    topics = ["orders*", "mail"]
+
+The file is read again when it changes, so that a user can be added or removed while pyqadmin runs.
+
+Source: docs/admin.md, "Access"; RFC 9106 for the hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import json
+import logging
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from pyqd.admin.access.roles import Role, User
+from pyqd.primitives.errors import StartupError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PASSWORD_MIN: Final = 8
+# Takes as long as a check of a real one, so that an answer's time does not tell which names exist.
+HASHER: Final = PasswordHasher()
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One user with the hash of the password."""
+
+    user: User
+    password_hash: str
+
+    @property
+    def stamp(self) -> str:
+        """Text that changes with the password; a session is valid only with the stamp of its login."""
+        return hashlib.sha256(self.password_hash.encode()).hexdigest()[:16]
+
+
+class Users:
+    """Users of a file. Raises: StartupError if it cannot be read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._lock = Lock()
+        self._seen: tuple[int, int] | None = None
+        self._entries: Mapping[str, Entry] = {}
+        # Scripts send their password with each request: the second check of the same one is quick.
+        self._key = os.urandom(32)
+        self._proofs: dict[str, bytes] = {}
+        self._no_user_hash = HASHER.hash(os.urandom(16).hex())
+        self._load()
+
+    def entry(self, name: str) -> Entry | None:
+        """Return a user by name."""
+        self._reload()
+        return self._entries.get(name)
+
+    def login(self, name: str, password: str) -> Entry | None:
+        """Return the user if the password is right."""
+        entry = self.entry(name)
+        proof = hmac.digest(self._key, f"{entry.password_hash if entry else ''}\0{password}".encode(), "sha256")
+        if entry is not None and hmac.compare_digest(self._proofs.get(name, b""), proof):
+            return entry
+        try:
+            HASHER.verify(self._no_user_hash if entry is None else entry.password_hash, password)
+        except (VerificationError, InvalidHashError):
+            return None
+        if entry is not None:
+            self._proofs[name] = proof
+        return entry
+
+    def _reload(self) -> None:
+        """Read the file again if it has changed. A file that is wrong leaves the users as they are."""
+        try:
+            found = self.path.stat()
+            if (found.st_mtime_ns, found.st_ino) != self._seen:
+                self._load()
+        except (OSError, StartupError) as error:
+            logger.error("users stay as they are: %s", error)
+
+    def _load(self) -> None:
+        with self._lock:
+            try:
+                found = self.path.stat()
+                entries = entries_of(self.path.read_text())
+            except (OSError, ValueError) as error:
+                raise StartupError(f"failed to read --users-file {self.path} - {error}") from None
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                logger.warning("%s can be read by other users of this machine: chmod 600 %s", self.path, self.path)
+            self._entries = entries
+            self._seen = (found.st_mtime_ns, found.st_ino)
+
+
+def entries_of(text: str) -> dict[str, Entry]:
+    """Return the users in the text of a file. Raises: ValueError."""
+    found: dict[str, Any] = tomllib.loads(text)
+    entries = {}
+    for name, fields in found.items():
+        if not isinstance(fields, dict):
+            raise ValueError(f"{name} is no table: a user begins with [{name}]")
+        unknown = fields.keys() - {"password", "role", "topics"}
+        if unknown:
+            raise ValueError(f"user {name} has the unknown key {sorted(unknown)[0]}")
+        password = fields.get("password")
+        if not isinstance(password, str) or not password.startswith("$argon2"):
+            raise ValueError(f"user {name} has no password made by `pyqadmin user add`")
+        topics = fields.get("topics", ["*"])
+        if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+            raise ValueError(f"topics of user {name} are no list of patterns")
+        entries[name] = Entry(User(name, Role.parse(str(fields.get("role", "view"))), tuple(topics)), password)
+    return entries
+
+
+def add_user(path: Path, name: str, password: str, role: Role, topics: tuple[str, ...]) -> None:
+    """Add a user to a file, or replace one. Raises: ValueError, OSError."""
+    if not name or not name.isprintable() or name != name.strip():
+        raise ValueError(f"{name!r} is no name of a user")
+    if len(password) < PASSWORD_MIN:
+        raise ValueError(f"a password has at least {PASSWORD_MIN} characters")
+    entries = entries_of(path.read_text()) if path.exists() else {}
+    entries[name] = Entry(User(name, role, topics), HASHER.hash(password))
+    write_users(path, entries)
+
+
+def remove_user(path: Path, name: str) -> None:
+    """Remove a user from a file. Raises: ValueError, OSError."""
+    entries = entries_of(path.read_text())
+    if name not in entries:
+        raise ValueError(f"there is no user {name} in {path}")
+    del entries[name]
+    write_users(path, entries)
+
+
+def write_users(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Replace the file in one step. Raises: OSError."""
+    lines = []
+    for name, entry in entries.items():
+        # A JSON string is a TOML string.
+        lines += [
+            f"[{json.dumps(name)}]",
+            f"password = {json.dumps(entry.password_hash)}",
+            f'role = "{entry.user.role.name.lower()}"',
+            f"topics = {json.dumps(list(entry.user.topics))}",
+            "",
+        ]
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write("\n".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,323 @@
+"""Logins, roles by topic, sessions, and what protects browsers."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from pyqd.admin.access.limiter import FAILURES_MAX, LoginLimiter
+from pyqd.admin.access.oidc import user_of_claims
+from pyqd.admin.access.roles import EVERYBODY, Role, User
+from pyqd.admin.access.routes import local_path
+from pyqd.admin.access.users import add_user, entries_of, remove_user
+from pyqd.admin.options import AdminOptions
+from tests.admin.conftest import Admin, Answer, World
+
+PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture(scope="module")
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("access") / "users.toml"
+    add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+    add_user(path, "otto", PASSWORDS["otto"], Role.OPERATE, ("orders*",))
+    add_user(path, "vera", PASSWORDS["vera"], Role.VIEW, ("*",))
+    return path
+
+
+@pytest.fixture(scope="module")
+def closed(world: World, start_admin: Callable[..., Admin], users_file: Path) -> Admin:
+    """A web admin that needs a login."""
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
+
+
+class Browser:
+    """Keeps cookies, and sends forms with the token of the last page."""
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+        self.cookie = ""
+        self.page = ""
+
+    def take(self, answer: Answer) -> Answer:
+        found = re.match(r"[^;]+", answer.headers.get("set-cookie", ""))
+        self.cookie = found[0] if found else self.cookie
+        self.page = answer.body.decode(errors="replace")
+        return answer
+
+    def get(self, path: str) -> Answer:
+        return self.take(self.admin.ask("GET", path, headers={"Cookie": self.cookie}))
+
+    def post(self, path: str, token: str | None = None, **fields: str) -> Answer:
+        if token is None:
+            found = re.search(r'name="csrf" value="([^"]+)"', self.page)
+            token = found[1] if found else ""
+        body = urlencode({"csrf": token, **fields}).encode()
+        return self.take(self.admin.ask("POST", path, body, {**FORM, "Cookie": self.cookie}))
+
+    def log_in(self, name: str) -> Answer:
+        self.get("/login")
+        answer = self.post("/login", name=name, password=PASSWORDS[name])
+        assert answer.status == 303, answer
+        self.get("/")
+        return answer
+
+
+@pytest.fixture
+def browser(closed: Admin) -> Browser:
+    return Browser(closed)
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+class TestLogin:
+    def test_a_page_leads_to_the_login_and_back(self, browser: Browser) -> None:
+        answer = browser.get("/nodes?sort=-version")
+        assert (answer.status, answer.headers["location"]) == (303, "/login?next=/nodes?sort%3D-version")
+        browser.get(answer.headers["location"])
+        answer = browser.post("/login", name="ada", password=PASSWORDS["ada"])
+        assert (answer.status, answer.headers["location"]) == (303, "/nodes?sort=-version")
+        assert browser.get("/nodes").status == 200
+
+    def test_a_wrong_password_and_an_unknown_user_look_alike(self, browser: Browser) -> None:
+        browser.get("/login")
+        wrong = browser.post("/login", name="vera", password="x" * 12)
+        unknown = browser.post("/login", name="nobody", password="x" * 12)
+        assert (wrong.status, unknown.status) == (401, 401)
+        assert b"Name or password is wrong." in wrong.body
+        assert b"Name or password is wrong." in unknown.body
+
+    def test_logging_out_ends_the_session(self, browser: Browser) -> None:
+        browser.log_in("ada")
+        assert browser.post("/logout").status == 303
+        assert browser.get("/").status == 303
+
+    def test_a_changed_password_ends_sessions(
+        self, world: World, start_admin: Callable[..., Admin], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "users.toml"
+        add_user(path, "ada", PASSWORDS["ada"], Role.ADMIN, ("*",))
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
+        browser = Browser(admin)
+        browser.log_in("ada")
+        add_user(path, "ada", "another one", Role.ADMIN, ("*",))
+        assert browser.get("/").status == 303
+
+    def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(self, browser: Browser) -> None:
+        browser.get("/login")
+        cookie = browser.post("/login", name="ada", password=PASSWORDS["ada"]).headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Lax"} <= set(cookie.split("; "))
+
+    def test_scripts_send_basic_authentication(self, closed: Admin) -> None:
+        refused = closed.ask("GET", "/api/topics")
+        assert (refused.status, refused.message) == (401, "UNAUTHORIZED")
+        assert refused.headers["www-authenticate"].startswith("Basic ")
+        assert closed.ask("GET", "/api/topics", headers=basic("vera", PASSWORDS["vera"])).status == 200
+        assert closed.ask("GET", "/api/topics", headers=basic("vera", "wrong")).status == 401
+
+    def test_many_failures_are_refused_for_a_while(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path
+    ) -> None:
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}")
+        browser = Browser(admin)
+        browser.get("/login")
+        for _ in range(FAILURES_MAX):
+            assert browser.post("/login", name="ada", password="wrong").status == 401
+        answer = browser.post("/login", name="ada", password=PASSWORDS["ada"])
+        assert answer.status == 429
+        assert int(answer.headers["retry-after"]) > 0
+
+
+class TestRoles:
+    def test_a_viewer_sees_and_changes_nothing(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        browser.log_in("vera")
+        assert browser.get(f"/topics/{topic}/c").status == 200
+        assert "/do/pause" not in browser.page
+        assert browser.post("/do/pause", topic=topic, channel="c").status == 403
+        assert not (world.brokers[0].channel(topic, "c") or {})["paused"]
+
+    def test_an_operator_pauses_but_does_not_delete(self, browser: Browser, world: World, topic: str) -> None:
+        name = f"orders_{topic}"
+        world.publish(name, {0: 0}, channel="c")
+        browser.log_in("otto")
+        browser.get(f"/topics/{name}/c")
+        assert "/do/delete" not in browser.page
+        assert browser.post("/do/pause", topic=name, channel="c").status == 303
+        assert (world.brokers[0].channel(name, "c") or {})["paused"]
+        assert browser.post("/do/delete", topic=name, confirmed="yes").status == 403
+        assert world.brokers[0].topic(name) is not None
+
+    def test_other_topics_do_not_exist_for_a_user_of_some(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(f"secret_{topic}", {0: 0})
+        world.publish(f"orders_{topic}", {0: 0})
+        headers = basic("otto", PASSWORDS["otto"])
+        topics = browser.admin.ask("GET", "/api/topics", headers=headers).json["topics"]
+        assert f"orders_{topic}" in topics
+        assert all(name.startswith("orders") for name in topics)
+        assert browser.admin.ask("GET", f"/api/topics/secret_{topic}", headers=headers).status == 403
+        browser.log_in("otto")
+        for path in ("/", "/lookup", "/health", f"/nodes/{world.addresses()[0]}"):
+            assert browser.get(path).status == 200
+            assert "secret_" not in browser.page, path
+
+    def test_an_administrator_deletes_after_a_confirmation(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 1}, channel="c")
+        browser.log_in("ada")
+        answer = browser.post("/do/delete", topic=topic)
+        assert (answer.status, b"cannot be undone" in answer.body) == (200, True)
+        assert world.brokers[0].topic(topic) is not None
+        assert browser.post("/do/delete", topic=topic, confirmed="yes").status == 303
+        assert world.brokers[0].topic(topic) is None
+
+    def test_options_are_changed_by_administrators_only(self, closed: Admin) -> None:
+        vera, ada = (basic(name, PASSWORDS[name]) for name in ("vera", "ada"))
+        assert closed.ask("PUT", "/config/log_level", b"info", vera).status == 403
+        assert closed.ask("PUT", "/config/log_level", b"info", ada).status == 200
+
+
+class TestHeaderOfAProxy:
+    @pytest.fixture(scope="class", params=["pyqadmin", "nsqadmin"])
+    def fronted(self, request: pytest.FixtureRequest, world: World, start_admin: Callable[..., Admin]) -> Admin:
+        flags = (f"--lookupd-http-address={world.lookupd}", "--admin-user=ada", "--acl-http-header=X-Who")
+        return start_admin(request.param, *flags)
+
+    def test_only_listed_users_change_things(self, fronted: Admin, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0})
+        path, body = f"/api/topics/{topic}", b'{"action":"pause"}'
+        for headers in ({}, {"X-Who": "otto"}, {"X-Who": "ada "}, {"X-Forwarded-User": "ada"}):
+            answer = fronted.ask("POST", path, body, headers)
+            expected = 403 if headers.get("X-Who", "").strip() != "ada" else 200
+            assert answer.status == expected, headers
+        assert fronted.ask("POST", path, b"", {"X-Who": "otto"}).message == "FORBIDDEN"
+        assert fronted.ask("GET", path).status == 200
+
+
+class TestBrowsersAreProtected:
+    def test_a_form_without_the_token_is_refused(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0})
+        browser.log_in("ada")
+        for token in ("", "x" * 32):
+            answer = browser.post("/do/pause", token, topic=topic)
+            assert answer.status == 403
+        assert not (world.brokers[0].topic(topic) or {})["paused"]
+
+    def test_requests_of_other_sites_are_refused(
+        self, world: World, start_admin: Callable[..., Admin], topic: str
+    ) -> None:
+        world.publish(topic, {0: 0})
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+        body = b'{"action":"pause"}'
+        for site in ("cross-site", "same-site"):
+            answer = admin.ask("POST", f"/api/topics/{topic}", body, {"Sec-Fetch-Site": site})
+            assert (answer.status, answer.message) == (403, "CROSS_SITE_REQUEST")
+        assert not (world.brokers[0].topic(topic) or {})["paused"]
+        assert admin.ask("POST", f"/api/topics/{topic}", body, {"Sec-Fetch-Site": "same-origin"}).status == 200
+
+    def test_pages_allow_no_foreign_content(self, closed: Admin) -> None:
+        headers = closed.ask("GET", "/login").headers
+        assert headers["content-security-policy"].startswith("default-src 'self'")
+        assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
+        assert headers["cache-control"] == "no-store"
+
+    @pytest.mark.parametrize(
+        "target", ["//elsewhere", "https://elsewhere", "/\\elsewhere", "javascript:x", "/a\nb", ""]
+    )
+    def test_a_login_leads_to_pages_of_this_site_only(self, target: str) -> None:
+        assert local_path(target) == ""
+
+    def test_a_login_leads_to_a_page(self) -> None:
+        assert local_path("/topics/a?q=b") == "/topics/a?q=b"
+
+
+class TestUsersFile:
+    def test_users_are_added_listed_and_removed(self, tmp_path: Path) -> None:
+        path = tmp_path / "users"
+
+        def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "pyqd.apps.admin", "user", *words, f"--users-file={path}"]
+            return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+
+        assert run("add", "ada", "--role=operate", "--topic=a*", "--topic=b", stdin="long enough\n").returncode == 0
+        assert run("list").stdout == "ada\toperate\ta* b\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert "long enough" not in path.read_text()
+        assert run("remove", "ada").returncode == 0
+        gone = run("remove", "ada")
+        assert (gone.returncode, gone.stderr) == (1, f"pyqadmin user remove: there is no user ada in {path}\n")
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("a = 1", "a is no table"),
+            ("[a]", "user a has no password made by"),
+            ('[a]\npassword = "plain"', "user a has no password made by"),
+            ('[a]\npassword = "$argon2"\nrole = "god"', "unknown role 'god'"),
+            ('[a]\npassword = "$argon2"\ntopics = "x"', "topics of user a are no list"),
+            ('[a]\npassword = "$argon2"\nroles = "x"', "unknown key roles"),
+            ("[a", "Expected"),
+        ],
+    )
+    def test_mistakes_are_named(self, text: str, said: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            entries_of(text)
+
+    @pytest.mark.parametrize(("name", "password"), [("", "long enough"), (" a", "long enough"), ("a", "short")])
+    def test_bad_names_and_short_passwords_are_refused(self, tmp_path: Path, name: str, password: str) -> None:
+        path = tmp_path / "users"
+        with pytest.raises(ValueError, match=r"no name of a user|at least 8 characters"):
+            add_user(path, name, password, Role.VIEW, ("*",))
+        assert not path.exists()
+
+    def test_names_with_any_letters_are_kept(self, tmp_path: Path) -> None:
+        path = tmp_path / "users"
+        add_user(path, 'ä"b c.d', "long enough", Role.VIEW, ("*",))
+        assert list(entries_of(path.read_text())) == ['ä"b c.d']
+        remove_user(path, 'ä"b c.d')
+        assert entries_of(path.read_text()) == {}
+
+
+class TestParts:
+    def test_a_role_holds_for_its_topics(self) -> None:
+        user = User("u", Role.OPERATE, ("orders*", "mail"))
+        assert [user.may(Role.OPERATE, topic) for topic in ("orders", "orders.eu", "mail", "mail2")] == [
+            True,
+            True,
+            True,
+            False,
+        ]
+        assert (user.may(Role.ADMIN, "mail"), user.may(Role.VIEW), user.may(Role.OPERATE)) == (False, True, False)
+        assert EVERYBODY.may(Role.ADMIN)
+
+    def test_the_limit_counts_addresses_and_names(self) -> None:
+        limiter = LoginLimiter()
+        for number in range(FAILURES_MAX):
+            limiter.failed((f"name {number}", "address a"))
+        assert limiter.wait_s(("name x", "address a")) > 0
+        assert limiter.wait_s(("name x", "address b")) == 0
+        limiter.succeeded(("name x", "address a"))
+        assert limiter.wait_s(("name x", "address a")) == 0
+
+    def test_claims_give_the_highest_role_for_its_topics(self) -> None:
+        rules = ("staff=view", "ops=operate:a*", "oncall=operate:b*", "boss=admin")
+        options = AdminOptions(oidc_role=rules)
+        claims = {"sub": "1", "email": "u@example.org", "groups": ["staff", "ops", "oncall"]}
+        assert user_of_claims(options, claims) == User("u@example.org", Role.OPERATE, ("a*", "b*"))
+        assert user_of_claims(options, {"sub": "1", "groups": ["guests"]}) is None
+        assert user_of_claims(options, {"sub": "1"}) is None
+
+
+@pytest.fixture(autouse=True)
+def no_crash(closed: Admin) -> Iterator[None]:
+    yield
+    assert "Traceback" not in closed.log.read_text()
