@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
+from pyqd.client.core.discovery import BrokerAddress, TopicUnknownError, parse_lookup_answer
+from pyqd.client.errors import ClientError, LookupFailedError, NotConnectedError, NotFoundError, SettingError
 from pyqd.client.http import BrokerHttp, ChannelResult, HttpClient
+from pyqd.client.outgoing import Delay, Time, parse_due
 from pyqd.client.settings import Settings, Targets
 from pyqd.primitives.addresses import TcpAddress
 
@@ -39,22 +40,14 @@ class HttpGroup:
         """Finish a message unread, on all channels. Raises: NotFoundError."""
         return self._change(lambda client: client.cancel(topic, message_id))
 
-    def reschedule(
-        self, topic: str, message_id: str, delay: float | timedelta | None, at: float | datetime | None
-    ) -> list[ChannelResult]:
+    def reschedule(self, topic: str, message_id: str, delay: Delay | None, at: Time | None) -> list[ChannelResult]:
         """Change the due time of a message. Raises: NotFoundError, SettingError."""
-        if (delay is None) is (at is None):
+        due = parse_due(delay, at)
+        if due is None:
             raise SettingError("a message is rescheduled by delay= or at=: give one of them")
-        if delay is not None:
-            seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-            return self._change(lambda client: client.reschedule(topic, message_id, delay_ms=round(seconds * 1000)))
-        if isinstance(at, datetime):
-            if at.tzinfo is None:
-                raise SettingError("at= needs a time zone, such as datetime.now(timezone.utc)")
-            at = at.timestamp()
-        assert at is not None
-        due_ms = max(0, round(at * 1000))
-        return self._change(lambda client: client.reschedule(topic, message_id, due_ms=due_ms))
+        if due.is_delay:
+            return self._change(lambda client: client.reschedule(topic, message_id, delay_ms=due.delay_ms()))
+        return self._change(lambda client: client.reschedule(topic, message_id, due_ms=due.unix_ms()))
 
     def _change(self, call: Callable[[BrokerHttp], list[ChannelResult]]) -> list[ChannelResult]:
         """Make a call at the broker that has the message.
@@ -80,30 +73,30 @@ class HttpGroup:
     def _named_by_lookupd(self, path: str, **query: str) -> Iterator[str]:
         """Yield the HTTP addresses of brokers in the answers of the lookup daemons.
 
-        Raises: NotConnectedError if none of the daemons can be reached.
+        Raises: NotConnectedError, LookupFailedError if none of the daemons has an answer.
         """
-        failures = []
+        failures: list[ClientError] = []
         for daemon in self._lookupd:
             try:
-                answer = self._ask_lookupd(daemon, path, query)
-            except NotConnectedError as error:
+                brokers = self._ask_lookupd(daemon, path, query)
+            except (NotConnectedError, LookupFailedError) as error:
                 logger.warning("cannot ask a lookup daemon: %s", error)
                 failures.append(error)
                 continue
-            # Before version 1.0 the answer was wrapped.
-            for node in (answer.get("data") or answer).get("producers") or ():
-                yield f"{node['broadcast_address']}:{node['http_port']}"
+            yield from (str(TcpAddress(broker.host, broker.http_port)) for broker in brokers if broker.http_port)
         if failures and len(failures) == len(self._lookupd):
             raise failures[0]
 
-    def _ask_lookupd(self, daemon: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return the answer of a lookup daemon; one without brokers if the topic is unknown to the daemon."""
+    def _ask_lookupd(self, daemon: str, path: str, query: Mapping[str, str]) -> list[BrokerAddress]:
+        """Return the brokers that a lookup daemon names; none if the topic is unknown to the daemon."""
         with HttpClient(daemon, **self._options(self._settings.lookupd_token)) as client:
             reply = client.request("GET", path, query)
-            if reply.status not in (OK, NOT_FOUND):
-                raise client.refusal(path, query, reply)
-            answer: dict[str, Any] = client.parsed(path, reply)
-            return answer
+        try:
+            return parse_lookup_answer(reply.status, reply.headers, reply.body)
+        except TopicUnknownError:
+            return []
+        except LookupFailedError as error:
+            raise LookupFailedError(f"{daemon}: {error}") from None
 
     def _options(self, token: str | None) -> dict[str, Any]:
         options: dict[str, Any] = {"token": token, "timeout_s": TIMEOUT_S, "retry_timeout_s": RETRY_S}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.client import NotConnectedError, Producer
+from pyqd.client import LookupFailedError, NotConnectedError, Producer
 from pyqd.client.ecosystem.http_api import GroupHttp
 from pyqd.client.settings import make_settings, parse_targets
+from tests.support.http_stub import http_stub
 from tests.support.server import Daemon, daemons_running, free_port, pyqd
 from tests.support.workers import url_of
 
@@ -62,3 +63,27 @@ def test_a_broker_without_http_is_named_in_the_error() -> None:
     targets = parse_targets(f"pyqd://127.0.0.1?http=127.0.0.1:{port}", None)
     with pytest.raises(NotConnectedError, match=f"127.0.0.1:{port}"):
         GroupHttp(targets, make_settings(targets.settings)).size("work", "all")
+
+
+class TestLookup:
+    @staticmethod
+    def named_by(answer: bytes) -> list[str]:
+        """Return the HTTP addresses of brokers in the answer of a lookup daemon."""
+        with http_stub(lambda path, query: (200, {}, answer)) as stub:
+            targets = parse_targets(None, stub.address)
+            return list(GroupHttp(targets, make_settings({}))._named_by_lookupd("/nodes"))
+
+    def test_brokers_are_named_in_both_formats(self) -> None:
+        producers = (
+            b'{"producers": [{"broadcast_address": "::1", "tcp_port": 4150, "http_port": 4151},'
+            b' {"broadcast_address": "no-http", "tcp_port": 4150, "http_port": 0}]}'
+        )
+        wrapped = b'{"status_code": 200, "status_txt": "OK", "data": %b}' % producers
+        assert self.named_by(producers) == self.named_by(wrapped) == ["[::1]:4151"]
+
+    @pytest.mark.parametrize(
+        "answer", [b"[]", b"<html>", b'{"producers": 5}', b'{"producers": [{"broadcast_address": 5}]}', b"[" * 100_000]
+    )
+    def test_a_malformed_answer_is_an_error_that_names_the_daemon(self, answer: bytes) -> None:
+        with pytest.raises(LookupFailedError, match=r"http://127\.0\.0\.1:\d+: "):
+            self.named_by(answer)
