@@ -21,29 +21,33 @@ can be changed before producers. Needs opentelemetry-api.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import inspect
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from pyqd import __version__
-from pyqd.client.errors import CodecError
+from pyqd.client.errors import CodecError, SettingError
 from pyqd.client.message import Message
 from pyqd.client.outgoing import Codec, Outgoing
-from pyqd.client.producer import Producer
 
 MARK: Final = b"\xf5otel\x01"
 LENGTH: Final = struct.Struct(">H")
 CONTEXT_BYTES_MAX: Final = (1 << 16) - 1
 SYSTEM: Final = "nsq"
+BATCH_COUNT: Final = "messaging.batch.message_count"
 
-Result = TypeVar("Result")
+Handler = TypeVar("Handler", bound=Callable[[Message], Any])
 
 
 class TraceCodec:
@@ -90,65 +94,30 @@ def unwrap(body: bytes) -> tuple[dict[str, str], bytes]:
         carrier = json.loads(body[start : start + length])
         if not isinstance(carrier, dict):
             raise ValueError("its context is no object")
-    except (ValueError, struct.error) as error:
+    except (ValueError, RecursionError, struct.error) as error:
         raise CodecError(f"the envelope of the trace context is damaged: {error}") from None
     return {str(name): str(value) for name, value in carrier.items()}, body[start + length :]
 
 
-class TracedProducer:
-    """Producer whose publications are spans. Other attributes are those of the producer."""
+class PublishingSpans:
+    """Spans of the publications of a producer. Other attributes are those of the producer. Raises: SettingError."""
 
-    def __init__(self, producer: Producer, tracer_provider: TracerProvider | None = None) -> None:
-        self.producer = producer
+    is_for_asyncio = False
+
+    def __init__(self, producer: Any, tracer_provider: TracerProvider | None = None) -> None:
+        if inspect.iscoroutinefunction(producer.publish) is not self.is_for_asyncio:
+            right = "pyqd.client.aio" if self.is_for_asyncio else "pyqd.client"
+            raise SettingError(f"{type(self).__name__} is for a Producer of {right}")
+        self.producer: Any = producer
         self._tracer = trace.get_tracer("pyqd.client", __version__, tracer_provider)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.producer, name)
 
-    def __enter__(self) -> TracedProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.producer.close()
-
-    def publish(self, topic: str, body: Any, **options: Any) -> str | None:
-        """Publish a message in a span; see Producer.publish."""
-        with self._span(topic) as span:
-            message_id = self.producer.publish(topic, body, **options)
-            if message_id is not None:
-                span.set_attribute("messaging.message.id", message_id)
-            return message_id
-
-    def publish_many(self, topic: str, messages: Iterable[Any | Outgoing], **options: Any) -> list[str] | None:
-        """Publish all messages or none, in one span; see Producer.publish_many."""
-        listed = list(messages)
-        with self._span(topic) as span:
-            span.set_attribute("messaging.batch.message_count", len(listed))
-            return self.producer.publish_many(topic, listed, **options)
-
-    def submit(self, topic: str, body: Any, **options: Any) -> Future[str | None]:
-        """Publish without waiting. The span ends with the answer; see Producer.submit."""
-        span = self._start(topic)
-        with trace.use_span(span, end_on_exit=False):
-            try:
-                future = self.producer.submit(topic, body, **options)
-            except BaseException:
-                span.end()
-                raise
-
-        def end(future: Future[str | None]) -> None:
-            error = future.exception()
-            if error is not None:
-                span.record_exception(error)
-                span.set_status(Status(StatusCode.ERROR, str(error)))
-            span.end()
-
-        future.add_done_callback(end)
-        return future
-
     @contextlib.contextmanager
-    def _span(self, topic: str) -> Iterator[Span]:
+    def _span(self, topic: str, **attributes: Any) -> Iterator[Span]:
         with trace.use_span(self._start(topic), end_on_exit=True) as span:
+            span.set_attributes(attributes)
             yield span
 
     def _start(self, topic: str) -> Span:
@@ -159,6 +128,93 @@ class TracedProducer:
             "messaging.operation.type": "send",
         }
         return self._tracer.start_span(f"publish {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+
+    def _submitted(self, topic: str, body: Any, options: dict[str, Any]) -> Any:
+        """Return the future of a submitted message, whose span ends with the answer."""
+        span = self._start(topic)
+        with trace.use_span(span, end_on_exit=False):
+            try:
+                future = self.producer.submit(topic, body, **options)
+            except BaseException:
+                span.end()
+                raise
+        future.add_done_callback(partial(end_with, span))
+        return future
+
+
+def end_with(span: Span, future: Future[Any] | asyncio.Future[Any]) -> None:
+    """End the span of a message with the result of its future."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()
+
+
+def note_id(span: Span, message_id: str | None) -> None:
+    """Note the id of a published message, if the broker gives one."""
+    if message_id is not None:
+        span.set_attribute("messaging.message.id", message_id)
+
+
+class TracedProducer(PublishingSpans):
+    """Producer of blocking code whose publications are spans."""
+
+    def __enter__(self) -> TracedProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.producer.close()
+
+    def publish(self, topic: str, body: Any, **options: Any) -> str | None:
+        """Publish a message in a span; see Producer.publish."""
+        with self._span(topic) as span:
+            message_id: str | None = self.producer.publish(topic, body, **options)
+            note_id(span, message_id)
+            return message_id
+
+    def publish_many(self, topic: str, messages: Iterable[Any | Outgoing], **options: Any) -> list[str] | None:
+        """Publish all messages or none, in one span; see Producer.publish_many."""
+        listed = list(messages)
+        with self._span(topic, **{BATCH_COUNT: len(listed)}):
+            ids: list[str] | None = self.producer.publish_many(topic, listed, **options)
+            return ids
+
+    def submit(self, topic: str, body: Any, **options: Any) -> Future[str | None]:
+        """Publish without waiting. The span ends with the answer; see Producer.submit."""
+        future: Future[str | None] = self._submitted(topic, body, options)
+        return future
+
+
+class AioTracedProducer(PublishingSpans):
+    """Producer of asyncio whose publications are spans."""
+
+    is_for_asyncio = True
+
+    async def __aenter__(self) -> AioTracedProducer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.producer.close()
+
+    async def publish(self, topic: str, body: Any, **options: Any) -> str | None:
+        """Publish a message in a span; see Producer.publish."""
+        with self._span(topic) as span:
+            message_id: str | None = await self.producer.publish(topic, body, **options)
+            note_id(span, message_id)
+            return message_id
+
+    async def publish_many(self, topic: str, messages: Iterable[Any | Outgoing], **options: Any) -> list[str] | None:
+        """Publish all messages or none, in one span; see Producer.publish_many."""
+        listed = list(messages)
+        with self._span(topic, **{BATCH_COUNT: len(listed)}):
+            ids: list[str] | None = await self.producer.publish_many(topic, listed, **options)
+            return ids
+
+    def submit(self, topic: str, body: Any, **options: Any) -> asyncio.Future[str | None]:
+        """Publish without waiting. The span ends with the answer; see Producer.submit."""
+        future: asyncio.Future[str | None] = self._submitted(topic, body, options)
+        return future
 
 
 @contextlib.contextmanager
@@ -197,11 +253,20 @@ def processing(message: Message, tracer_provider: TracerProvider | None = None) 
         yield span
 
 
-def traced(handler: Callable[[Message], Result]) -> Callable[[Message], Result]:
-    """Return a handler that processes each message in a span: @consumer.handler() above @traced."""
+def traced(handler: Handler) -> Handler:
+    """Return a handler that processes each message in a span: @consumer.handler() above @traced.
 
-    def handle(message: Message) -> Result:
+    handler: a function, or a coroutine function for asyncio.
+    """
+
+    @functools.wraps(handler)
+    def handle(message: Message) -> Any:
         with processing(message):
             return handler(message)
 
-    return handle
+    @functools.wraps(handler)
+    async def handle_in_loop(message: Message) -> Any:
+        with processing(message):
+            return await handler(message)
+
+    return cast(Handler, handle_in_loop if inspect.iscoroutinefunction(handler) else handle)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from typing import Any
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -9,10 +13,21 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pyqd.client import CodecError, Consumer, Message, Producer, RefusedError
+from pyqd.client import CodecError, Consumer, Message, Producer, RefusedError, SettingError, aio
 from pyqd.client.codecs import JsonCodec
-from pyqd.client.opentelemetry import MARK, TraceCodec, TracedProducer, processing, traced, unwrap, wrap
+from pyqd.client.opentelemetry import (
+    MARK,
+    AioTracedProducer,
+    TraceCodec,
+    TracedProducer,
+    processing,
+    traced,
+    unwrap,
+    wrap,
+)
 from tests.support.server import WAIT_S, Daemon
+
+PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
 class Recorder:
@@ -139,6 +154,74 @@ def test_a_traced_handler_gets_the_message(url: str) -> None:
     assert seen == [message]
 
 
+def test_publications_of_asyncio_have_spans_that_last_until_the_answer(url: str, recorder: Recorder) -> None:
+    codec = TraceCodec()
+
+    async def publish() -> str | None:
+        async with AioTracedProducer(aio.Producer(url, codec=codec), recorder.provider) as producer:
+            message_id = await producer.publish("single", b"1")
+            await producer.publish_many("batch", [b"2", b"3"])
+            await producer.submit("submitted", b"4")
+            return message_id
+
+    message_id = asyncio.run(publish())
+    single, batch = recorder.span("publish single"), recorder.span("publish batch")
+    assert single.attributes is not None
+    assert single.attributes["messaging.message.id"] == message_id
+    assert batch.attributes is not None
+    assert batch.attributes["messaging.batch.message_count"] == 2
+    for topic in ("single", "batch", "submitted"):
+        with Consumer(topic, "all", nsqd=url, codec=codec) as consumer:
+            (message,) = consumer.fetch(timeout=WAIT_S)
+            with message, processing(message, recorder.provider):
+                pass
+        assert parent_of(recorder.span(f"process {topic}")) == context_of(recorder.span(f"publish {topic}"))
+
+
+@pytest.mark.flags("-max-msg-size=200")
+def test_a_refused_message_of_asyncio_is_an_error_of_its_span(url: str, recorder: Recorder) -> None:
+    async def publish() -> None:
+        async with AioTracedProducer(aio.Producer(url), recorder.provider) as producer:
+            with pytest.raises(RefusedError):
+                await producer.publish("one", b"x" * 300)
+            with pytest.raises(RefusedError):
+                await producer.submit("two", b"x" * 300)
+            cancelled = producer.submit("three", b"x")
+            cancelled.cancel()
+
+    asyncio.run(publish())
+    assert recorder.span("publish one").status.status_code is StatusCode.ERROR
+    assert recorder.span("publish two").status.status_code is StatusCode.ERROR
+    assert recorder.span("publish three").status.status_code is StatusCode.UNSET
+
+
+def test_a_traced_coroutine_function_is_in_its_span_until_it_ends() -> None:
+    spans: list[Any] = []
+
+    @traced
+    async def handle(message: Message) -> str:
+        await asyncio.sleep(0)
+        spans.append(trace.get_current_span())
+        return "done"
+
+    class Owner:
+        topic, channel, codec = "orders", "email", None
+
+    message: Any = Message(Owner(), None, "broker", (2, 0, 1, b"0" * 16, wrap(PARENT, b"body")), 0.0)  # type: ignore[arg-type]
+    assert inspect.iscoroutinefunction(handle)
+    assert asyncio.run(handle(message)) == "done"
+    assert f"{spans[0].get_span_context().trace_id:032x}" in PARENT["traceparent"]
+
+
+def test_a_producer_of_the_wrong_face_is_refused() -> None:
+    with Producer("127.0.0.1:1") as producer, pytest.raises(SettingError, match=r"a Producer of pyqd\.client\.aio"):
+        AioTracedProducer(producer)
+    other = aio.Producer("127.0.0.1:1")
+    with pytest.raises(SettingError, match=r"TracedProducer is for a Producer of pyqd\.client$"):
+        TracedProducer(other)
+    asyncio.run(other.close())
+
+
 def test_without_a_current_span_there_is_no_envelope() -> None:
     assert not trace.get_current_span().get_span_context().is_valid
     assert TraceCodec().encode(b"body") == b"body"
@@ -146,13 +229,22 @@ def test_without_a_current_span_there_is_no_envelope() -> None:
 
 
 def test_an_envelope_keeps_body_and_context() -> None:
-    carrier = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    carrier = PARENT
     for body in (b"x", b"\xf5otel", b"\x00" * 1000):
         assert unwrap(wrap(carrier, body)) == (carrier, body)
 
 
 @pytest.mark.parametrize(
-    "body", [MARK, MARK + b"\x00", MARK + b"\x00\x05{}", MARK + b"\x00\x02[]x", MARK + b"\x00\x02\xff\xffx"]
+    "body",
+    [
+        MARK,
+        MARK + b"\x00",
+        MARK + b"\x00\x05{}",
+        MARK + b"\x00\x02[]x",
+        MARK + b"\x00\x02\xff\xffx",
+        MARK + b"\xff\xff" + b"[" * 65_535,
+    ],
+    ids=range(6),
 )
 def test_a_damaged_envelope_is_a_codec_error(body: bytes) -> None:
     with pytest.raises(CodecError):
