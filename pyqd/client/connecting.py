@@ -45,6 +45,7 @@ class Connector:
         self.settings = settings
         self._identity = settings.identity()
         self._tls_context = settings.ssl_context()
+        self._local = settings.local_endpoint()
 
     def connect(self, address: Address, handler: LinkHandler) -> Link:
         """Begin to connect; the handler gets the events of the link. The caller holds the engine's lock."""
@@ -55,19 +56,20 @@ class Connector:
             auth_secret=settings.auth_secret,
             broker=str(address),
         )
-        link = self.engine.connect(address, core, handler, settings.connect_timeout)
+        link = self.engine.connect(address, core, handler, settings.connect_timeout, self._local)
         self._watch(link)
         return link
 
     def _watch(self, link: Link) -> None:
-        """Close the link after two heartbeats of silence: the broker's machine is gone, or the network is."""
+        """Close the link after a silence of two heartbeats: the broker's machine is gone, or the network is."""
         interval_s = self.settings.heartbeat_interval
+        silence_s = self.settings.silence_timeout or 2 * interval_s
 
         def check() -> None:
             if not link.is_open:
                 return
-            if link.core.is_ready and time.monotonic() - link.heard_s > 2 * interval_s:
-                link.fail(TimeoutError(f"silent for {2 * interval_s:g} s"))
+            if link.core.is_ready and time.monotonic() - link.heard_s > silence_s:
+                link.fail(TimeoutError(f"silent for {silence_s:g} s"))
                 return
             self._watch(link)
 

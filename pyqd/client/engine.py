@@ -64,7 +64,14 @@ class LinkHandler(Protocol):
 class Link:
     """Connection to one broker: a non-blocking socket and its core."""
 
-    def __init__(self, engine: Engine, address: Address, core: ConnectionCore, handler: LinkHandler) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        address: Address,
+        core: ConnectionCore,
+        handler: LinkHandler,
+        local: tuple[str, int] | None = None,
+    ) -> None:
         self.address = address
         self.broker = str(address)
         self.core = core
@@ -73,6 +80,7 @@ class Link:
         self.was_ready = False
         self._engine = engine
         self._handler = handler
+        self._local = local
         self._socket: socket.socket | None = None
         self._targets: list[tuple[int, Any]] = []
         self._is_connecting = True
@@ -158,6 +166,10 @@ class Link:
             self._socket.setblocking(False)
             if family != socket.AF_UNIX:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._local is not None:
+                    # A port that is given must be free again at once for the next connection.
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    self._socket.bind(self._local)
             with contextlib.suppress(BlockingIOError):
                 self._socket.connect(target)
             self._engine.watch(self._socket, self, writes=True, is_new=True)
@@ -359,9 +371,19 @@ class Engine:
 
     # Links and timers. The caller holds the lock.
 
-    def connect(self, address: Address, core: ConnectionCore, handler: LinkHandler, timeout_s: float) -> Link:
-        """Return a link that connects. handler.link_lost() is called if that takes longer than timeout_s."""
-        link = Link(self, address, core, handler)
+    def connect(
+        self,
+        address: Address,
+        core: ConnectionCore,
+        handler: LinkHandler,
+        timeout_s: float,
+        local: tuple[str, int] | None = None,
+    ) -> Link:
+        """Return a link that connects. handler.link_lost() is called if that takes longer than timeout_s.
+
+        local: host and port of this machine to connect from.
+        """
+        link = Link(self, address, core, handler, local)
         self.call_later(timeout_s, lambda: self._check_connected(link, timeout_s))
         if isinstance(address, UnixAddress):
             # Via post(): the caller does not have the link yet when an error is reported.

@@ -41,7 +41,11 @@ class Settings:
     connect_timeout: float = 5.0
     """Time for connecting, TLS and IDENTIFY together."""
     heartbeat_interval: float = 30.0
-    """The broker sends a heartbeat this often; a connection without any bytes for twice the time is closed."""
+    """The broker sends a heartbeat this often."""
+    silence_timeout: float | None = None
+    """A connection without any bytes for this time is closed; None for twice heartbeat_interval."""
+    local_address: str | None = None
+    """Address of this machine to connect from, such as `10.0.0.5` or `10.0.0.5:0`; None for the system's choice."""
     msg_timeout: float | None = None
     """Time after which the broker gives an unanswered message to another consumer."""
     sample_rate: int = 0
@@ -84,6 +88,10 @@ class Settings:
         check_range("lookupd_poll_jitter", self.lookupd_poll_jitter, 0.0, 1.0)
         for name in TIMES:
             check_range(name, getattr(self, name), 0.001, 1e9)
+        if self.silence_timeout is not None:
+            check_range("silence_timeout", self.silence_timeout, self.heartbeat_interval, 1e9)
+        if self.local_address is not None:
+            self.local_endpoint()
         check_range("reconnect_first", self.reconnect_first, 0.001, self.reconnect_max)
         for name in ("msg_timeout", "output_buffer_size", "output_buffer_timeout"):
             if getattr(self, name) is not None:
@@ -104,6 +112,21 @@ class Settings:
             raise SettingError(f"{given[0]} and an ssl.SSLContext are given: load the files into the context")
         if (self.tls_cert is None) is not (self.tls_key is None):
             raise SettingError("tls_cert and tls_key are given together")
+
+    def local_endpoint(self) -> tuple[str, int] | None:
+        """Return host and port to connect from; None for the system's choice. Raises: SettingError."""
+        text = self.local_address
+        if text is None:
+            return None
+        if is_ip_address(text.strip("[]")):
+            return text.strip("[]"), 0
+        try:
+            address = split_address(text)
+        except ValueError as error:
+            raise SettingError(f"local_address: {error}") from None
+        if not isinstance(address, TcpAddress) or not is_ip_address(address.host):
+            raise SettingError(f"local_address={text!r}: expected an IP address, or an IP address and a port")
+        return address.host, address.port
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context; None without TLS. Raises: SettingError for the files."""

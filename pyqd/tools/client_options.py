@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.errors import SettingError
-from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.addresses import TcpAddress, is_ip_address, split_address
 from pyqd.primitives.durations import (
     MILLISECOND_NS,
     MINUTE_NS,
@@ -63,8 +63,11 @@ def _duration_of(text: str) -> int:
 
 
 def _address_of(text: str) -> str:
-    if not isinstance(split_address(text), TcpAddress):
+    address = split_address(text)
+    if not isinstance(address, TcpAddress):
         raise ValueError(f"address {text}: missing port in address")
+    if not is_ip_address(address.host):
+        raise ValueError(f"address {text}: expected an IP address before the port")
     return text
 
 
@@ -113,9 +116,9 @@ class ClientOption(NamedTuple):
 
 OPTIONS: Final[Mapping[str, ClientOption]] = {
     "dial_timeout": ClientOption(DURATION, 0),
-    "read_timeout": ClientOption(DURATION, TIMEOUT_MIN_NS, TIMEOUT_MAX_NS),
+    "read_timeout": ClientOption(DURATION, TIMEOUT_MIN_NS, TIMEOUT_MAX_NS, "silence_timeout"),
     "write_timeout": ClientOption(DURATION, TIMEOUT_MIN_NS, TIMEOUT_MAX_NS),
-    "local_addr": ClientOption(ADDRESS),
+    "local_addr": ClientOption(ADDRESS, setting="local_address"),
     "lookupd_poll_interval": ClientOption(DURATION, POLL_MIN_NS, TIMEOUT_MAX_NS, "lookupd_poll_interval"),
     "lookupd_poll_jitter": ClientOption(NUMBER, 0, 1, "lookupd_poll_jitter"),
     "lookupd_poll_timeout": ClientOption(DURATION, 0),

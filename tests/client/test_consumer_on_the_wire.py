@@ -192,6 +192,13 @@ class TestFaults:
         broker.wait_for("closed")
         broker.wait_for("RDY 1", times=2)
 
+    def test_the_silence_that_ends_a_connection_may_be_given(self, consume, broker):
+        consumer = consume(broker, heartbeat_interval=0.1, silence_timeout=0.1)
+        begin(consumer)
+        broker.wait_for("closed")
+        with pytest.raises(SettingError, match=r"silence_timeout=1: expected a number from 30"):
+            consume(broker, silence_timeout=1)
+
     def test_heartbeats_are_answered_while_the_program_does_something_else(self, consume, broker):
         consumer = consume(broker, max_in_flight=2)
         begin(consumer)

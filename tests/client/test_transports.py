@@ -202,3 +202,22 @@ class TestAuth:
         producer.publish("allowed", b"y")
         with pytest.raises(AuthenticationError, match="E_UNAUTHORIZED"):
             face.consumer("other", nsqd=broker_with_auth, auth_secret="one").fetch(1, WAIT_S)
+
+
+class TestLocalAddress:
+    @pytest.mark.parametrize("local", ["127.0.0.2", "127.0.0.2:0"])
+    def test_connections_come_from_it(self, face, daemon, topic, local):
+        consumer = face.consumer(topic, nsqd=f"127.0.0.1:{daemon.tcp_port}", local_address=local)
+        consumer.connect()
+        daemon.wait_for_channel(topic, "c", client_count=1)
+        (client,) = daemon.channel(topic, "c")["clients"]
+        assert client["remote_address"].startswith("127.0.0.2:")
+
+    def test_one_of_another_machine_is_an_error(self, face, daemon):
+        with pytest.raises(NotConnectedError, match="Cannot assign requested address"):
+            face.producer(f"127.0.0.1:{daemon.tcp_port}", local_address="192.0.2.1").connect()
+
+    @pytest.mark.parametrize("local", ["localhost:0", "nonsense", "127.0.0.1:x", ":80"])
+    def test_anything_else_is_refused(self, face, local):
+        with pytest.raises(SettingError, match="local_address"):
+            face.producer("127.0.0.1:4150", local_address=local)
