@@ -1,0 +1,173 @@
+"""pyqctl with tokens, TLS, client certificates and unix sockets, against real brokers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lookupd.conftest import LookupDaemon
+from tests.lookupd.conftest import running as lookup_running
+from tests.support.certificates import Certificates
+from tests.support.server import Daemon, free_port, pyqd, running, wait_until
+from tests.tools.ctl.conftest import Ctl, address_of
+
+WAIT_S = 20.0
+READER = "a-token-of-the-tests-0001"
+ADMIN = "a-token-of-the-tests-0002"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookupDaemon]:
+    log = tmp_path_factory.mktemp("lookup") / "log"
+    with lookup_running(LookupDaemon((sys.executable, "-m", "pyqd.apps.lookupd"), log)) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, lookup: LookupDaemon
+) -> Iterator[tuple[Daemon, str]]:
+    """A broker with HTTPS for clients with a certificate, a login, and a lookup daemon; and its HTTPS address."""
+    directory = tmp_path_factory.mktemp("guarded")
+    tokens = directory / "tokens"
+    tokens.write_text(f"{READER} status\n{ADMIN} admin\n")
+    tokens.chmod(0o600)
+    port = free_port()
+    flags = (
+        *certificates.server_flags(),
+        f"-https-address=127.0.0.1:{port}",
+        "-tls-client-auth-policy=require-verify",
+        "-tls-required=tcp-https",
+        f"-tls-root-ca-file={certificates.authority.path}",
+        f"-http-auth-token-file={tokens}",
+        f"-lookupd-tcp-address=127.0.0.1:{lookup.ports['TCP']}",
+        "-broadcast-address=127.0.0.1",
+    )
+    with running(Daemon(pyqd(), directory, flags)) as daemon:
+        wait_until(lambda: lookup.ask("GET", "/nodes")[1]["producers"] != [], "the broker is registered")
+        yield daemon, f"127.0.0.1:{port}"
+
+
+def files(certificates: Certificates) -> tuple[str, ...]:
+    client = certificates.client
+    return (f"--ca={certificates.authority.path}", f"--cert={client.path}", f"--key={client.key_path}")
+
+
+def test_without_a_token_the_broker_refuses(bare: Ctl, guarded: tuple[Daemon, str]) -> None:
+    ran = bare("topics", "-a", address_of(guarded[0]))
+    assert ran.code == 5
+    assert "UNAUTHORIZED (is the token right" in ran.err
+
+
+def test_a_token_has_its_rights_only(bare: Ctl, guarded: tuple[Daemon, str], tmp_path: Path) -> None:
+    address = address_of(guarded[0])
+    assert bare("topics", "-a", address, "--token", READER).code == 0
+    assert bare("topics", "-a", address, PYQD_TOKEN=READER).code == 0
+    ran = bare("create", "orders", "-a", address, "--token", READER)
+    assert ran.code == 5
+    assert "FORBIDDEN" in ran.err
+    assert READER not in ran.err
+    path = tmp_path / "token"
+    path.write_text(ADMIN)
+    assert bare("create", "orders", "-a", address, f"--token-file={path}").code == 0
+    assert bare("context", "add", "guarded", "-a", address, "--token", ADMIN).code == 0
+    assert bare("pause", "orders").code == 0
+
+
+def test_https_with_a_client_certificate(bare: Ctl, guarded: tuple[Daemon, str], certificates: Certificates) -> None:
+    _, secure = guarded
+    assert bare("nodes", "-a", secure, *files(certificates), "--token", READER).code == 0
+    assert bare("context", "add", "secure", "-a", secure, *files(certificates), "--token", READER).code == 0
+    assert bare("nodes").json()["nodes"][0]["node"] == secure
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "option --ca names the file with the authorities to trust"),
+        (("--ca",), "does it want a client's certificate, options --cert and --key?"),
+    ],
+)
+def test_a_failure_of_tls_names_the_option_that_helps(
+    bare: Ctl, guarded: tuple[Daemon, str], certificates: Certificates, options: tuple[str, ...], reason: str
+) -> None:
+    given = [f"--ca={certificates.authority.path}"] if options else []
+    ran = bare("nodes", "-a", f"https://{guarded[1]}", *given, "--token", READER)
+    assert ran.code == 3
+    assert reason in ran.err + ran.out
+
+
+def test_a_port_without_tls_is_named_as_such(bare: Ctl, broker: Daemon, certificates: Certificates) -> None:
+    ran = bare("topics", "-a", address_of(broker), f"--ca={certificates.authority.path}")
+    assert ran.code == 3
+    assert "write http:// before the address" in ran.err
+    assert bare("topics", "-a", f"http://{address_of(broker)}", f"--ca={certificates.authority.path}").code == 0
+
+
+@pytest.fixture(scope="module")
+def strict(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[tuple[Daemon, str, LookupDaemon]]:
+    """A broker that refuses HTTP without TLS, its HTTPS address, and a lookup daemon that names it."""
+    directory = tmp_path_factory.mktemp("strict")
+    command = (sys.executable, "-m", "pyqd.apps.lookupd")
+    port = free_port()
+    with lookup_running(LookupDaemon(command, directory / "lookup.log")) as lookup:
+        flags = (
+            *certificates.server_flags(),
+            f"-https-address=127.0.0.1:{port}",
+            "-tls-required=true",
+            f"-lookupd-tcp-address=127.0.0.1:{lookup.ports['TCP']}",
+            "-broadcast-address=127.0.0.1",
+        )
+        with running(Daemon(pyqd(), directory, flags)) as daemon:
+            wait_until(lambda: lookup.ask("GET", "/nodes")[1]["producers"] != [], "the broker is registered")
+            yield daemon, f"127.0.0.1:{port}", lookup
+
+
+def test_a_broker_that_wants_https_tells_its_port(bare: Ctl, strict: tuple[Daemon, str, LookupDaemon]) -> None:
+    daemon, secure, _ = strict
+    ran = bare("topics", "-a", address_of(daemon))
+    assert ran.code == 3
+    assert f"give https://{secure}" in ran.err
+
+
+def test_the_https_port_of_a_broker_is_found_behind_a_lookup_daemon(
+    bare: Ctl, strict: tuple[Daemon, str, LookupDaemon], certificates: Certificates
+) -> None:
+    _, secure, lookup = strict
+    given = ("-l", f"http://127.0.0.1:{lookup.ports['HTTP']}", f"--ca={certificates.authority.path}")
+    assert bare("nodes", *given).json()["nodes"][0]["node"] == f"https://{secure}"
+
+
+def test_a_token_is_not_sent_to_a_plain_port_if_tls_is_asked_for(
+    bare: Ctl, guarded: tuple[Daemon, str], lookup: LookupDaemon, certificates: Certificates
+) -> None:
+    address = f"http://127.0.0.1:{lookup.ports['HTTP']}"
+    ran = bare("topics", "-l", address, *files(certificates), "--token", READER)
+    assert ran.code == 3
+    assert "names its port for HTTP only, and --ca or --cert asks for HTTPS" in ran.err
+    assert bare("topics", "-l", address, "--token", READER).code == 0
+
+
+def test_a_unix_socket_is_an_address_too(bare: Ctl, tmp_path: Path) -> None:
+    path, data = tmp_path / "http.sock", tmp_path / "data"
+    data.mkdir()
+    flags = (f"-data-path={data}", f"-http-address={path}", f"-tcp-address={tmp_path / 'tcp.sock'}")
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen([*pyqd().argv, *flags], stderr=log) as process:
+        try:
+            wait_until(lambda: bare("nodes", "-a", str(path)).code == 0, "the broker answers")
+            assert bare("nodes", "-a", str(path)).json()["nodes"][0]["node"] == str(path)
+            assert bare("drain", "-a", str(path), "--yes").code == 0
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
