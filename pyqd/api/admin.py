@@ -49,7 +49,9 @@ class AdminRoutes:
             "/channel/pause": lambda request: self.pause_channel(request, True),
             "/channel/unpause": lambda request: self.pause_channel(request, False),
         }
-        return [Route("POST", path, refusing(handler), right=ADMIN) for path, handler in handlers.items()]
+        return [
+            Route("POST", path, answering_storage_errors(handler), right=ADMIN) for path, handler in handlers.items()
+        ]
 
     def delete_topic(self, request: Request) -> Response:
         """Delete a topic with its channels and all their messages, and close its clients. Switches: before and
@@ -143,7 +145,7 @@ class AdminRoutes:
             self.broker.note_failed_sync(error)
 
 
-def refusing(handler: Handler) -> Handler:
+def answering_storage_errors(handler: Handler) -> Handler:
     """Return a handler that answers 500 if the disk refuses a change; nothing was changed then."""
 
     def answer(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""GET /topic/positions and /topic/log, POST /channel/seek: re-reading a topic. POST /topic/create, /channel/create.
+"""GET /topic/positions and /topic/log, POST /channel/seek: re-reading a topic.
 
 Checks come in the order of all routes below /topic and /channel: first the names, then whether they exist, then the
 other parameters.
@@ -9,8 +9,8 @@ Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 import logging
 import re
 
-from pyqd.api.http_params import channel_asked, topic_and_channel_name, topic_asked, topic_name
-from pyqd.api.rights import ADMIN, CONSUME
+from pyqd.api.http_params import channel_asked, topic_asked
+from pyqd.api.rights import CONSUME
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayRoutes:
-    """Routes that read a topic by position, move channels, and create topics and channels."""
+    """Routes that read a topic by position, and move channels."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -40,11 +40,9 @@ class ReplayRoutes:
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
         return [
-            Route("GET", "/topic/positions", refusing(self.positions), right=CONSUME),
-            Route("GET", "/topic/log", refusing(self.log), logged=False, right=CONSUME),
-            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
-            Route("POST", "/channel/create", refusing(self.create_channel), right=ADMIN),
-            Route("POST", "/channel/seek", refusing(self.seek), right=CONSUME),
+            Route("GET", "/topic/positions", answering_position_errors(self.positions), right=CONSUME),
+            Route("GET", "/topic/log", answering_position_errors(self.log), logged=False, right=CONSUME),
+            Route("POST", "/channel/seek", answering_position_errors(self.seek), right=CONSUME),
         ]
 
     def positions(self, request: Request) -> Response:
@@ -90,38 +88,6 @@ class ReplayRoutes:
         )
         return Response(200, found.data, OCTETS, headers)
 
-    def create_topic(self, request: Request) -> Response:
-        """Create a topic if it is missing."""
-        name = topic_name(request.query())
-        try:
-            self.broker.topic(name)
-        except StorageError as error:
-            raise self.failed(error) from error
-        return Response(200)
-
-    def create_channel(self, request: Request) -> Response:
-        """Create a channel if it is missing, at a place of the log if `start` names one. Switches: yes."""
-        query = request.query()
-        topic, name = topic_and_channel_name(self.broker, query)
-        place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
-        if place is not None and name not in topic.channels_by_name:
-            # Looked up before the channel exists, so that no channel is created if the place is refused.
-            replay.find(topic, place, yield_to_loop)
-        if topic.exiting:
-            raise HttpError(404, "TOPIC_NOT_FOUND")
-        created = name not in topic.channels_by_name
-        try:
-            channel = topic.channel(name)
-            if place is None:
-                return Response(200)
-            if not created:
-                return json_response({"topic": topic.name, "channel": name, "created": False})
-            moved = replay.move(topic, channel, place, yield_to_loop)
-        except StorageError as error:
-            raise self.failed(error) from error
-        shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
-        return json_response({**shown, "created": True})
-
     def seek(self, request: Request) -> Response:
         """Move a channel, or return the effect of a move. Switches: yes."""
         query = request.query()
@@ -141,12 +107,8 @@ class ReplayRoutes:
                 return {**replay.preview(channel.topic, channel, place, yield_to_loop), "dry_run": True}
             return {**replay.move(channel.topic, channel, place, yield_to_loop), "dry_run": False}
         except StorageError as error:
-            raise self.failed(error) from error
-
-    def failed(self, error: StorageError) -> HttpError:
-        """Log an error of storage. Returns: the answer to the client."""
-        logger.error("HTTP: cannot read the log or move the channel: %s", error)
-        return HttpError(500, "INTERNAL_ERROR")
+            logger.error("HTTP: cannot move channel %s of topic %s: %s", channel.name, channel.topic.name, error)
+            raise HttpError(500, "INTERNAL_ERROR") from error
 
 
 def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Place:
@@ -157,8 +119,8 @@ def place_of(query: Query, name: str, code: str, default: str = "") -> replay.Pl
         raise HttpError(400, code) from None
 
 
-def refusing(handler: Handler) -> Handler:
-    """Return a handler that answers for positions that do not exist."""
+def answering_position_errors(handler: Handler) -> Handler:
+    """Return a handler that answers with 404, 410 or 400 if the topic or the position does not exist (any more)."""
 
     def answer(request: Request) -> Response:
         try:

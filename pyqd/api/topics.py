@@ -1,19 +1,23 @@
-"""GET and POST /topic/retention and /topic/quota: retention and quota of a topic, changed at run time.
+"""POST /topic/create and /channel/create. GET and POST /topic/retention and /topic/quota, changed at run time.
 
-Source: docs/space.md.
+Source: docs/nsq/http-api.md, "Topic and channel administration"; docs/http.md; docs/space.md.
 """
 
 import logging
 import re
 
-from pyqd.api.http_params import topic_asked
+from pyqd.api.http_params import topic_and_channel_name, topic_asked, topic_name
+from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS
+from pyqd.broker import replay
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.http.messages import HttpError, Request, Response, json_response
 from pyqd.http.query import Query
 from pyqd.http.router import Route
+from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import INT64_MAX, format_duration, parse_duration
+from pyqd.primitives.errors import StorageError
 
 FLAG = "default"
 
@@ -23,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class TopicRoutes:
-    """Routes of a topic's limits."""
+    """Routes that create topics and channels, and those of a topic's retention and quota."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -31,15 +35,51 @@ class TopicRoutes:
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
         return [
+            Route("POST", "/topic/create", self.create_topic, right=ADMIN),
+            Route("POST", "/channel/create", answering_position_errors(self.create_channel), right=ADMIN),
             Route("GET", "/topic/retention", self.retention, right=STATUS),
             Route("POST", "/topic/retention", self.set_retention, right=ADMIN),
             Route("GET", "/topic/quota", self.quota, right=STATUS),
             Route("POST", "/topic/quota", self.set_quota, right=ADMIN),
         ]
 
+    def create_topic(self, request: Request) -> Response:
+        """Create a topic if it is missing."""
+        name = topic_name(request.query())
+        try:
+            self.broker.topic(name)
+        except StorageError as error:
+            logger.error("HTTP: cannot create topic %s: %s", name, error)
+            raise HttpError(500, "INTERNAL_ERROR") from error
+        return Response(200)
+
+    def create_channel(self, request: Request) -> Response:
+        """Create a channel if it is missing, at a place of the log if `start` names one. Switches: yes."""
+        query = request.query()
+        topic, name = topic_and_channel_name(self.broker, query)
+        place = None if query.get("start") is None else place_of(query, "start", "INVALID_START")
+        if place is not None and name not in topic.channels_by_name:
+            # Looked up before the channel exists, so that no channel is created if the place is refused.
+            replay.find(topic, place, yield_to_loop)
+        if topic.exiting:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        created = name not in topic.channels_by_name
+        try:
+            channel = topic.channel(name)
+            if place is None:
+                return Response(200)
+            if not created:
+                return json_response({"topic": topic.name, "channel": name, "created": False})
+            moved = replay.move(topic, channel, place, yield_to_loop)
+        except StorageError as error:
+            logger.error("HTTP: cannot create channel %s of topic %s: %s", name, topic.name, error)
+            raise HttpError(500, "INTERNAL_ERROR") from error
+        shown = {key: moved[key] for key in ("topic", "channel", "to", "depth")}
+        return json_response({**shown, "created": True})
+
     def retention(self, request: Request) -> Response:
         """Return the retention of a topic's finished messages."""
-        return retention_of(topic_asked(self.broker, request.query()))
+        return retention_response(topic_asked(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
         """Set the retention of a topic's finished messages, stored over restarts."""
@@ -56,11 +96,11 @@ class TopicRoutes:
         logger.info(
             "TOPIC(%s): retention is %d bytes, %d ns", topic.name, topic.retention_bytes, topic.retention_time_ns
         )
-        return retention_of(topic)
+        return retention_response(topic)
 
     def quota(self, request: Request) -> Response:
         """Return a topic's quota of disk space and its use."""
-        return quota_of(topic_asked(self.broker, request.query()))
+        return quota_response(topic_asked(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:
         """Set a topic's quota of disk space, stored over restarts."""
@@ -70,7 +110,7 @@ class TopicRoutes:
             raise HttpError(400, "MISSING_ARG_BYTES")
         topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))
         logger.info("TOPIC(%s): quota is %d bytes", topic.name, topic.quota.bytes_max)
-        return quota_of(topic)
+        return quota_response(topic)
 
 
 def bytes_of(query: Query, code: str) -> int | None:
@@ -97,7 +137,7 @@ def time_of(query: Query) -> int | None:
     return time_ns
 
 
-def retention_of(topic: Topic) -> Response:
+def retention_response(topic: Topic) -> Response:
     own_bytes, own_time_ns, _ = topic.own_limits
     return json_response(
         {
@@ -110,7 +150,7 @@ def retention_of(topic: Topic) -> Response:
     )
 
 
-def quota_of(topic: Topic) -> Response:
+def quota_response(topic: Topic) -> Response:
     return json_response(
         {
             "topic": topic.name,
