@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pyqd import __version__
-from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup
+from pyqd.tools.ctl import administration, dead_letters, doctor, drain, listing, messages, settings, setup, trace
 from pyqd.tools.ctl.frame import Root
 
 PROGRAM: Final = "pyqctl"
@@ -47,6 +47,7 @@ for command in (
     dead_letters.dead_letters,
     drain.drain,
     doctor.doctor,
+    trace.trace,
     setup.context,
     setup.completion,
 ):
