@@ -56,10 +56,9 @@ build: $(READY) $(BUILT) $(BENCH_BUILT) ## environment and release build, in pla
 
 # Without the load generator and packages that only tests need. Packages are installed while the extensions are
 # compiled.
-run: ## start the daemon on NSQ's ports, with its data in ./data
+run: ## start broker, lookup daemon and web admin on NSQ's ports of this machine, with data in ./data
 	@$(MAKE) --no-print-directory --jobs=2 ready
-	@mkdir -p $(DATA)
-	@exec $(BIN)/pyqd --data-path=$(DATA) $(ARGS)
+	@exec $(BIN)/pyqd up --data-path=$(DATA) $(ARGS)
 
 ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build, without the load generator
 	@:

@@ -120,6 +120,20 @@ install_php() {
     hash -r
 }
 
+# The pages of the web admin are tested in a browser.
+install_browser() {
+    command -v chromium >/dev/null && return
+    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        say "no chromium here: the tests of the web admin's pages will be skipped"
+        return
+    fi
+    say "installing chromium (a minute, 300 MB)"
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-noto-cjk; } >/dev/null ||
+        say "apt-get could not install chromium: the tests of the web admin's pages will be skipped"
+    hash -r
+}
+
 make_venv() {
     if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
         return
@@ -143,7 +157,7 @@ install_compiler() {
 # which stays incremental. A build isolated from .venv would fetch setuptools and Cython each time.
 install_packages() {
     say "installing the packages that pyqd needs (10 s, more on a slow network)"
-    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e '.[examples]'
+    PYQD_SKIP_EXT=1 pip_install --no-compile --no-build-isolation -e '.[examples,admin]'
 }
 
 install_test_packages() {
@@ -156,6 +170,7 @@ for_tests=no
 if [[ $for_tests == yes ]]; then
     install_missing
     install_php
+    install_browser
     install_test_packages
 elif [[ ${1:-} == --to-compile ]]; then
     install_missing

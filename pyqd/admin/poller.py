@@ -9,11 +9,14 @@ import time
 from typing import Final
 
 from pyqd.admin.cluster import Cluster, Node, Stats
-from pyqd.admin.history import History, Key
+from pyqd.admin.history import STEP_S, History, Key
 from pyqd.admin.stats import TopicStats
 from pyqd.admin.upstream import UpstreamError
 
 INTERVAL_S: Final = 2.0
+# While nobody looks, a point of the history is enough.
+UNSEEN_INTERVAL_S: Final = STEP_S
+SEEN_FOR_S: Final = 30.0
 # A poll may cost a broker this part of one core. Its answer takes at least as long as its work.
 SHARE_OF_CORE: Final = 0.01
 INTERVAL_MAX_S: Final = 60.0
@@ -43,6 +46,7 @@ class Poller:
         self.snapshot = Snapshot()
         self.history = History()
         self.interval_s = INTERVAL_S
+        self._seen_s = -SEEN_FOR_S
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
@@ -62,6 +66,10 @@ class Poller:
     def wait_newer(self, number: int, timeout_s: float) -> Snapshot:
         """Return the newest snapshot as soon as its number is greater, or when the time is over."""
         with self._changed:
+            was_unseen = not self._is_seen()
+            self._seen_s = time.monotonic()
+            if was_unseen:
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self.snapshot.number > number or self._is_stopped, timeout_s)
             return self.snapshot
 
@@ -84,8 +92,18 @@ class Poller:
                 logger.exception("cannot poll the brokers")
                 found = self.snapshot
             self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, found.took_s / SHARE_OF_CORE))
+            ended_s = time.monotonic()
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopped, self.interval_s)
+                self._changed.wait_for(lambda: self._is_stopped or self._is_seen(), self._pause_s())
+                left_s = ended_s + self.interval_s - time.monotonic()
+                self._changed.wait_for(lambda: self._is_stopped, max(0.0, left_s))
+
+    def _is_seen(self) -> bool:
+        """Whether a page has waited for a poll lately."""
+        return time.monotonic() - self._seen_s < SEEN_FOR_S
+
+    def _pause_s(self) -> float:
+        return max(self.interval_s, UNSEEN_INTERVAL_S)
 
     def _read(self, number: int, started_s: float) -> Snapshot:
         cluster = self.cluster

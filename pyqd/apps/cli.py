@@ -10,6 +10,7 @@ from pyqd.primitives.goflags import exit_with_mistake, meant
 from pyqd.primitives.goquote import go_quote_str
 
 TOOLS = {
+    "up": "pyqd.apps.up",
     "import": "pyqd.apps.import_nsqd",
     "export": "pyqd.apps.export_nsqd",
     "inspect": "pyqd.apps.inspect_data",

@@ -1,0 +1,277 @@
+"""`pyqd up`: broker, lookup daemon and web admin on this machine's loopback, as one group of processes.
+
+For development and for a first look. Each program has flags, logs and restarts of its own; this process starts them,
+starts again what has crashed, and stops all together.
+
+Source: docs/install.md, "Everything at once".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import http.client
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pyqd.config.options import parse_args
+from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.primitives.loglines import LogLevel, configure
+
+PROG: Final = "pyqd up"
+LOOPBACK: Final = "127.0.0.1"
+BROKER: Final = "pyqd"
+START_WAIT_S: Final = 30.0
+STOP_WAIT_S: Final = 30.0
+POLL_S: Final = 0.05
+# A crash is followed by a start after this long, twice as long each time, until the program has run for a while.
+RESTART_FIRST_S: Final = 1.0
+RESTART_LONGEST_S: Final = 30.0
+STEADY_S: Final = 60.0
+PR_SET_PDEATHSIG: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Program:
+    """One program of the group. ping: host and port that answer GET /ping; empty if there is none."""
+
+    name: str
+    command: list[str]
+    ping: tuple[str, int] | None = None
+    process: subprocess.Popen[bytes] | None = None
+    # A process that the program has handed over to, which is no child of this one.
+    successor: int = 0
+    started_s: float = 0.0
+    restart_at_s: float = 0.0
+    wait_s: float = RESTART_FIRST_S
+
+    def start(self) -> None:
+        """Start the process; it ends with this one, however this one ends."""
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+        self.started_s, self.restart_at_s, self.successor = time.monotonic(), 0.0, 0
+
+    def ended(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+        if self.successor:
+            if Path(f"/proc/{self.successor}").exists():
+                return None
+            self.successor = 0
+            return 0
+        assert self.process is not None
+        code = self.process.poll()
+        if code == 0 and self.ping is not None:
+            self.successor = successor_of(self.ping)
+            return None if self.successor else 0
+        return code
+
+    def is_ready(self) -> bool:
+        """Say whether the program answers."""
+        return self.ping is None or get(self.ping, "/ping") is not None
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.successor:
+                os.kill(self.successor, number)
+            elif self.process is not None and self.process.poll() is None:
+                self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """End the program, by force if it takes too long."""
+        self.signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while (self.process is not None or self.successor) and self.ended() is None:
+            if time.monotonic() > deadline_s:
+                logger.error("%s does not stop: it is killed", self.name)
+                self.signal(signal.SIGKILL)
+                deadline_s = float("inf")
+            time.sleep(POLL_S)
+
+
+class Group:
+    """The programs, in the order of their start. They stop in the other order."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.programs = programs
+        self.is_stopping = False
+
+    def start(self) -> bool:
+        """Start all, and wait until they answer. Returns: False if one ended, or a signal came."""
+        for program in self.programs:
+            program.start()
+            deadline_s = time.monotonic() + START_WAIT_S
+            while not program.is_ready():
+                if self.is_stopping or program.ended() is not None:
+                    return False
+                if time.monotonic() > deadline_s:
+                    logger.error("%s does not answer after %g s", program.name, START_WAIT_S)
+                    return False
+                time.sleep(POLL_S)
+            if program.ended() is not None:
+                return False
+        return True
+
+    def watch(self) -> int:
+        """Start again what crashes, until a signal comes or the broker stops. Returns: the exit code."""
+        while not self.is_stopping:
+            for program in self.programs:
+                if program.restart_at_s:
+                    if time.monotonic() >= program.restart_at_s:
+                        program.start()
+                    continue
+                code = program.ended()
+                if code == 0 and program.name == BROKER:
+                    logger.info("%s has stopped: so do the others", program.name)
+                    return 0
+                if code is not None:
+                    self._plan_restart(program, code)
+            time.sleep(POLL_S)
+        return 0
+
+    def stop(self) -> None:
+        """Stop all."""
+        for program in reversed(self.programs):
+            program.stop()
+
+    def request_stop(self, *_signal: object) -> None:
+        """Have `start` and `watch` return. Safe in a signal handler."""
+        self.is_stopping = True
+
+    def _plan_restart(self, program: Program, code: int) -> None:
+        if time.monotonic() - program.started_s > STEADY_S:
+            program.wait_s = RESTART_FIRST_S
+        logger.error("%s has ended with code %d; it starts again in %g s", program.name, code, program.wait_s)
+        program.restart_at_s = time.monotonic() + program.wait_s
+        program.wait_s = min(2 * program.wait_s, RESTART_LONGEST_S)
+
+
+def end_with_parent() -> None:
+    """Have the system stop this process when its parent ends, and keep a terminal's Ctrl-C for the parent.
+
+    The parent stops the programs in order. Source: prctl(2), setpgid(2).
+    """
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def get(address: tuple[str, int], path: str) -> bytes | None:
+    """Return the body of an answer with status 200; None for any other, or without an answer."""
+    connection = http.client.HTTPConnection(*address, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == http.client.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def successor_of(address: tuple[str, int]) -> int:
+    """Return the process id of the broker that now answers at an address; 0 if none does."""
+    body = get(address, "/restart")
+    try:
+        return int(json.loads(body)["pid"]) if body else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the flags that are not the broker's."""
+    text = "Run broker, lookup daemon and web admin together, on loopback. All other flags go to the broker."
+    whole = argparse.ArgumentParser(PROG, description=text, allow_abbrev=False)
+    whole.add_argument("--data-path", default="data", help="directory of the data, made if missing (default: data)")
+    for name, port, what in (
+        ("tcp-port", 4150, "the broker's TCP protocol"),
+        ("http-port", 4151, "the broker's HTTP API"),
+        ("lookupd-tcp-port", 4160, "the lookup daemon, for brokers"),
+        ("lookupd-http-port", 4161, "the lookup daemon, for clients"),
+        ("admin-port", 4171, "the web admin"),
+    ):
+        whole.add_argument(f"--{name}", type=int, default=port, help=f"port of {what} (default: {port})")
+    return whole
+
+
+def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[Program]:
+    """Return the programs for a command line."""
+    python = [sys.executable, "-m"]
+
+    def at(port: int) -> str:
+        return f"{LOOPBACK}:{port}"
+
+    flags = [
+        f"--data-path={given.data_path}",
+        f"--tcp-address={at(given.tcp_port)}",
+        f"--http-address={at(given.http_port)}",
+        f"--broadcast-address={LOOPBACK}",
+        f"--lookupd-tcp-address={at(given.lookupd_tcp_port)}",
+        *broker_flags,
+    ]
+    # A flag of the user's may name another address, and a wrong one ends this process with its usual text.
+    http_address = split_address(parse_args(flags).http_address)
+    ping = (http_address.host, http_address.port) if isinstance(http_address, TcpAddress) else None
+    broker = [*python, "pyqd.apps.daemon", *flags]
+    lookupd = [
+        *(*python, "pyqd.apps.lookupd"),
+        f"--tcp-address={at(given.lookupd_tcp_port)}",
+        f"--http-address={at(given.lookupd_http_port)}",
+        f"--broadcast-address={LOOPBACK}",
+        "--log-level=warn",
+    ]
+    admin = [
+        *(*python, "pyqd.apps.admin"),
+        f"--http-address={at(given.admin_port)}",
+        f"--lookupd-http-address={at(given.lookupd_http_port)}",
+        "--log-level=warn",
+    ]
+    return [
+        Program("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
+        Program(BROKER, broker, ping),
+        Program("pyqadmin", admin, (LOOPBACK, given.admin_port)),
+    ]
+
+
+def welcome(given: argparse.Namespace) -> str:
+    """Return what a new user does next."""
+    return f"""
+pyqd is up:
+  broker         {LOOPBACK}:{given.tcp_port} (TCP), http://{LOOPBACK}:{given.http_port}
+  lookup daemon  {LOOPBACK}:{given.lookupd_tcp_port} (TCP), http://{LOOPBACK}:{given.lookupd_http_port}
+  web admin      http://{LOOPBACK}:{given.admin_port}
+
+  curl -d 'hello world' 'http://{LOOPBACK}:{given.http_port}/pub?topic=greetings'
+
+Ctrl-C stops everything.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal. Returns: the exit code."""
+    given, broker_flags = parser().parse_known_args(argv)
+    configure(f"[{PROG}] ", LogLevel.INFO)
+    os.makedirs(given.data_path, exist_ok=True)
+    group = Group(programs_of(given, broker_flags))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, group.request_stop)
+    try:
+        if not group.start():
+            return 0 if group.is_stopping else 1
+        print(welcome(given), flush=True)
+        return group.watch()
+    finally:
+        group.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""`pyqd up`: broker, lookup daemon and web admin as one group of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY, WAIT_S, free_port, wait_until
+
+UP_WAIT_S = 60.0
+NAMES = ("tcp-port", "http-port", "lookupd-tcp-port", "lookupd-http-port", "admin-port")
+
+
+class Up:
+    """One `pyqd up` on free ports."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.ports = {name: free_port() for name in NAMES}
+        self.log = directory / "log"
+        ports = [f"--{name}={port}" for name, port in self.ports.items()]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pyqd.apps.cli", "up", f"--data-path={directory / 'data'}", *ports, *flags],
+                cwd=REPOSITORY,
+                stdout=log,
+                stderr=log,
+            )
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def wait_up(self) -> None:
+        wait_until(lambda: "pyqd is up" in self.text() or self.process.poll() is not None, "up", UP_WAIT_S)
+        assert self.process.poll() is None, self.text()
+
+    def answers(self, name: str) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[name], timeout=WAIT_S)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/ping")
+            return connection.getresponse().read() == b"OK"
+        return False
+
+    def children(self) -> dict[str, int]:
+        """Return the process ids by module."""
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(status.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    words = (status.parent / "cmdline").read_bytes().split(b"\0")
+                    module = re.search(r"pyqd\.apps\.(\w+)", b" ".join(words).decode())
+                    if module:
+                        found[module[1]] = int(status.parent.name)
+        return found
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    group = Up(tmp_path)
+    try:
+        group.wait_up()
+        yield group
+    finally:
+        group.process.terminate()
+        group.process.wait(UP_WAIT_S)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.slow
+class TestGroup:
+    def test_all_programs_run_until_a_signal(self, up: Up) -> None:
+        assert [up.answers(name) for name in ("http-port", "lookupd-http-port", "admin-port")] == [True] * 3
+        children = up.children()
+        assert set(children) == {"daemon", "lookupd", "admin"}
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(UP_WAIT_S) == 0
+        assert not any(map(is_alive, children.values()))
+        assert "Traceback" not in up.text()
+
+    def test_a_program_that_crashes_starts_again(self, up: Up) -> None:
+        before = up.children()
+        os.kill(before["daemon"], signal.SIGKILL)
+        os.kill(before["admin"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            return up.answers("http-port") and up.answers("admin-port") and len(up.children()) == 3
+
+        wait_until(is_back, "broker and admin again", UP_WAIT_S)
+        after = up.children()
+        assert (after["daemon"] != before["daemon"], after["lookupd"]) == (True, before["lookupd"])
+
+    def test_nothing_stays_if_the_group_is_killed(self, up: Up) -> None:
+        children = up.children()
+        up.process.kill()
+        wait_until(lambda: not any(map(is_alive, children.values())), "the end of all programs", UP_WAIT_S)
+
+
+def test_a_port_that_is_taken_ends_the_group(tmp_path: Path) -> None:
+    taken = free_port()
+
+    with socket.create_server(("127.0.0.1", taken)):
+        group = Up(tmp_path, f"--admin-port={taken}")
+        assert group.process.wait(UP_WAIT_S) == 1
+    assert f"listen (127.0.0.1:{taken}) failed" in group.text()
+    assert "pyqd is up" not in group.text()
+
+
+def test_a_wrong_flag_of_the_broker_is_named_at_once(tmp_path: Path) -> None:
+    group = Up(tmp_path, "--mem-queue-sise=1")
+    assert group.process.wait(UP_WAIT_S) == 2
+    assert "mem-queue-size" in group.text()
