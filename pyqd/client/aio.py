@@ -24,7 +24,8 @@ from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Pool
 from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
-from pyqd.client.engine import Engine
+from pyqd.client.engine.engine import Engine
+from pyqd.client.engine.loop_driver import LoopDriver
 from pyqd.client.errors import ClientError, ClosedError, SettingError
 from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
@@ -42,112 +43,6 @@ YIELD_S = 0.001
 
 Handler = TypeVar("Handler", bound=Callable[[Message], Awaitable[Any]])
 logger = logging.getLogger("pyqd.client")
-
-
-class LoopDriver:
-    """Lets an event loop drive an engine. An engine belongs to the loop that runs when it is first used."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
-        self._is_scheduled = False
-        self._is_detached = False
-        self._descriptor = -1
-        self._timer: asyncio.TimerHandle | None = None
-        self._watchers: list[asyncio.Future[None]] = []
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop. Raises: SettingError if the engine belongs to another one."""
-        if self._loop is None:
-            self._attach(asyncio.get_running_loop())
-        loop = self._loop
-        assert loop is not None
-        if threading.get_ident() != self._thread or loop.is_closed():
-            raise SettingError("a producer or consumer belongs to the event loop in which it was first used")
-        return loop
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.get_ident()
-        self._engine.let_loop_drive(self._schedule)
-        self._descriptor = self._engine.fileno()
-        loop.add_reader(self._descriptor, self._run)
-
-    def detach(self) -> None:
-        """Drive no more. May be repeated."""
-        if self._is_detached:
-            return
-        self._is_detached = True
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._descriptor)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _schedule(self) -> None:
-        """Have the loop run the engine soon. Called from any thread."""
-        if self._is_scheduled or self._loop is None:
-            return
-        self._is_scheduled = True
-        if threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._loop.call_soon(self._run)
-        else:
-            self._call_threadsafe(self._run)
-
-    def _call_threadsafe(self, callback: Callable[[], None]) -> None:
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(callback)
-
-    def _run(self) -> None:
-        self._is_scheduled = False
-        if self._engine.is_closed:
-            return
-        timer_s = self._engine.run_ready()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if timer_s is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(0.0, timer_s - time.monotonic()), self._run)
-
-    def call_in_loop(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's thread: now, if this is the loop's thread. A closed loop has no more futures."""
-        if self._loop is None or self._loop.is_closed():
-            return
-        if threading.get_ident() == self._thread:
-            callback()
-        else:
-            self._call_threadsafe(callback)
-
-    def wake_watchers(self) -> None:
-        """Have until() look at its condition again. Called in the loop's thread."""
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
-
-    @property
-    def has_watchers(self) -> bool:
-        return bool(self._watchers)
-
-    async def until(self, is_true: Callable[[], object], deadline_s: float | None = None) -> bool:
-        """Wait until a condition is true, which wake_watchers() has evaluated; return False after the deadline."""
-        loop = self.loop
-        timer = None
-        if deadline_s is not None:
-            timer = loop.call_later(max(0.0, deadline_s - time.monotonic()), self.wake_watchers)
-        try:
-            while not is_true():
-                if deadline_s is not None and time.monotonic() >= deadline_s:
-                    return False
-                watcher: asyncio.Future[None] = loop.create_future()
-                self._watchers.append(watcher)
-                await watcher
-            return True
-        finally:
-            if timer is not None:
-                timer.cancel()
 
 
 async def connect(driver: LoopDriver, engine: Engine, begin: Callable[[], Pool]) -> None:

@@ -14,7 +14,9 @@ from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.core.discovery import BrokerAddress, LookupSchedule, lookup_url, parse_lookup_answer
 from pyqd.client.core.layers import TlsLayer
 from pyqd.client.core.reconnect import BrokerHealth
-from pyqd.client.engine import Engine, Link, LinkHandler, Timer
+from pyqd.client.engine.engine import Engine
+from pyqd.client.engine.link import Link, LinkHandler
+from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import (
     AuthenticationError,
     ClientError,

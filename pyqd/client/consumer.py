@@ -21,7 +21,7 @@ from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import FlowSettings
-from pyqd.client.engine import Engine
+from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message

@@ -24,7 +24,8 @@ from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
 from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal, Response
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
-from pyqd.client.engine import Link, Timer
+from pyqd.client.engine.link import Link
+from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import AnsweredError, ClientError, ClosedError, ProtocolError, SettingError, refusal
 from pyqd.client.message import Message, Requeue, requeue_delay_s
 from pyqd.client.outgoing import Codec, Delay, encode, one_command

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyqd.client.core import commands
-from pyqd.client.engine import Link
+from pyqd.client.engine.link import Link
 from pyqd.client.errors import ProtocolError, SettingError
 from pyqd.client.publishing import Command
 

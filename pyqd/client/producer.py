@@ -16,7 +16,7 @@ from typing import Any
 
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
-from pyqd.client.engine import Engine
+from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import BufferFullError, ClientError, ClosedError
 from pyqd.client.http import ChannelResult
 from pyqd.client.http_group import HttpGroup

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core.connection import Event, Ready, Refusal, Response
-from pyqd.client.engine import Link, Waiter
+from pyqd.client.engine.link import Link
+from pyqd.client.engine.role import Waiter
 from pyqd.client.errors import ClientError, ClosedError, NotConnectedError, TimedOutError, UnansweredError, refusal
 from pyqd.primitives.addresses import Address
 

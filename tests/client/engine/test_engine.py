@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyqd.client import ClosedError, Consumer, Producer
-from pyqd.client.engine import Engine
+from pyqd.client.engine.engine import Engine
 from tests.support.server import wait_until
 
 WAIT_S = 20.0
@@ -95,7 +95,7 @@ class TestWaiting:
                 assert engine.wait(lambda: False) is False
 
         join = start(*[wait] * 8)
-        wait_until(lambda: len(engine._waiters) == 7, "one drives, the others wait")
+        wait_until(lambda: len(engine.role.waiters) == 7, "one drives, the others wait")
         with engine.lock:
             engine.close()
         engine.join()
@@ -109,7 +109,7 @@ class TestWaiting:
                 assert engine.wait(lambda: flags[number], time.monotonic() + WAIT_S)
 
         join = start(*[lambda number=number: wait(number) for number in range(6)])
-        wait_until(lambda: len(engine._waiters) == 5, "one drives, the others wait")
+        wait_until(lambda: len(engine.role.waiters) == 5, "one drives, the others wait")
 
         def set_flag(number):
             flags[number] = True

@@ -1,0 +1,269 @@
+"""Connection to one broker: carries bytes between a non-blocking socket and a connection core.
+
+All methods are called with the engine's lock held. None of them waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from typing import Any, Final, Protocol
+
+from pyqd.client.core.connection import ConnectionCore, Event
+from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
+from pyqd.primitives.addresses import Address
+
+RECEIVE_BYTES: Final = 1 << 18
+# Commands that wait for the driver; more are sent by the thread that queues them.
+FLUSH_COUNT: Final = 128
+# Reads from a connection that has failed; more than the answers to a pipeline fit.
+LAST_READS: Final = 16
+
+
+class LinkHandler(Protocol):
+    """Owner of links. All methods are called with the engine's lock held."""
+
+    def link_events(self, link: Link, events: list[Event]) -> None: ...
+
+    def link_lost(self, link: Link, error: Exception) -> None:
+        """Called once for each link that fails or is closed by the broker. error: a ClientError."""
+
+
+class LinkHost(Protocol):
+    """Engine, as its links see it."""
+
+    def watch(self, sock: socket.socket, link: Link, *, writes: bool, is_new: bool = False) -> None:
+        """Call link.ready() when the socket is readable, and with `writes` also when it is writable."""
+
+    def unwatch(self, sock: socket.socket) -> None: ...
+
+    def note_dirty(self, link: Link, soon: bool) -> None:
+        """Have the driver flush a link. soon: start the stand-in if there is no driver."""
+
+
+class Link:
+    """Connection to one broker: a non-blocking socket and its core."""
+
+    def __init__(
+        self,
+        engine: LinkHost,
+        address: Address,
+        core: ConnectionCore,
+        handler: LinkHandler,
+        local: tuple[str, int] | None = None,
+    ) -> None:
+        self.address = address
+        self.broker = str(address)
+        self.core = core
+        self.heard_s = time.monotonic()
+        self.is_open = True
+        self.was_ready = False
+        self._engine = engine
+        self._handler = handler
+        self._local = local
+        self._socket: socket.socket | None = None
+        self._targets: list[tuple[int, Any]] = []
+        self._is_connecting = True
+        self._unsent: bytes | memoryview = b""
+        self._is_dirty = False
+
+    def send_now(self, command: bytes) -> None:
+        """Send a command without waiting for the driver."""
+        self.core.send(command)
+        self.flush()
+
+    def send(self, command: bytes, *, soon: bool = False) -> None:
+        """Queue a command. The driver sends it; without a driver the next one, or the stand-in when it takes over.
+
+        soon: have the stand-in take over at once.
+        """
+        if self.core.send(command) >= FLUSH_COUNT:
+            self.flush()
+        elif not self._is_dirty:
+            self._is_dirty = True
+            self._engine.note_dirty(self, soon)
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it. Errors are handled as a loss of the link."""
+        self._is_dirty = False
+        # While the socket is full, ready() goes on; what is queued meanwhile stays in the core.
+        if self._is_connecting or not self.is_open or self._unsent:
+            return
+        try:
+            data = self.core.take_output()
+            if data:
+                self._transmit(data)
+        except OSError as error:
+            self._fail_after_reading(error)
+        except ClientError as error:
+            self.fail(error)
+
+    def _transmit(self, data: bytes | memoryview) -> None:
+        assert self._socket is not None
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            if not self._unsent:
+                self._engine.watch(self._socket, self, writes=True)
+            self._unsent = memoryview(data)[sent:]
+        elif self._unsent:
+            self._unsent = b""
+            self._engine.watch(self._socket, self, writes=False)
+
+    def _continue_sending(self) -> None:
+        try:
+            self._transmit(self._unsent)
+        except OSError as error:
+            self._fail_after_reading(error)
+            return
+        self.flush()
+
+    def _fail_after_reading(self, error: OSError) -> None:
+        """Take in what the broker said before it closed the connection, such as why, and fail.
+
+        A broker that refuses a large body does not read it: sending breaks before its error frame is read.
+        """
+        for _ in range(LAST_READS):
+            try:
+                data = self._socket.recv(RECEIVE_BYTES) if self._socket is not None else b""
+            except OSError:
+                break
+            if not data:
+                break
+            self._take_in(data)
+        self.fail(error)
+
+    def open_socket(self, targets: list[tuple[int, Any]]) -> None:
+        """Begin to connect to the first of the targets that takes a connection: family, and address of that family."""
+        if not self.is_open:
+            return
+        self._targets = targets[1:]
+        family, target = targets[0]
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            if family != socket.AF_UNIX:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._local is not None:
+                    # A port that is given must be free again at once for the next connection.
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    self._socket.bind(self._local)
+            with contextlib.suppress(BlockingIOError):
+                self._socket.connect(target)
+            self._engine.watch(self._socket, self, writes=True, is_new=True)
+        except OSError as error:
+            self._connect_failed(error)
+
+    def _connect_failed(self, error: OSError) -> None:
+        if not self._targets:
+            self.fail(error)
+            return
+        self._drop_socket()
+        self.open_socket(self._targets)
+
+    def _drop_socket(self) -> None:
+        if self._socket is not None:
+            self._engine.unwatch(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def ready(self, readable: bool, writable: bool) -> None:
+        """Handle the readiness of the socket."""
+        if self._is_connecting:
+            self._finish_connect()
+            return
+        if writable and self._unsent:
+            self._continue_sending()
+        if readable and self.is_open:
+            self._receive()
+
+    def _finish_connect(self) -> None:
+        assert self._socket is not None
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number == 0 and self._is_own_socket():
+            number = errno.ECONNREFUSED
+        if number:
+            self._connect_failed(ConnectionError(number, os.strerror(number)))
+            return
+        self._is_connecting = False
+        self.heard_s = time.monotonic()
+        self._engine.watch(self._socket, self, writes=False)
+        self.flush()
+
+    def _is_own_socket(self) -> bool:
+        """Whether the connection has reached itself, as may happen on a port without a listener in the range of ports
+        for clients.
+        """
+        assert self._socket is not None
+        try:
+            return self._socket.family != socket.AF_UNIX and self._socket.getsockname() == self._socket.getpeername()
+        except OSError:
+            return False
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.fail(error)
+            return
+        if not data:
+            self.fail(ConnectionResetError("the broker closed the connection"))
+            return
+        self.heard_s = time.monotonic()
+        self._take_in(data)
+        if not self._is_dirty:
+            # NOPs and answers of the set-up are queued by the core itself.
+            self.flush()
+
+    def _take_in(self, data: bytes) -> None:
+        """Handle received bytes."""
+        try:
+            events = self.core.receive(data)
+        except ClientError as error:
+            self.fail(error)
+            return
+        if events:
+            self.was_ready = True
+            self._handler.link_events(self, events)
+
+    def fail(self, error: Exception) -> None:
+        """Close the link and tell the handler, once."""
+        if self.is_open:
+            self.close()
+            if not isinstance(error, ClientError):
+                kind = NotConnectedError if not self.core.is_ready else UnansweredError
+                text = f"{self.broker}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+                wrapped = kind(text)
+                wrapped.__cause__ = error
+                error = wrapped
+            self._handler.link_lost(self, error)
+
+    def close(self) -> None:
+        """Close the socket; the handler is not told. What is queued is sent if the socket takes it."""
+        if self.is_open:
+            if self.core.is_ready:
+                self._flush_last()
+            self.is_open = False
+            self._drop_socket()
+
+    def disown(self) -> None:
+        """In the child of a fork: close this process's copy of the socket, without a word to the broker."""
+        self.is_open = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _flush_last(self) -> None:
+        with contextlib.suppress(OSError, ClientError):
+            assert self._socket is not None
+            data = bytes(self._unsent) + self.core.take_output()
+            if data:
+                self._socket.send(data)

@@ -1,0 +1,86 @@
+"""Role of the driver: the thread that has it, and the threads that wait for it or for a result."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+
+class Waiter:
+    """Thread that sleeps until it is woken."""
+
+    __slots__ = ("_lock", "is_woken")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.is_woken = False
+
+    def wake(self) -> None:
+        if not self.is_woken:
+            self.is_woken = True
+            self._lock.release()
+
+    def sleep(self, timeout_s: float | None) -> None:
+        self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
+class Awaited(Protocol):
+    """Result that one thread may wait for."""
+
+    waiter: Waiter | None
+
+
+class Role:
+    """Role of the driver of an engine. Methods are called with the engine's lock held.
+
+    holder: identity of the thread that has the role; 0 without one. left_s: time at which the last one left it.
+    """
+
+    def __init__(self) -> None:
+        self.holder = 0
+        self.left_s = time.monotonic()
+        self.waiters: deque[Waiter] = deque()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a thread has the role, or waits for it."""
+        return self.holder != 0 or bool(self.waiters)
+
+    def is_held_here(self) -> bool:
+        """Return whether the calling thread has the role."""
+        return self.holder == threading.get_ident()
+
+    def take(self) -> None:
+        self.holder = threading.get_ident()
+
+    def leave(self) -> None:
+        self.holder = 0
+        self.left_s = time.monotonic()
+
+    def offer(self) -> bool:
+        """Wake a thread that waits, so that it takes the role; return whether there is one."""
+        if self.waiters:
+            self.waiters[0].wake()
+            return True
+        return False
+
+    def sleep(self, lock: threading.Lock, timeout_s: float | None, result: Awaited | None) -> None:
+        """Sleep, without the lock, until the role is offered to this thread or its result is there."""
+        waiter = Waiter()
+        self.waiters.append(waiter)
+        if result is not None:
+            result.waiter = waiter
+        lock.release()
+        try:
+            waiter.sleep(timeout_s)
+        finally:
+            lock.acquire()
+            self.waiters.remove(waiter)
+
+    def wake_all(self) -> None:
+        """Have all threads that sleep look at their condition again."""
+        for waiter in self.waiters:
+            waiter.wake()

@@ -1,0 +1,122 @@
+"""Stand-in: the thread of an engine that drives if all threads of the user are busy elsewhere.
+
+It takes the role after LINGER_S without a driver, and gives it back at once if a user's thread wants it. If an event
+loop drives, it only looks whether the loop is stuck.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import Final, Protocol
+
+from pyqd.client.engine.role import Role, Waiter
+
+LINGER_S: Final = 0.05
+# An asyncio loop that has not driven for this long is taken to be stuck in a handler.
+STUCK_S: Final = 0.25
+# Pause after an internal error, so that it is not repeated in a busy loop.
+ERROR_PAUSE_S: Final = 1.0
+
+logger = logging.getLogger("pyqd.client")
+
+
+class Driven(Protocol):
+    """Engine, as its stand-in sees it."""
+
+    name: str
+    lock: threading.Lock
+    is_closed: bool
+    is_driven_by_loop: bool
+    role: Role
+    stand_in: StandIn
+
+    def step_as_stand_in(self, timeout_s: float | None) -> None: ...
+
+
+class StandIn:
+    """Thread that stands in, and its sleep between. Methods are called with the engine's lock held."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        # Its sleep: until the driver leaves, or for a while.
+        self._resting: Waiter | None = None
+        self._rests_until_left = False
+        self._is_urgent = False
+
+    def start(self, engine: Driven) -> None:
+        """Start the thread, once. Called with the lock or without."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=run, args=(weakref.ref(engine),), name=engine.name, daemon=True)
+            self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def is_driving(self, role: Role) -> bool:
+        """Return whether the stand-in has the role."""
+        return self._thread is not None and role.holder == self._thread.ident
+
+    def hurry(self) -> None:
+        """Drive at once if nobody does."""
+        if self._resting is not None:
+            self._is_urgent = True
+            self._resting.wake()
+
+    def note_left(self) -> None:
+        """Note that the driver has left, and no other thread waits for the role."""
+        if self._resting is not None and self._rests_until_left:
+            self._resting.wake()
+
+    def wake(self) -> None:
+        """End its sleep."""
+        if self._resting is not None:
+            self._resting.wake()
+
+    def join(self) -> None:
+        """Wait for the thread to end. The caller does not hold the lock."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def look(self, engine: Driven) -> tuple[Waiter, float | None] | None:
+        """Drive for one step if no other thread does; otherwise return how to sleep."""
+        self._resting = None
+        if engine.is_closed:
+            return None
+        role = engine.role
+        idle_s = time.monotonic() - role.left_s
+        if engine.is_driven_by_loop:
+            if role.holder == 0 and idle_s > STUCK_S:
+                engine.step_as_stand_in(0.0)
+            self._resting = Waiter()
+            self._rests_until_left = False
+            return self._resting, STUCK_S
+        if not role.is_wanted and (self._is_urgent or idle_s >= LINGER_S):
+            self._is_urgent = False
+            engine.step_as_stand_in(None)
+            return None
+        self._resting = Waiter()
+        # A thread that takes and leaves the role often must not wake the stand-in each time: after one such wake it
+        # rests for a while.
+        self._rests_until_left = role.is_wanted and not self._rests_until_left
+        return self._resting, None if self._rests_until_left else LINGER_S
+
+
+def run(reference: weakref.ref[Driven]) -> None:
+    """Thread of an engine. It holds no reference while it sleeps, so that a forgotten producer ends it."""
+    while True:
+        engine = reference()
+        if engine is None or engine.is_closed:
+            return
+        try:
+            with engine.lock:
+                sleep = engine.stand_in.look(engine)
+        except Exception:
+            logger.exception("%s: internal error", engine.name)
+            sleep = Waiter(), ERROR_PAUSE_S
+        del engine
+        if sleep is not None:
+            waiter, pause_s = sleep
+            waiter.sleep(pause_s)
