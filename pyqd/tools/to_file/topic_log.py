@@ -1,0 +1,115 @@
+"""One topic's consumer, and the thread that writes its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Final
+
+from pyqd.client.aio import Consumer
+from pyqd.client.errors import ClosedError
+from pyqd.client.message import Message
+from pyqd.tools.to_file.disk import StorageError
+from pyqd.tools.to_file.recorder import Recorder
+
+DRAIN_S: Final = 5.0
+
+
+class TopicLog:
+    """Consumes one topic into its files. recover: finishes what killed instances have left.
+
+    The event loop receives messages while a thread of the executor writes and syncs those that came before. A message
+    is finished when its file is synced. Raises, from run(): StorageError and the errors of the consumer.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        recorder: Recorder,
+        executor: Executor,
+        recover: Callable[[], None],
+        sync_interval_s: float,
+    ) -> None:
+        self._consumer = consumer
+        self._recorder = recorder
+        self._executor = executor
+        self._recover = recover
+        self._sync_interval_s = sync_interval_s
+        # Held by the task that works on the recorder.
+        self._lock = asyncio.Lock()
+        self._is_done = asyncio.Event()
+        self._failure: StorageError | None = None
+
+    def stop(self) -> None:
+        """Take no more messages; run() then makes safe what it has, and ends."""
+        self._consumer.stop()
+
+    async def hang_up(self) -> None:
+        """Close the file; the next message opens another one."""
+        with contextlib.suppress(StorageError):  # run() raises it.
+            await self._work(self._recorder.close)
+
+    async def run(self) -> None:
+        """Consume until stop()."""
+        async with self._consumer:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._recover)
+            ticking = asyncio.create_task(self._tick())
+            try:
+                await self._consume()
+            finally:
+                self._is_done.set()
+                await ticking
+            await self._work(self._recorder.close)
+            await self._consumer.drain(DRAIN_S)
+
+    async def _consume(self) -> None:
+        consumer, recorder = self._consumer, self._recorder
+        window = consumer.max_in_flight
+        while True:
+            try:
+                messages = await consumer.fetch(max(1, window - len(recorder.held)))
+            except ClosedError:
+                return
+            # Asked before the loop runs again: nothing is in flight now that is not held.
+            is_flush_due = consumer.is_starved() or len(recorder.held) + len(messages) >= window
+            try:
+                await self._work(recorder.record, messages, is_flush_due)
+            except StorageError:
+                give_back(messages)
+                raise
+
+    async def _tick(self) -> None:
+        """Sync at intervals."""
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._is_done.wait(), self._sync_interval_s)
+                return
+            with contextlib.suppress(StorageError):  # run() raises it.
+                await self._work(self._recorder.tick)
+
+    async def _work(self, work: Callable[..., list[Message]], *arguments: object) -> None:
+        """Have a thread work on the recorder, and finish the messages that are safe then.
+
+        Raises: StorageError, from the first failure on. The consumer stops then, and the messages are given back.
+        """
+        async with self._lock:
+            if self._failure is not None:
+                # A later sync could succeed although the disk has lost what an earlier one should have written.
+                raise self._failure
+            try:
+                safe = await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+            except StorageError as error:
+                self._failure = error
+                give_back(self._recorder.held)
+                self._consumer.stop()
+                raise
+            self._consumer.finish_many(safe)
+
+
+def give_back(messages: Iterable[Message]) -> None:
+    """Requeue messages that cannot be written, for other instances of the tool."""
+    for message in messages:
+        if not message.is_answered:
+            message.requeue(0, backoff=False)
