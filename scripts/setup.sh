@@ -134,6 +134,37 @@ install_browser() {
     hash -r
 }
 
+# Tests of traces start their own servers of PostgreSQL and MariaDB; without them they are skipped. No service is started
+# here: the policy tells Debian's scripts so, and the cluster that the package of PostgreSQL makes is removed again.
+install_databases() {
+    local wanted=()
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || wanted+=(postgresql)
+    PATH=$PATH:/usr/sbin command -v mariadbd >/dev/null || wanted+=(mariadb-server-core)
+    [[ ${#wanted[@]} -gt 0 ]] || return 0
+    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        say "no ${wanted[*]} here: tests of traces in these databases will be skipped"
+        return
+    fi
+    say "installing ${wanted[*]} (half a minute)"
+    export DEBIAN_FRONTEND=noninteractive
+    local clusters policy=/usr/sbin/policy-rc.d own_policy=no
+    clusters=$(echo /etc/postgresql/*/main)
+    if [[ ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod +x $policy
+        own_policy=yes
+    fi
+    { apt-get update -q && apt-get install -y -q --no-install-recommends "${wanted[@]}"; } >/dev/null ||
+        say "apt-get could not install ${wanted[*]}: tests of traces in these databases will be skipped"
+    [[ $own_policy == no ]] || rm -f $policy
+    local directory
+    for directory in /etc/postgresql/*/main; do
+        if [[ -d $directory && " $clusters " != *" $directory "* ]]; then
+            pg_dropcluster "$(basename "$(dirname "$directory")")" main || true
+        fi
+    done
+}
+
 make_venv() {
     if [[ -x $VENV/bin/python ]] && "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
         return
@@ -171,6 +202,7 @@ if [[ $for_tests == yes ]]; then
     install_missing
     install_php
     install_browser
+    install_databases
     install_test_packages
 elif [[ ${1:-} == --to-compile ]]; then
     install_missing

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
+ON_DATABASES = "tests/trace/"
 BY_FILE = ("tests/property/", "tests/services/", "tests/unit/")
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
@@ -78,8 +79,8 @@ def duration_bound_s(item: pytest.Item) -> float:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """With --dist loadgroup, the tests in tests/spark that share the Spark session run in one process, those with
-    drivers of their own on the cluster in another. Files of BY_FILE stay whole, because the tests of a file share a
-    server; the rest runs in any process. Units of work keep the order of the tests.
+    drivers of their own on the cluster in another, those with database servers in a third. Files of BY_FILE stay whole,
+    because the tests of a file share a server; the rest runs in any process. Units of work keep the order of the tests.
 
     The marks that xdist reads for this are lost on the way with pytest 9.2: the scheduler sees names of tests only.
     """
@@ -97,6 +98,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
                 return "spark-cluster"
             if nodeid.startswith(BY_FILE):
                 return nodeid.partition("::")[0]
+            if nodeid.startswith(ON_DATABASES):
+                return "databases"
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
     return ProcessesForSpark(config, log)

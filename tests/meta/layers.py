@@ -17,6 +17,7 @@ LAYERS = (
     "wire",
     "fallback",
     "client",
+    "trace",
     "tools",
     "diskqueue",
     "broker",
@@ -39,7 +40,8 @@ FOUNDATIONS = {
     "net": ("primitives",),
     "http": ("primitives", "net"),
     "client": ("primitives", "wire", "fallback"),
-    "tools": ("primitives", "wire", "fallback", "client"),
+    "trace": ("primitives", "wire", "fallback", "client"),
+    "tools": ("primitives", "wire", "fallback", "client", "trace"),
     "admin": ("primitives", "config", "client"),
 }
 

@@ -1,0 +1,290 @@
+"""Trace database: one transaction stores the rows of some events and the position after them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+
+from pyqd.fallback.trace_events import Decoded
+from pyqd.trace import schema
+from pyqd.trace.addresses import shown, store_of
+from pyqd.trace.errors import DatabaseError, MovedError, SchemaError
+from pyqd.trace.recent import RecentDeliveries
+from pyqd.trace.rows import Batch, Drop, Place, batch_of
+from pyqd.trace.stores.store import ANSWER_S, Change
+from pyqd.trace.versions import VERSION_TABLE, Versions
+
+# Keys of one query.
+KEYS: Final = 500
+# One of so many rows is measured for the estimate of the size.
+SAMPLE: Final = 64
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Node:
+    """Log of a broker in the database. position: of the first event that is not stored yet; 0: none is stored."""
+
+    node_id: int
+    log: str
+    nsqd: str
+    position: int
+
+
+class Database:
+    """A trace database.
+
+    url: of SQLAlchemy. answer_s: longest time for an answer of the database. A database belongs to one thread.
+    Raises: UrlError.
+    """
+
+    def __init__(self, url: str, answer_s: float = ANSWER_S) -> None:
+        self.store = store_of(url, answer_s)
+        self.name = shown(self.store.url)
+        self.engine = self.store.engine()
+        self._versions = Versions()
+        # Statements for many rows bypass SQLAlchemy.
+        self._driver_error = self.engine.dialect.loaded_dbapi.Error
+        # By number of the node.
+        self._recent: dict[int, RecentDeliveries] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    def forget(self) -> None:
+        """Forget the deliveries that are kept in memory, because their rows have changed."""
+        self._recent.clear()
+
+    @contextlib.contextmanager
+    def errors(self, operation: str) -> Iterator[None]:
+        """Turn errors of a block into DatabaseError with a text for the operator. operation: such as "write to"."""
+        try:
+            yield
+        except (SQLAlchemyError, self._driver_error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+            # The other connections of the pool are as old as this one.
+            self.engine.dispose()
+            raise DatabaseError(f"cannot {operation} {self.name}: {_text(cause)}{self._missing(error)}") from error
+
+    def _missing(self, error: Exception) -> str:
+        """Return the remedy for an error that has its cause in a missing table; "" for any other."""
+        if not isinstance(error, ProgrammingError | OperationalError) or error.connection_invalidated:
+            return ""
+        with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:
+            there = set(sa.inspect(connection).get_table_names())
+            missing = sorted(set(schema.metadata.tables) - there)
+            if missing and VERSION_TABLE in there:
+                return (
+                    f"; missing are {', '.join(missing)}: to have them made again, empty, drop the table "
+                    f"{VERSION_TABLE} and start `pyq_trace ship`"
+                )
+        return ""
+
+    @contextlib.contextmanager
+    def transaction(self, operation: str, *, reading: bool = False) -> Iterator[sa.Connection]:
+        """Run a block in a transaction. reading: the block writes nothing.
+
+        Raises: DatabaseError; SchemaError if the tables are not of this version.
+        """
+        with self.errors(operation), self.engine.connect() as raw:
+            connection = raw.execution_options(reading=reading)
+            with self.store.bounded(connection), connection.begin():
+                self._check(connection)
+                yield connection
+
+    def _check(self, connection: sa.Connection) -> None:
+        try:
+            version = connection.scalar(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))
+        except (ProgrammingError, OperationalError):
+            if connection.invalidated:
+                raise
+            with self.engine.connect() as other:
+                if sa.inspect(other).has_table(VERSION_TABLE):
+                    raise
+            version = None
+        self._versions.check(version)
+
+    def upgrade(self) -> bool:
+        """Make or upgrade the tables. Returns: whether something was done. Raises: DatabaseError, SchemaError."""
+        with (
+            self.errors("make the tables in"),
+            self.engine.connect() as connection,
+            self.store.bounded(connection),
+            connection.begin(),
+        ):
+            return self._versions.upgrade(connection, self.store)
+
+    def node(self, log: str, nsqd: str) -> Node:
+        """Return the log of a broker, which is added if it is new. Raises: as `transaction`."""
+        table = schema.nodes
+        with self.transaction("write to") as connection:
+            found = connection.execute(sa.select(table).where(table.c.log == log).with_for_update()).one_or_none()
+            if found is not None:
+                if found.nsqd != nsqd:
+                    connection.execute(sa.update(table).where(table.c.log == log).values(nsqd=nsqd))
+                return Node(found.node_id, log, nsqd, found.position)
+            # Also more than the numbers of rows whose node was removed.
+            highest = [
+                connection.scalar(sa.select(sa.func.max(rows.c.node_id))) or 0 for rows in (table, *schema.ROW_TABLES)
+            ]
+            node = Node(max(highest) + 1, log, nsqd, 0)
+            values = {"node_id": node.node_id, "log": log, "nsqd": nsqd, "position": 0}
+            connection.execute(sa.insert(table).values(values))
+            return node
+
+    def nodes(self) -> list[Node]:
+        """Return the logs of all brokers. Raises: as `transaction`."""
+        table = schema.nodes
+        with self.transaction("read", reading=True) as connection:
+            rows = connection.execute(sa.select(table).order_by(table.c.node_id))
+            return [Node(row.node_id, row.log, row.nsqd, row.position) for row in rows]
+
+    def write(self, node: Node, decoded: Decoded) -> Node:
+        """Store events that follow the node's position. Returns: the node with the position after them.
+
+        Raises: MovedError if the events after the position have been stored by another shipper; as `transaction`.
+        """
+        recent = self._recent.setdefault(node.node_id, RecentDeliveries())
+        try:
+            with self.transaction("write to") as connection:
+                self._lock(connection, node)
+                batch = batch_of(decoded, node.node_id, self.store.literals(connection))
+                changed = self._apply_ends(connection, node, batch, recent)
+                self._insert(connection, node, batch, decoded.following)
+        except Exception:
+            recent.clear()
+            raise
+        recent.learn(batch, changed)
+        return replace(node, position=decoded.following)
+
+    def _lock(self, connection: sa.Connection, node: Node) -> None:
+        table = schema.nodes
+        query = sa.select(table.c.position).where(table.c.node_id == node.node_id).with_for_update()
+        position = connection.scalar(query)
+        if position is None:
+            raise SchemaError(f"{self.name}: the row of node {node.node_id} in trace_nodes is gone")
+        if position != node.position:
+            raise MovedError(position)
+
+    def _apply_ends(
+        self, connection: sa.Connection, node: Node, batch: Batch, recent: RecentDeliveries
+    ) -> dict[Place, tuple[int, str]]:
+        """Set the outcomes of deliveries that were stored before. Returns: position and outcome of the changed ones.
+
+        A FIN without a delivery becomes a row of the batch.
+        """
+        known = {place: recent.find(place) for place in batch.earlier}
+        unknown = sorted({place[0] for place, delivery in known.items() if delivery is None})
+        found = self._last_deliveries(connection, node, unknown)
+        literals = self.store.literals(connection)
+        changes = []
+        changed = {}
+        for place, earlier in batch.earlier.items():
+            delivery = known[place] or found.get(place)
+            if delivery is None:
+                if earlier.finished is not None:
+                    batch.events.append(earlier.finished)
+                continue
+            position, before = delivery
+            new = earlier.change(before, literals.null)
+            if new is not None:
+                changes.append(Change(position, literals.plain(new[0]), new[1]))
+                changed[place] = position, new[0]
+        if changes:
+            self.store.change(connection, node.node_id, changes)
+        for drop in batch.drops:
+            connection.execute(_cancel(node.node_id, drop))
+        return changed
+
+    def _insert(self, connection: sa.Connection, node: Node, batch: Batch, following: int) -> None:
+        """Insert the rows of a batch, and note the position after it."""
+        store = self.store
+        size_bytes = row_count = 0
+        for table, rows in batch.rows():
+            if rows:
+                store.insert(connection, table, rows)
+                row_count += len(rows)
+                size_bytes += round(len(rows) * (store.row_bytes + store.bytes_of_text * _mean_chars(rows)))
+        values: dict[str, Any] = {"position": following, "shipped_at": datetime.now(timezone.utc)}
+        if batch.event_count:
+            values["event_at"] = _time(batch.last_us)
+            self._note_hour(connection, node, values["event_at"], following, row_count, size_bytes)
+        connection.execute(sa.update(schema.nodes).where(schema.nodes.c.node_id == node.node_id).values(values))
+
+    def _last_deliveries(
+        self, connection: sa.Connection, node: Node, ids: Sequence[str]
+    ) -> dict[Place, tuple[int, str]]:
+        """Return position and outcome of the last delivery of messages."""
+        table = schema.deliveries.c
+        columns = (table.node_id, table.message_id, table.topic, table.channel, table.position, table.outcome)
+        found: dict[Place, tuple[int, str]] = {}
+        for start in range(0, len(ids), KEYS):
+            # A condition for the node would tempt databases without statistics to read all of its rows.
+            query = sa.select(*columns).where(table.message_id.in_(ids[start : start + KEYS]))
+            for node_id, message_id, topic, channel, position, outcome in connection.execute(query):
+                if node_id != node.node_id:
+                    continue
+                key = message_id, topic, channel
+                before = found.get(key)
+                if before is None or before[0] < position:
+                    found[key] = position, outcome
+        return found
+
+    def _note_hour(
+        self, connection: sa.Connection, node: Node, at: datetime, following: int, row_count: int, size_bytes: int
+    ) -> None:
+        """Count the rows for retention."""
+        table = schema.hours
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        counted = {
+            "end_position": following,
+            "row_count": table.c.row_count + row_count,
+            "size_bytes": table.c.size_bytes + size_bytes,
+        }
+        key = {"node_id": node.node_id, "hour": hour}
+        done = connection.execute(
+            sa.update(table).where(table.c.node_id == node.node_id, table.c.hour == hour).values(counted)
+        )
+        if done.rowcount == 0:
+            first = {"end_position": following, "row_count": row_count, "size_bytes": size_bytes}
+            connection.execute(sa.insert(table).values(key | first))
+
+
+def _cancel(node_id: int, drop: Drop) -> sa.Update:
+    """Return the statement that ends the deliveries in flight of a channel or topic."""
+    table = schema.deliveries.c
+    concerned = [
+        table.node_id == node_id,
+        table.topic == drop.topic,
+        table.outcome == schema.IN_FLIGHT,
+        table.position < drop.position,
+    ]
+    if drop.channel is not None:
+        concerned.append(table.channel == drop.channel)
+    return sa.update(schema.deliveries).where(*concerned).values(outcome="cancelled", outcome_at=_time(drop.at_us))
+
+
+def _time(time_us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=time_us)
+
+
+def _mean_chars(rows: Sequence[Sequence[Any]]) -> float:
+    """Return the mean of the lengths of all texts of a row, estimated by some rows."""
+    sample = rows[::SAMPLE]
+    return sum(len(value) for row in sample for value in row if isinstance(value, str | bytes)) / len(sample)
+
+
+def _text(cause: BaseException) -> str:
+    """Return the first line of an error's text."""
+    if isinstance(cause, DBAPIError) or (len(cause.args) == 2 and isinstance(cause.args[0], int)):
+        # MySQL: number and text.
+        return f"{cause.args[1]} ({cause.args[0]})"
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__

@@ -1,0 +1,1 @@
+"""Versions of the trace database's schema, for Alembic."""

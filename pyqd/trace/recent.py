@@ -1,0 +1,47 @@
+"""Memory of the deliveries that the shipper has stored and that may still change, which saves queries for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyqd.trace.rows import Batch, Place
+
+# A delivery takes some 300 bytes of memory.
+DELIVERIES_MAX: Final = 100_000
+
+
+class RecentDeliveries:
+    """Position and outcome of the last delivery of messages of one broker, unless it was finished.
+
+    It is valid as long as no other process writes rows of this broker.
+    """
+
+    def __init__(self, limit: int = DELIVERIES_MAX) -> None:
+        self._limit = limit
+        self._found: dict[Place, tuple[int, str]] = {}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._found.clear()
+
+    def find(self, place: Place) -> tuple[int, str] | None:
+        """Return position and outcome; None if they are not known."""
+        return self._found.get(place)
+
+    def learn(self, batch: Batch, changed: dict[Place, tuple[int, str]]) -> None:
+        """Take over the deliveries of a batch that has been stored. changed: those before it with another outcome."""
+        found = self._found
+        if batch.drops:
+            # Their deliveries are not looked for one by one.
+            found.clear()
+        for place, (position, outcome) in changed.items():
+            if outcome == "finished":
+                found.pop(place, None)
+            else:
+                found[place] = position, outcome
+        for place, delivery in batch.unfinished.items():
+            # The newest come last, the oldest go first.
+            found.pop(place, None)
+            found[place] = delivery
+        for place in list(found)[: max(0, len(found) - self._limit)]:
+            del found[place]
