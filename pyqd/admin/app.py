@@ -19,6 +19,7 @@ from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
+from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
@@ -32,7 +33,7 @@ GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
 BODY_MAX: Final = 16 << 20
 # Blueprints whose refusals are read by people.
-PAGES: Final = ("pages", "forms", "access")
+PAGES: Final = ("pages", "forms", "access", "browser")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -43,6 +44,7 @@ def new_app(site: Site) -> Flask:
     app.register_blueprint(api(site), url_prefix=base or None)
     app.register_blueprint(pages(site), url_prefix=base or None)
     app.register_blueprint(forms(site), url_prefix=base or None)
+    app.register_blueprint(browser(site), url_prefix=base or None)
     app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
     app.register_blueprint(access(site.policy), url_prefix=base or None)
     guard(app, site.policy)
@@ -78,6 +80,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         spark=spark,
         chart=lambda values, title, unit: chart(values, title, unit, time.time()),
         duration=duration,
+        moment=moment,
         version=__version__,
     )
     app.context_processor(
@@ -112,6 +115,14 @@ def duration(value_ns: float) -> str:
         return f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def moment(time_ns: int) -> str:
+    """Return a time in ns since 1970 as text, in UTC; empty for 0."""
+    if not time_ns:
+        return ""
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}"
 
 
 def session_key(path: str) -> bytes:

@@ -208,13 +208,14 @@ class Cluster:
 
     def post_to_lookupds(self, path: str, query: Mapping[str, str]) -> list[str]:
         """Send a POST to each lookup daemon, in order. Returns: the failures."""
-        return self._post(self.lookupds, path, query)
+        return self.post_to(self.lookupds, path, query)
 
     def post_to_nodes(self, nodes: Iterable[Node], path: str, query: Mapping[str, str]) -> list[str]:
         """Send a POST to each broker, in order. Returns: the failures."""
-        return self._post([node.http_address for node in nodes], path, query)
+        return self.post_to([node.http_address for node in nodes], path, query)
 
-    def _post(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
+    def post_to(self, addresses: Iterable[str], path: str, query: Mapping[str, str]) -> list[str]:
+        """Send a POST to each address, in order. Returns: the failures."""
         failures = []
         for address in addresses:
             try:

@@ -12,8 +12,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # the other kind, so the program's own are imported after this.
     monkey.patch_all()
 
-    from pyqd.apps.web_admin import run_admin
-
+    try:
+        from pyqd.apps.web_admin import run_admin
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pyqd"):
+            raise
+        print(f"pyqadmin needs the package {error.name}: pip install 'pyqd[admin]'", file=sys.stderr)
+        return 1
     return run_admin(sys.argv[1:] if argv is None else argv)
 
 

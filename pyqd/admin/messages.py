@@ -1,0 +1,160 @@
+"""Single messages of one broker: pages of a channel's messages, and changes of those that are chosen.
+
+Source: docs/http.md, "Single messages".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from pyqd.admin.upstream import Upstream, UpstreamError
+
+STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
+CHANGES: Final = ("cancel", "deliver_now", "reschedule")
+PAGE_SIZE: Final = 50
+PAGE_MAX: Final = 1000
+# A filter looks at so many messages, and a change of all that match changes at most as many.
+SCAN_MAX: Final = 20_000
+SHOWN_BYTES: Final = 4096
+HEX_ROW: Final = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """One message. body: its first 4096 bytes. client: who has it, in flight only. Times in ns since 1970."""
+
+    id: str
+    state: str
+    timestamp_ns: int
+    attempts: int
+    size_bytes: int
+    due_ns: int
+    deadline_ns: int
+    client: str
+    body: bytes
+    is_truncated: bool
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Message:
+        """Return the message in an answer, whose body is in base64. Raises: UpstreamError."""
+        try:
+            client = row.get("client") or {}
+            return cls(
+                row["id"],
+                row["state"],
+                row["timestamp"],
+                row["attempts"],
+                row["size"],
+                row.get("due") or 0,
+                row.get("deadline") or 0,
+                client.get("remote_address", ""),
+                base64.b64decode(row.get("body") or ""),
+                bool(row.get("truncated")),
+            )
+        except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+            raise UpstreamError(f"not a message of a pyqd: {error!r}") from None
+
+    def matches(self, text: str) -> bool:
+        """Say whether a text is in the id or in the body."""
+        return text in self.id or text.encode() in self.body
+
+
+@dataclasses.dataclass(slots=True)
+class Page:
+    """A page of messages. next: cursor of the next, empty after the last. looked_at: number that a filter has read."""
+
+    messages: list[Message]
+    next: str
+    looked_at: int
+
+
+class Messages:
+    """The messages of one channel at one broker, in one state."""
+
+    def __init__(self, upstream: Upstream, node: str, topic: str, channel: str, state: str = STATES[0]) -> None:
+        self._upstream = upstream
+        self._node = node
+        self._place = {"topic": topic, "channel": channel}
+        self._state = state
+
+    def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE) -> Page:
+        """Return messages after a cursor. text: only those with this text. Raises: UpstreamError."""
+        if not text:
+            rows, following = self._rows(after, size)
+            return Page(rows, following, len(rows))
+        found: list[Message] = []
+        looked_at = 0
+        while True:
+            # A page of the broker is taken whole, or its cursor would skip messages.
+            rows, after = self._rows(after, min(PAGE_MAX, max(size, PAGE_SIZE)))
+            looked_at += len(rows)
+            found += [row for row in rows if row.matches(text)]
+            if not after or len(found) >= size or looked_at >= SCAN_MAX:
+                return Page(found, after, looked_at)
+
+    def all_ids(self, text: str = "") -> Iterator[str]:
+        """Yield the ids of the messages, SCAN_MAX at most. text: only with this text. Raises: UpstreamError."""
+        after, looked_at = "", 0
+        while looked_at < SCAN_MAX:
+            rows, after = self._rows(after, PAGE_MAX)
+            looked_at += len(rows)
+            yield from (row.id for row in rows if not text or row.matches(text))
+            if not after:
+                return
+
+    def change(self, change: str, ids: Iterable[str], when: Mapping[str, str]) -> dict[str, int]:
+        """Change messages one by one. when: `defer` or `due` of a reschedule. Returns: how many by status.
+
+        A message that is gone meanwhile has the status `gone`. Raises: UpstreamError, and has changed some by then.
+        """
+        assert change in CHANGES
+        counts: dict[str, int] = {}
+        for each in ids:
+            status = self._change(change, each, when)
+            counts[status] = counts.get(status, 0) + 1
+        return counts
+
+    def _change(self, change: str, message_id: str, when: Mapping[str, str]) -> str:
+        query = {**self._place, "id": message_id, **when}
+        try:
+            body = self._upstream.post(self._node, f"/message/{change}", query)
+        except UpstreamError as error:
+            if "MESSAGE_NOT_FOUND" in str(error):
+                return "gone"
+            raise
+        return str(json.loads(body)["results"][0]["status"])
+
+    def _rows(self, after: str, size: int) -> tuple[list[Message], str]:
+        query = {**self._place, "state": self._state, "limit": str(size), "body": "base64"}
+        if after:
+            query["after"] = after
+        answer = self._upstream.get(self._node, "/channel/messages", query)
+        return [Message.of_row(row) for row in answer["messages"]], answer["next"] or ""
+
+
+def shown_as(body: bytes, form: str) -> str:
+    """Return a body as text, as indented JSON if it is JSON, or as hex. form: text, json or hex."""
+    if form == "hex":
+        return hex_dump(body)
+    text = body.decode(errors="replace")
+    if form == "json":
+        try:
+            return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        except ValueError:
+            return text
+    return text
+
+
+def hex_dump(body: bytes) -> str:
+    """Return rows of an offset, 16 bytes in hex, and the printable ones of them."""
+    rows = []
+    for offset in range(0, len(body), HEX_ROW):
+        part = body[offset : offset + HEX_ROW]
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        rows.append(f"{offset:06x}  {part.hex(' '):<{3 * HEX_ROW}} {plain}")
+    return "\n".join(rows)

@@ -1,0 +1,203 @@
+"""Pages about single messages: the browser of a channel, publishing, seeking and the limits of a channel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from flask import Blueprint, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from pyqd.admin.access.roles import Role
+from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
+from pyqd.admin.nsqadmin_api import caller
+from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import Site
+from pyqd.admin.upstream import UpstreamError
+
+FORMS: Final = ("text", "json", "hex")
+LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
+
+
+def browser(site: Site) -> Blueprint:
+    """Return the routes."""
+    routes = Blueprint("browser", __name__)
+    views = Browser(site)
+    place = "/topics/<topic>/<channel>"
+    routes.add_url_rule(f"{place}/messages", "messages", views.messages)
+    routes.add_url_rule(f"{place}/messages", "change", views.change, methods=["POST"])
+    routes.add_url_rule(f"{place}/seek", "seek", views.seek)
+    routes.add_url_rule(f"{place}/seek", "do_seek", views.do_seek, methods=["POST"])
+    routes.add_url_rule(f"{place}/limits", "limits", views.limits)
+    routes.add_url_rule(f"{place}/limits", "set_limits", views.set_limits, methods=["POST"])
+    routes.add_url_rule("/topics/<topic>/-/publish", "publish", views.publish)
+    routes.add_url_rule("/topics/<topic>/-/publish", "do_publish", views.do_publish, methods=["POST"])
+    routes.register_error_handler(UpstreamError, views.refused)
+    return routes
+
+
+class Browser:
+    """Views of single messages. The calls are pyqd's own: an nsqd answers them with NOT_FOUND."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def messages(self, topic: str, channel: str) -> str:
+        self.site.require(Role.VIEW, topic)
+        nodes = self.nodes(topic)
+        node = chosen(request.args.get("node"), nodes)
+        state = chosen(request.args.get("state"), STATES)
+        form = chosen(request.args.get("body"), FORMS)
+        text = request.args.get("text", "")
+        found = self.of(node, topic, channel, state).page(request.args.get("after", ""), text)
+        return render_template(
+            "messages.html",
+            topic=topic,
+            channel=channel,
+            nodes=nodes,
+            node=node,
+            state=state,
+            states=STATES,
+            form=form,
+            forms=FORMS,
+            text=text,
+            found=found,
+            scan_max=SCAN_MAX,
+            shown_as=shown_as,
+        )
+
+    def change(self, topic: str, channel: str) -> Response | str:
+        """Change the chosen messages, or all that match the filter."""
+        check_token()
+        self.site.require(Role.OPERATE, topic)
+        fields = request.form
+        node, state = chosen(fields.get("node"), self.nodes(topic)), chosen(fields.get("state"), STATES)
+        change = chosen(fields.get("change"), CHANGES)
+        when = {"due": fields["due"]} if change == "reschedule" and fields.get("due") else {}
+        if change == "reschedule" and not when:
+            when = {"defer": milliseconds(fields.get("seconds", ""))}
+        messages = self.of(node, topic, channel, state)
+        ids: Any = fields.getlist("id")
+        if fields.get("all") == "yes":
+            ids = list(messages.all_ids(fields.get("text", "")))
+            if change == "cancel" and fields.get("confirmed") != "yes":
+                return render_template(
+                    "confirm_cancel.html", topic=topic, channel=channel, count=len(ids), fields=fields
+                )
+        if not ids:
+            flash(_("No message is chosen."), "warn")
+        else:
+            counts = messages.change(change, ids, when)
+            name = f"{change}_messages"
+            self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node)
+            flash(", ".join(f"{status}: {count}" for status, count in counts.items()), "good")
+        text = fields.get("text", "")
+        here = url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, text=text)
+        return redirect(here, 303)
+
+    def publish(self, topic: str) -> str:
+        self.site.require(Role.OPERATE, topic)
+        nodes = self.nodes(topic) or self.all_nodes()
+        return render_template("publish.html", topic=topic, nodes=nodes, text="", delay="")
+
+    def do_publish(self, topic: str) -> Response:
+        """Publish one message, or one for each line."""
+        check_token()
+        self.site.require(Role.OPERATE, topic)
+        node = chosen(request.form.get("node"), self.nodes(topic) or self.all_nodes())
+        text = request.form.get("body", "").replace("\r\n", "\n")
+        query = {"topic": topic}
+        delay = request.form.get("delay", "").strip()
+        if delay:
+            query["defer"] = milliseconds(delay)
+        path = "/mpub" if request.form.get("lines") else "/pub"
+        self.site.upstream.post(node, path, query, text.encode())
+        self.site.notifier.notify("publish", caller(self.site), topic=topic, node=node)
+        flash(_("Published."), "good")
+        return redirect(url_for("browser.publish", topic=topic), 303)
+
+    def seek(self, topic: str, channel: str) -> str:
+        """Show the form, and for a given place what seeking there would do, broker by broker."""
+        self.site.require(Role.OPERATE, topic)
+        to = request.args.get("to", "").strip()
+        previews = []
+        for node in self.nodes(topic) if to else []:
+            query = {"topic": topic, "channel": channel, "to": to, "dry_run": "true"}
+            try:
+                previews.append((node, json.loads(self.site.upstream.post(node, "/channel/seek", query)), ""))
+            except UpstreamError as error:
+                previews.append((node, None, str(error)))
+        return render_template("seek.html", topic=topic, channel=channel, to=to, previews=previews)
+
+    def do_seek(self, topic: str, channel: str) -> Response:
+        check_token()
+        self.site.require(Role.OPERATE, topic)
+        to = request.form.get("to", "").strip()
+        query = {"topic": topic, "channel": channel, "to": to}
+        done = 0
+        for node in request.form.getlist("node"):
+            try:
+                self.site.upstream.post(chosen(node, self.nodes(topic)), "/channel/seek", query)
+                done += 1
+            except UpstreamError as error:
+                flash(str(error), "bad")
+        if done:
+            self.site.notifier.notify("seek_channel", caller(self.site), topic=topic, channel=channel)
+            flash(_("Done."), "good")
+        return redirect(url_for("pages.channel", topic=topic, channel=channel), 303)
+
+    def limits(self, topic: str, channel: str) -> str:
+        self.site.require(Role.VIEW, topic)
+        query = {"topic": topic, "channel": channel}
+        rows = [(node, self.site.upstream.get(node, "/channel/limits", query)) for node in self.nodes(topic)]
+        return render_template("limits.html", topic=topic, channel=channel, rows=rows)
+
+    def set_limits(self, topic: str, channel: str) -> Response:
+        """Set the limits at all brokers."""
+        check_token()
+        self.site.require(Role.ADMIN, topic)
+        query = {"topic": topic, "channel": channel}
+        query |= {name: request.form[name].strip() for name in LIMIT_FIELDS if request.form.get(name, "").strip()}
+        failures = self.site.cluster.post_to(self.nodes(topic), "/channel/limits", query)
+        for failure in failures:
+            flash(failure, "bad")
+        if not failures:
+            flash(_("Done."), "good")
+        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel)
+        return redirect(url_for("browser.limits", topic=topic, channel=channel), 303)
+
+    def refused(self, error: UpstreamError) -> tuple[str, int]:
+        """Show the refusal of a broker."""
+        return render_template("refused.html", error=str(error)), 502
+
+    def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
+        return Messages(self.site.upstream, node, topic, channel, state)
+
+    def nodes(self, topic: str) -> list[str]:
+        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
+        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
+
+    def all_nodes(self) -> list[str]:
+        return sorted(node.http_address for node in self.site.cluster.nodes().value)
+
+
+def chosen(wanted: str | None, known: Sequence[str]) -> str:
+    """Return a value if it is one of the known ones; otherwise the first of them. Raises: UpstreamError for none."""
+    if wanted in known:
+        return str(wanted)
+    if not known:
+        raise UpstreamError("no broker has the topic")
+    return known[0]
+
+
+def milliseconds(seconds: str) -> str:
+    """Return seconds of a form as whole milliseconds. Raises: UpstreamError."""
+    try:
+        value = float(seconds or 0)
+        if not 0 <= value < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UpstreamError(f"{seconds!r} is no number of seconds") from None
+    return str(round(value * 1000))

@@ -1,0 +1,174 @@
+"""Pages about single messages: browsing, cancelling, rescheduling, publishing, seeking and limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from pyqd.admin.messages import hex_dump, shown_as
+from tests.admin.conftest import Admin, World
+from tests.admin.test_access import Browser
+from tests.support.nsq import Client
+
+
+@pytest.fixture(scope="module")
+def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+
+
+@pytest.fixture
+def browser(open_admin: Admin) -> Browser:
+    return Browser(open_admin)
+
+
+def ids(browser: Browser) -> list[str]:
+    return re.findall(r'name="id" value="([0-9a-f]{16})"', browser.page)
+
+
+def publish(world: World, topic: str, *bodies: bytes, number: int = 0, **query: str) -> None:
+    for body in bodies:
+        assert world.brokers[number].http("POST", "/pub", body, topic=topic, **query).status == 200
+
+
+class TestMessages:
+    def test_ready_messages_are_shown_with_their_bodies(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        publish(world, topic, b'{"a":1}', b"<script>", b"\x00\xff")
+        page = browser.get(f"/topics/{topic}/c/messages?body=json")
+        assert (page.status, len(ids(browser))) == (200, 3)
+        assert "&lt;script&gt;" in browser.page
+        assert "<script>alert" not in browser.page
+        assert "&#34;a&#34;: 1" in browser.page
+        browser.get(f"/topics/{topic}/c/messages?body=hex")
+        assert "000000  00 ff" in browser.page
+
+    def test_deferred_and_in_flight_messages_are_shown(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        publish(world, topic, b"later", defer="600000")
+        publish(world, topic, b"now")
+        with Client(world.brokers[0].tcp_address) as client:
+            client.sub(topic, "c", rdy_count=1)
+            client.read_message()
+            browser.get(f"/topics/{topic}/c/messages?state=in_flight")
+            assert "now" in browser.page
+            assert "127.0.0.1:" in browser.page
+        browser.get(f"/topics/{topic}/c/messages?state=deferred")
+        assert ("later" in browser.page, len(ids(browser))) == (True, 1)
+
+    def test_pages_follow_each_other_without_gap_or_repetition(
+        self, browser: Browser, world: World, topic: str
+    ) -> None:
+        world.publish(topic, {0: 120}, channel="c")
+        seen: list[str] = []
+        target = f"/topics/{topic}/c/messages"
+        for _ in range(4):
+            browser.get(target)
+            seen += ids(browser)
+            following = re.search(r'rel="next" href="([^"]+)"', browser.page)
+            if following is None:
+                break
+            target = following[1].replace("&amp;", "&")
+        assert (len(seen), len(set(seen))) == (120, 120)
+
+    def test_a_filter_finds_messages_by_their_text(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 200}, channel="c")
+        browser.get(f"/topics/{topic}/c/messages?text=body%20177")
+        assert len(ids(browser)) == 1
+
+    def test_chosen_messages_are_cancelled(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 3}, channel="c")
+        browser.get(f"/topics/{topic}/c/messages")
+        first = ids(browser)[0]
+        path = f"/topics/{topic}/c/messages"
+        assert browser.post(path, node=world.addresses()[0], state="ready", change="cancel", id=first).status == 303
+        world.brokers[0].wait_for_channel(topic, "c", depth=2)
+        browser.get(path)
+        assert first not in ids(browser)
+
+    def test_all_matching_messages_are_cancelled_after_a_confirmation(
+        self, browser: Browser, world: World, topic: str
+    ) -> None:
+        world.publish(topic, {0: 30}, channel="c")
+        path = f"/topics/{topic}/c/messages"
+        browser.get(path)
+        fields = {"node": world.addresses()[0], "state": "ready", "change": "cancel", "all": "yes", "text": "body 2"}
+        answer = browser.post(path, **fields)
+        assert (answer.status, b"Cancel 11 messages" in answer.body) == (200, True)
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 30
+        assert browser.post(path, **fields, confirmed="yes").status == 303
+        world.brokers[0].wait_for_channel(topic, "c", depth=19)
+
+    def test_a_deferred_message_is_delivered_now(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        publish(world, topic, b"later", defer="600000")
+        path = f"/topics/{topic}/c/messages"
+        browser.get(f"{path}?state=deferred")
+        node = world.addresses()[0]
+        browser.post(path, node=node, state="deferred", change="deliver_now", id=ids(browser)[0])
+        with Client(world.brokers[0].tcp_address) as client:
+            client.sub(topic, "c", rdy_count=1)
+            assert client.read_message().body == b"later"
+
+    def test_a_wrong_number_of_seconds_is_named(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 1}, channel="c")
+        path = f"/topics/{topic}/c/messages"
+        browser.get(path)
+        answer = browser.post(path, state="ready", change="reschedule", seconds="soon", id=ids(browser)[0])
+        assert (answer.status, b"is no number of seconds" in answer.body) == (502, True)
+
+
+class TestPublish:
+    def test_messages_are_published_one_or_one_per_line(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {1: 0}, channel="c")
+        path = f"/topics/{topic}/-/publish"
+        browser.get(path)
+        assert browser.post(path, node=world.addresses()[1], body="a\r\nb", lines="yes").status == 303
+        browser.get(path)
+        assert browser.post(path, node=world.addresses()[1], body="c\r\nd", delay="600").status == 303
+        world.brokers[1].wait_for_channel(topic, "c", depth=2, deferred_count=1)
+
+
+class TestSeek:
+    def test_a_seek_is_previewed_and_done(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 5}, channel="c")
+        with Client(world.brokers[0].tcp_address) as client:
+            client.sub(topic, "c", rdy_count=10)
+            for _ in range(5):
+                client.fin(client.read_message())
+            world.brokers[0].wait_for_channel(topic, "c", depth=0, in_flight_count=0)
+        path = f"/topics/{topic}/c/seek"
+        browser.get(f"{path}?to=earliest")
+        assert '<td class="number">5</td>' in browser.page
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 0
+        assert browser.post(path, to="earliest", node=world.addresses()[0]).status == 303
+        world.brokers[0].wait_for_channel(topic, "c", depth=5)
+
+    def test_a_wrong_place_is_named(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        assert b"INVALID_TO" in browser.get(f"/topics/{topic}/c/seek?to=somewhere").body
+
+
+class TestLimits:
+    def test_limits_are_set_on_all_brokers(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0, 1: 0}, channel="c")
+        path = f"/topics/{topic}/c/limits"
+        browser.get(path)
+        assert browser.post(path, max_attempts="5", dead_letter_topic=f"{topic}_dead", rate="").status == 303
+        browser.get(path)
+        assert browser.page.count(f"{topic}_dead</a>") == 2
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        ("form", "shown"),
+        [("text", '{"b":1}'), ("json", '{\n  "b": 1\n}'), ("hex", "000000  7b 22 62 22 3a 31 7d")],
+    )
+    def test_a_body_is_shown_in_a_form(self, form: str, shown: str) -> None:
+        assert shown_as(b'{"b":1}', form).startswith(shown)
+
+    def test_rows_of_hex_have_sixteen_bytes(self) -> None:
+        rows = hex_dump(bytes(range(65, 65 + 20))).splitlines()
+        assert [row[:8] for row in rows] == ["000000  ", "000010  "]
+        assert rows[1].endswith("QRST")
