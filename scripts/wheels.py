@@ -136,7 +136,7 @@ def check_contents(wheel):
     """Raise WheelError if a wheel holds foreign files, or lacks a compiled module or a template."""
     with zipfile.ZipFile(wheel) as archive:
         packed = [Path(name) for name in archive.namelist() if not name.endswith("/")]
-    inside = [path for path in packed if not path.parts[0].endswith(".dist-info")]
+    inside = [path for path in packed if not path.parts[0].endswith((".dist-info", ".data"))]
     strangers = sorted(
         str(path)
         for path in inside
@@ -146,8 +146,16 @@ def check_contents(wheel):
     compiled = {str(path.parent / path.name.split(".")[0]) for path in inside if path.suffix == ".so"}
     sources = {str(hot / path.relative_to(ROOT / "pyx").with_suffix("")) for path in (ROOT / "pyx").glob("*/*.pyx")}
     missing = sorted(sources - compiled) + sorted(map(str, templates() - set(inside)))
+    data = {Path(*path.parts[1:]): path for path in packed if path.parts[0].endswith(".data")}
+    strangers += sorted(str(data[path]) for path in data.keys() - manuals())
+    missing += sorted(map(str, manuals() - data.keys()))
     if strangers or missing or compiled != sources:
         raise WheelError(f"{wheel.name} holds {strangers}, lacks {missing}")
+
+
+def manuals():
+    """Return the paths that man pages have in the data of a wheel, which pip copies to the environment."""
+    return {Path("data", "share", "man", "man1", path.name) for path in (ROOT / "man").glob("*.1")}
 
 
 def templates():

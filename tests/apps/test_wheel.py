@@ -89,7 +89,8 @@ def packed(directory: Path, *names: str) -> Path:
     wheel = directory / "pyqd-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         shown = [str(path) for path in wheels.templates()]
-        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *names]:
+        manuals = [f"pyqd-1.data/{path}" for path in wheels.manuals()]
+        for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *manuals, *names]:
             archive.writestr(name, b"")
     return wheel
 
@@ -103,6 +104,8 @@ def packed(directory: Path, *names: str) -> Path:
         "tests/test_heap.py",
         "pyqd/tests/test_heap.py",
         "setup.py",
+        "pyqd-1.data/data/share/man/man1/other.1",
+        "pyqd-1.data/scripts/other",
     ],
 )
 def test_a_wheel_with_a_file_that_does_not_belong_in_it_is_refused(stranger: str, tmp_path: Path) -> None:
