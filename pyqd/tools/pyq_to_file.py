@@ -81,6 +81,7 @@ class ToFile:
                 while not stopped.is_set():
                     self._has_news.clear()
                     if not self._reap():
+                        await self._stop()
                         return EXIT_FATAL
                     if not self._logs and self._options.topic:
                         raise Fatal("no topic is left to write")

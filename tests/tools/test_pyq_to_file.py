@@ -348,7 +348,7 @@ class TestWhatTheOriginalLacks:
             assert (
                 f"FATAL: [{topic}/c] cannot write to {disk}/{topic}.{HOST}.x.log: No space left on device" in result.err
             )
-            broker.wait_for_channel(topic, "c", in_flight_count=0)
+            broker.wait_for_channel(topic, "c", in_flight_count=0, deferred_count=0)
             written = (disk / f"{topic}.{HOST}.x.log").read_bytes().count(b"\n")
             assert 1 <= len(bodies) - broker.channel(topic, "c")["depth"] <= written < len(bodies)
             small_disk.enlarge(disk, 4 << 20)

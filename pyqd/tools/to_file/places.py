@@ -80,7 +80,7 @@ class Places:
         for path in sorted(glob.glob(pattern)):
             relative = self.encoding.final_name(os.path.relpath(path, self.work_dir))
             found = self.names.parse(relative)
-            if found is None or path == self.target(*found):
+            if found is None or path == os.path.join(self.output_dir, relative):
                 continue
             try:
                 descriptor = disk.open_locked(path, creates=False)

@@ -58,11 +58,11 @@ class TopicLog:
             ticking = asyncio.create_task(self._tick())
             try:
                 await self._consume()
+                await self._work(self._recorder.close)
             finally:
                 self._is_done.set()
                 await ticking
-            await self._work(self._recorder.close)
-            await self._consumer.drain(DRAIN_S)
+                await self._consumer.drain(DRAIN_S)
 
     async def _consume(self) -> None:
         consumer, recorder = self._consumer, self._recorder
@@ -102,6 +102,8 @@ class TopicLog:
                 safe = await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
             except StorageError as error:
                 self._failure = error
+                # Or the messages that are given back would come again at once.
+                self._consumer.pause()
                 give_back(self._recorder.held)
                 self._consumer.stop()
                 raise

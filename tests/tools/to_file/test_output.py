@@ -363,6 +363,16 @@ class TestWorkDirectory:
         assert files(tmp_path / "out") == {"t-000003.14.log": b"a\nincompl\n"}
         assert files(work) == {"other-000003.14.log": b"of another topic\n"}
 
+    def test_finished_files_stay_if_there_is_no_work_directory(self, make: Make, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        out.mkdir()
+        names = ("t.15.log", "t-000000.14.log", "t-000001.14.log")
+        for name in names:
+            (out / name).write_bytes(b"a\n")
+        make()
+        make(keeps_revision=True)
+        assert sorted(files(out)) == sorted(names)
+
     def test_files_that_another_instance_writes_stay(self, make: Make, tmp_path: Path) -> None:
         work = tmp_path / "work"
         make(keeps_revision=True, work_dir=work).record(messages(b"a"), False)

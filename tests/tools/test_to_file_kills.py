@@ -1,0 +1,64 @@
+"""A short run of scripts/to_file_kills.py, and proof that it notices a loss."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cramjam
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+WAIT_S = 100
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    """The module of the script."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("to_file_kills")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WAIT_S + 20)
+def test_nothing_finished_is_lost_over_some_kills():
+    result = subprocess.run(
+        [sys.executable, str(SCRIPTS / "to_file_kills.py"), "--json", "--kills=5", "--seed=3"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert result.stdout, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["lost"], report["drained"], report["last_exit_code"]) == (0, True, 0), report
+    assert report["kills_after_a_sync"] >= 1
+    assert report["messages"] > 1000
+    assert result.returncode == 0
+
+
+def test_every_number_that_is_in_no_file_is_found(kills, tmp_path):
+    lines = [kills.body_of(number) + b"\n" for number in range(12)]
+    (tmp_path / "a.log").write_bytes(lines[0] + lines[1] + lines[2][:-3])
+    (tmp_path / "b.log.gz").write_bytes(gzip.compress(lines[3]) + gzip.compress(lines[4])[:-2])
+    frames = [bytes(cramjam.zstd.compress(line)) for line in lines[5:7]]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.log.zst").write_bytes(frames[0] + frames[1][:-2])
+    # Another message has the place of number 7, and number 8 is glued to a part of it.
+    (tmp_path / "d.log").write_bytes(lines[7][:-4] + lines[8] + lines[9] + lines[9])
+    assert list(kills.counts_in([tmp_path], 12)) == [1, 1, 0, 1, 0, 1, 0, 0, 0, 2, 0, 0]
+
+
+def test_numbers_in_parquet_files_and_their_journals_count(kills, tmp_path):
+    pytest.importorskip("pyarrow")
+    from pyqd.tools.to_file.parquet import Parquet
+    from tests.tools.to_file.conftest import message
+
+    encoding = Parquet("t", "c")
+    pieces = [encoding.encode([message(kills.body_of(number))]) for number in range(3)]
+    (tmp_path / ".x.parquet.partial").write_bytes(encoding.head() + pieces[0] + pieces[1] + pieces[2][:-9])
+    assert list(kills.counts_in([tmp_path], 4)) == [1, 1, 0, 0]
