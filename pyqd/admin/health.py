@@ -29,6 +29,11 @@ class Finding:
     node: str = ""
 
 
+def mark(text: str) -> str:
+    """Return a text, which is translated where it is shown."""
+    return text
+
+
 def findings_of(site: Site) -> list[Finding]:
     """Return what is wrong, the worst first."""
     snapshot = site.poller.snapshot
@@ -43,7 +48,7 @@ def findings_of(site: Site) -> list[Finding]:
 
 
 def unreachable(snapshot: Snapshot) -> list[Finding]:
-    remedy = "Check that the process runs, and that this machine can reach its HTTP port."
+    remedy = mark("Check that the process runs, and that this machine can reach its HTTP port.")
     return [Finding(BAD, failure, remedy) for failure in snapshot.failures]
 
 
@@ -54,7 +59,9 @@ def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
         Finding(
             WARN,
             f"{node.http_address} is known to {len(node.remote_addresses or ())} of {expected} lookup daemons.",
-            "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own.",
+            mark(
+                "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own."
+            ),
             node=node.http_address,
         )
         for node in snapshot.nodes
@@ -67,7 +74,7 @@ def versions(snapshot: Snapshot) -> list[Finding]:
         Finding(
             WARN,
             f"{node.http_address} runs version {node.version}, older than others.",
-            "Update it when convenient.",
+            mark("Update it when convenient."),
             node=node.http_address,
         )
         for node in snapshot.nodes
@@ -84,10 +91,12 @@ def channels(site: Site, snapshot: Snapshot) -> list[Finding]:
             depth = channel.sums["depth"]
             name = f"{topic.topic}/{channel.channel}"
             if channel.paused and depth:
-                found.append(Finding(WARN, f"{name} is paused, and {depth:,} messages wait.", "Unpause it.", **place))
+                found.append(
+                    Finding(WARN, f"{name} is paused, and {depth:,} messages wait.", mark("Unpause it."), **place)
+                )
             elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
                 text = f"{name} has no client, and {depth:,} messages wait."
-                remedy = "Start a consumer; or delete the channel, if no program reads it any more."
+                remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
                 found.append(Finding(WARN, text, remedy, **place))
             else:
                 values = [
@@ -95,7 +104,7 @@ def channels(site: Site, snapshot: Snapshot) -> list[Finding]:
                 ]
                 if values and depth - min(values) >= GROWTH_MIN and depth >= 2 * min(values) and depth == max(values):
                     text = f"{name} has grown from {min(values):,.0f} to {depth:,} messages within the last hour."
-                    remedy = "Add consumers, or find out what slows them down; see its requeues and time-outs."
+                    remedy = mark("Add consumers, or find out what slows them down; see its requeues and time-outs.")
                     found.append(Finding(WARN, text, remedy, **place))
     return found
 
@@ -105,7 +114,7 @@ def topics_without_channels(snapshot: Snapshot) -> list[Finding]:
         Finding(
             WARN,
             f"{topic.topic} has no channel, and {topic.sums['depth']:,} messages wait.",
-            "Start a consumer: its first channel gets them all.",
+            mark("Start a consumer: its first channel gets them all."),
             topic=topic.topic,
         )
         for topic in snapshot.topics.values()

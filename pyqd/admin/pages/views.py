@@ -8,12 +8,12 @@ from typing import Any
 from flask import Blueprint, Response, render_template, request
 
 from pyqd.admin.access.roles import Role
-from pyqd.admin.cluster import Node
-from pyqd.admin.health import findings_of
+from pyqd.admin.cluster import Node, Stats
+from pyqd.admin.health import findings_of, mark
 from pyqd.admin.pages.tables import Column, Table, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
-from pyqd.admin.upstream import UpstreamError
+from pyqd.admin.upstream import Found, UpstreamError
 
 
 def pages(site: Site) -> Blueprint:
@@ -40,7 +40,13 @@ def pages(site: Site) -> Blueprint:
 
 TOPIC_COLUMNS = (
     Column("topic", "Topic", lambda row: row.topic),
-    Column("depth", "Depth", lambda row: waiting(row), is_number=True, help="waiting in the topic and in its channels"),
+    Column(
+        "depth",
+        "Depth",
+        lambda row: waiting(row),
+        is_number=True,
+        help=mark("waiting in the topic and in its channels"),
+    ),
     Column("in_flight", "In flight", lambda row: channel_sum(row, "in_flight_count"), is_number=True),
     Column("deferred", "Deferred", lambda row: channel_sum(row, "deferred_count"), is_number=True),
     Column("messages", "Messages", lambda row: row.sums["message_count"], is_number=True),
@@ -112,11 +118,12 @@ class Views:
         table = table_of(rows, self._with_rate(TOPIC_COLUMNS), text_of=lambda row: str(row.topic), sort="topic")
         return self.show("streams.html", table=table, waiting=waiting, channel_sum=channel_sum)
 
-    def topic(self, topic: str) -> str:
+    def topic(self, topic: str) -> str | tuple[str, int]:
         self.site.require(Role.VIEW, topic)
-        cluster = self.site.cluster
-        producers = cluster.producers_of(topic)
-        stats = cluster.stats(producers.value, topic)
+        producers = self._producers_of(topic)
+        if producers is None:
+            return self.show("missing.html", topic=topic), 404
+        stats = self._stats(producers.value, topic)
         total = TopicStats.total(topic, stats.value.topics)
         columns = self._with_rate(CHANNEL_COLUMNS)
         table = table_of(total.channels, columns, text_of=lambda row: str(row.channel), sort="channel")
@@ -125,9 +132,8 @@ class Views:
 
     def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
         self.site.require(Role.VIEW, topic)
-        cluster = self.site.cluster
-        producers = cluster.producers_of(topic)
-        stats = cluster.stats(producers.value, topic, channel, clients=True)
+        producers = self._producers_of(topic) or Found([], [])
+        stats = self._stats(producers.value, topic, channel)
         found = next((each for each in stats.value.channels() if each.channel == channel), None)
         if found is None:
             return self.show("missing.html", topic=topic, channel=channel), 404
@@ -190,6 +196,22 @@ class Views:
     def unreachable(self, error: UpstreamError) -> tuple[str, int]:
         """Show that no broker or lookup daemon answers."""
         return self.show("unreachable.html", error=str(error)), 502
+
+    def _producers_of(self, topic: str) -> Found | None:
+        """Return the brokers that have a topic; None if no broker and no lookup daemon knows it."""
+        try:
+            found = self.site.cluster.producers_of(topic)
+        except UpstreamError as error:
+            if "TOPIC_NOT_FOUND" not in str(error):
+                raise
+            return None
+        return found if found.value or self.site.cluster.lookupds else None
+
+    def _stats(self, nodes: list[Node], topic: str, channel: str = "") -> Found:
+        """Return the numbers of a topic, or of one channel with its clients."""
+        if not nodes:
+            return Found(Stats([]), [])
+        return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
 
     def _with_rate(self, columns: tuple[Column, ...]) -> list[Column]:
         """Return columns whose rate sorts by the rates of the last poll."""

@@ -1,0 +1,258 @@
+"""Pages of the web admin in a browser, on a cluster under load: content, live updates, actions, accessibility."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from pyqd.admin.access.roles import Role
+from pyqd.admin.access.users import add_user
+from tests.admin.conftest import Admin, World
+from tests.support.nsq import Client
+from tests.support.server import wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
+
+TOPIC = "orders"
+WAIT_MS = 20_000
+PHONE = {"width": 390, "height": 800}
+DESK = {"width": 1280, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def load(world: World) -> Iterator[None]:
+    """A topic on both brokers with two channels, one with a client, and a publisher that goes on."""
+    for broker in world.brokers:
+        for channel in ("audit", "email"):
+            assert broker.http("POST", "/topic/create", topic=TOPIC).status == 200
+            assert broker.http("POST", "/channel/create", topic=TOPIC, channel=channel).status == 200
+    wait_until(lambda: world.registered(TOPIC) == 2, f"{TOPIC} in the lookup daemon")
+    ended = threading.Event()
+
+    def publish() -> None:
+        while not ended.wait(0.1):
+            for broker in world.brokers:
+                broker.http("POST", "/mpub", b"a\nb\nc", topic=TOPIC)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    with Client(world.brokers[0].tcp_address) as client:
+        client.identify(client_id="reader", hostname="reader", user_agent="tests/1")
+        client.sub(TOPIC, "email", rdy_count=1)
+        client.read_message()
+        yield
+        ended.set()
+        publisher.join()
+
+
+@pytest.fixture(scope="module")
+def admin(world: World, load: None, start_admin: Callable[..., Admin]) -> Admin:
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+
+
+class Visit:
+    """A page that notes what must not be there: messages on the console, and requests to other hosts."""
+
+    def __init__(self, browser: Browser, admin: Admin, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **context})
+        self.page = self.context.new_page()
+        self.base = f"http://127.0.0.1:{admin.port}"
+        self.faults: list[str] = []
+        self.page.set_default_timeout(WAIT_MS)
+        self.page.on("console", lambda message: self.faults.append(message.text))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", self._note)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(self.base):
+            self.faults.append(request.url)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.base + path, wait_until="domcontentloaded")
+        return self.page
+
+
+@pytest.fixture
+def visit(chromium: Browser, admin: Admin) -> Iterator[Callable[..., Visit]]:
+    visits: list[Visit] = []
+
+    def make(**context: Any) -> Visit:
+        visits.append(Visit(chromium, admin, **context))
+        return visits[-1]
+
+    yield make
+    faults = [fault for each in visits for fault in each.faults]
+    for each in visits:
+        each.context.close()
+    assert faults == []
+    assert "Traceback" not in admin.log.read_text()
+
+
+def node_of(world: World) -> str:
+    return world.addresses()[0]
+
+
+PAGES = (
+    "/",
+    f"/topics/{TOPIC}",
+    f"/topics/{TOPIC}/email",
+    f"/topics/{TOPIC}/email/messages",
+    f"/topics/{TOPIC}/email/messages?state=in_flight&body=hex",
+    f"/topics/{TOPIC}/email/seek?to=earliest",
+    f"/topics/{TOPIC}/email/limits",
+    f"/topics/{TOPIC}/-/publish",
+    "/nodes",
+    "/nodes/{node}",
+    "/lookup",
+    "/counter",
+    "/health",
+    "/topics/nowhere/none",
+)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
+    visit: Callable[..., Visit], world: World, path: str
+) -> None:
+    for context in ({"color_scheme": "light"}, {"color_scheme": "dark", "viewport": PHONE}):
+        each = visit(**context)
+        page = each.open(path.format(node=node_of(world)))
+        page.wait_for_selector("h1")
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        width = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert width <= 0, "the page scrolls sideways"
+        if "nowhere" in path:
+            # The console tells that the page of a channel that does not exist has the status 404.
+            assert [fault for fault in each.faults if "404" not in fault] == []
+            each.faults.clear()
+
+
+def test_numbers_change_without_a_reload(visit: Callable[..., Visit]) -> None:
+    page = visit().open("/counter")
+    counter = page.locator(".counter")
+    expect(counter).not_to_have_text("0", timeout=WAIT_MS)
+    before = counter.text_content() or ""
+    page.evaluate("() => { window.isSame = true }")
+    expect(counter).not_to_have_text(before, timeout=WAIT_MS)
+    assert page.evaluate("() => window.isSame")
+
+
+def test_a_channel_is_paused_and_emptied_by_its_buttons(visit: Callable[..., Visit], world: World) -> None:
+    page = visit().open(f"/topics/{TOPIC}/audit")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    assert [(broker.channel(TOPIC, "audit") or {})["paused"] for broker in world.brokers] == [True, True]
+    page.get_by_role("button", name="Unpause").click()
+    expect(page.locator("h1 .tag")).to_have_count(0)
+    page.get_by_role("button", name="Empty").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Empty channel audit?")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Empty").click()
+    with page.expect_navigation():
+        dialog.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+
+
+def test_a_topic_is_created_and_deleted(visit: Callable[..., Visit], world: World) -> None:
+    page = visit().open("/lookup")
+    page.get_by_label("Topic", exact=True).fill("short_lived")
+    with page.expect_navigation():
+        page.get_by_role("button", name="Create").click()
+    assert "short_lived" in world.lookup("GET", "/topics").json["topics"]
+    page = visit().open("/lookup")
+    row = page.get_by_role("row").filter(has_text="short_lived")
+    row.get_by_role("button", name="Delete").click()
+    with page.expect_navigation():
+        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
+    assert "short_lived" not in world.lookup("GET", "/topics").json["topics"]
+
+
+def test_topics_are_searched_sorted_and_paged_by_url(visit: Callable[..., Visit], world: World) -> None:
+    for number in range(30):
+        world.brokers[0].http("POST", "/topic/create", topic=f"many_{number:02d}")
+    each = visit()
+    page = each.open("/?q=many_&size=25&sort=-topic")
+    expect(page.locator("tbody tr")).to_have_count(25, timeout=WAIT_MS)
+    expect(page.locator("tbody th").first).to_have_text("many_29")
+    page.get_by_role("link", name="Next").click()
+    page.wait_for_url("**page=2**")
+    expect(page.locator("tbody tr")).to_have_count(5)
+    for number in range(30):
+        world.brokers[0].http("POST", "/topic/delete", topic=f"many_{number:02d}")
+
+
+def test_theme_and_language_are_kept(visit: Callable[..., Visit]) -> None:
+    page = visit(color_scheme="light").open("/nodes")
+    page.get_by_role("button", name="Dark or light").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.get_by_role("button", name="中文").click()
+    expect(page.locator("html")).to_have_attribute("lang", "zh")
+    expect(page.locator("h1")).to_contain_text("节点")
+
+
+def test_the_browser_asks_for_chinese(visit: Callable[..., Visit]) -> None:
+    page = visit(locale="zh-CN").open("/health")
+    expect(page.locator("html")).to_have_attribute("lang", "zh")
+
+
+def test_the_keyboard_reaches_the_content_and_the_search(visit: Callable[..., Visit]) -> None:
+    page = visit().open("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("To the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+
+
+def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: World) -> None:
+    world.publish("browsed", {0: 20}, channel="c")
+    page = visit().open("/topics/browsed/c/messages")
+    page.get_by_label("With the text").fill("body 13")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**text=body**")
+    page.locator("tbody input[type=checkbox]").check()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Cancel messages").click()
+    expect(page.get_by_role("status")).to_have_text("done: 1")
+    world.brokers[0].wait_for_channel("browsed", "c", depth=19)
+
+
+def test_a_viewer_logs_in_and_gets_no_buttons(
+    chromium: Browser, world: World, load: None, start_admin: Callable[..., Admin], tmp_path: Path
+) -> None:
+    path = tmp_path / "users"
+    add_user(path, "vera", "only looking", Role.VIEW, ("*",))
+    admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
+    visit = Visit(chromium, admin)
+    page = visit.open(f"/topics/{TOPIC}")
+    page.get_by_label("Name").fill("vera")
+    page.get_by_label("Password").fill("only looking")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("h1")).to_contain_text(TOPIC)
+    expect(page.get_by_role("button", name="Empty")).to_have_count(0)
+    assert Axe().run(page).violations_count == 0
+    page.get_by_role("button", name="Log out").click()
+    expect(page.locator("h1")).to_have_text("Log in")
+    assert visit.faults == []
+    visit.context.close()
