@@ -29,7 +29,7 @@ from pyqd.client.engine.loop_driver import LoopDriver
 from pyqd.client.errors import ClientError, ClosedError, SettingError
 from pyqd.client.http import ChannelResult
 from pyqd.client.message import Message, Requeue
-from pyqd.client.outgoing import Delay, Outgoing, Time, published_ids
+from pyqd.client.outgoing import Delay, Outgoing, Time, published_id, published_ids
 from pyqd.client.producer import ProducerBase
 from pyqd.client.publishing import Publication
 from pyqd.client.settings import Settings
@@ -105,8 +105,7 @@ class Producer(ProducerBase):
     ) -> str | None:
         """Publish a message; return its id when the broker has it. Parameters, errors: as pyqd.client.Producer."""
         publication = self._one(topic, body, delay, at, timeout)
-        ids = published_ids(await self._run(publication, timeout), 1)
-        return None if ids is None else ids[0]
+        return published_id(await self._run(publication, timeout))
 
     async def publish_many(
         self,
@@ -203,11 +202,11 @@ class Producer(ProducerBase):
 def set_id(future: asyncio.Future[str | None], answer: bytes) -> None:
     """Give a future the id in a broker's answer."""
     try:
-        ids = published_ids(answer, 1)
+        message_id = published_id(answer)
     except ClientError as error:
         future.set_exception(error)
     else:
-        future.set_result(None if ids is None else ids[0])
+        future.set_result(message_id)
 
 
 class Consumer(ConsumerBase):

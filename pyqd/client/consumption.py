@@ -28,7 +28,7 @@ from pyqd.client.engine.link import Link
 from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import AnsweredError, ClientError, ClosedError, ProtocolError, SettingError, refusal
 from pyqd.client.message import Message, Requeue, requeue_delay_s
-from pyqd.client.outgoing import Codec, Delay, encode, one_command
+from pyqd.client.outgoing import Codec, Delay, encode
 from pyqd.client.publishing import Publication, Publishing
 from pyqd.client.settings import check_range
 from pyqd.primitives.addresses import Address
@@ -377,7 +377,7 @@ class Consumption:
             lookup = None if self.pool.lookup is None else self.pool.lookup.copy(None)
             self._dead_letters = Publishing(self._connector, self._addresses, lookup)
         body = encode(message.body, None)
-        publication = Publication(one_command(topic, body, None), len(body), time.monotonic() + DEAD_LETTER_S)
+        publication = Publication(commands.pub(topic, body), len(body), time.monotonic() + DEAD_LETTER_S)
         publication.on_done = lambda publication: self._buried(message, publication)
         logger.warning("message %s of %s/%s failed %d times: moving it to topic %s", message.id, self.topic,
                        self.channel, message.attempts, topic)  # fmt: skip

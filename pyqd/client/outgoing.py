@@ -20,6 +20,7 @@ Time = float | datetime
 ID_LOW_BITS: Final = 12
 ID_STEP_BITS: Final = 22
 ID_LOW_MASK: Final = (1 << ID_LOW_BITS) - 1
+PLAIN_ANSWER: Final = re.compile(rb"OK [0-9a-f]{16}")
 ANSWER: Final = re.compile(rb"OK ([0-9a-fA-F]{16})(?: [0-9]+)?")
 # Times beyond the year 9999 are mistakes, such as milliseconds for seconds.
 SECONDS_MAX: Final = 253402300800
@@ -99,10 +100,8 @@ def encode(body: Any, codec: Codec | None) -> bytes:
     return data
 
 
-def one_command(topic: str, body: bytes, due: Due | None) -> Command:
-    """Return the command that publishes one message. Raises: InvalidNameError."""
-    if due is None:
-        return commands.pub(topic, body)
+def one_command(topic: str, body: bytes, due: Due) -> Command:
+    """Return the command that publishes one message when it is due. Raises: InvalidNameError."""
     commands.check_topic(topic)
     # The delay is that of the time of sending: a publication may wait for a connection.
     return lambda link: (_deferred(link, topic, body, due), 1)
@@ -139,6 +138,15 @@ def many_command(topic: str, bodies: Sequence[bytes], dues: Sequence[Due | None]
         return commands.dmpub(topic, [(body, (due or now).delay_ms()) for body, due in pairs], False), 1
 
     return command
+
+
+def published_id(answer: bytes) -> str | None:
+    """Return the id in the answer to the publish of one message. None and errors: as published_ids()."""
+    # The common form of published_ids(), at a third of its cost.
+    if PLAIN_ANSWER.fullmatch(answer) is not None:
+        return answer[3:].decode()
+    ids = published_ids(answer, 1)
+    return None if ids is None else ids[0]
 
 
 def published_ids(answer: bytes, count: int) -> list[str] | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
+from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import BufferFullError, ClientError, ClosedError
 from pyqd.client.http import ChannelResult
@@ -28,11 +29,12 @@ from pyqd.client.outgoing import (
     many_command,
     one_command,
     parse_due,
+    published_id,
     published_ids,
     split_outgoing,
 )
 from pyqd.client.publish_future import PublishFuture
-from pyqd.client.publishing import Command, Publication, Publishing
+from pyqd.client.publishing import DONE, Command, Publication, Publishing
 from pyqd.client.settings import check_range, make_settings, parse_targets
 
 # Bytes that a pending publication takes beside its body.
@@ -103,9 +105,10 @@ class ProducerBase:
         return Publication(command, size + OVERHEAD_BYTES, deadline_s)
 
     def _one(self, topic: str, body: Any, delay: Delay | None, at: Time | None, timeout: float | None) -> Publication:
-        data = encode(body, self.codec)
+        data = body if type(body) is bytes and body and self.codec is None else encode(body, self.codec)
         due = None if delay is None and at is None else parse_due(delay, at)
-        return self._publication(one_command(topic, data, due), len(data), timeout)
+        command = commands.pub(topic, data) if due is None else one_command(topic, data, due)
+        return self._publication(command, len(data), timeout)
 
     def _many(
         self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None, timeout: float | None
@@ -192,9 +195,7 @@ class Producer(ProducerBase):
         in Unix seconds. Raises: RefusedError (TooBigError, QuotaError, AuthenticationError), NotConnectedError,
         UnansweredError, TimedOutError, BufferFullError, ClosedError, SettingError.
         """
-        publication = self._one(topic, body, delay, at, timeout)
-        ids = published_ids(self._run(publication), 1)
-        return None if ids is None else ids[0]
+        return published_id(self._run(self._one(topic, body, delay, at, timeout)))
 
     def publish_many(
         self,
@@ -217,10 +218,15 @@ class Producer(ProducerBase):
         """Submit a publication, and wait for the broker's answer."""
         engine, publishing = self._engine, self._publishing
         with engine.lock:
-            self._wait_for_space(publication.deadline_s)
-            publishing.submit(publication, at_once=True)
+            if publishing.pending_bytes >= self.max_pending_bytes:
+                self._wait_for_space(publication.deadline_s)
+            link = publishing.submit(publication, at_once=True)
             try:
-                if not engine.wait(publication.is_done, publication.deadline_s, publication):
+                if link is not None:
+                    engine.receive_from(link)
+                if publication.progress != DONE and not engine.wait(
+                    publication.is_done, publication.deadline_s, publication
+                ):
                     publishing.abandon(publication, publishing.timed_out(publication))
             except BaseException:
                 publishing.abandon(publication, ClosedError("interrupted"))
@@ -294,8 +300,8 @@ def resolve(future: Future[str | None], publication: Publication) -> None:
         future.set_exception(publication.error)
     else:
         try:
-            ids = published_ids(publication.answer, 1)
+            message_id = published_id(publication.answer)
         except ClientError as error:
             future.set_exception(error)
             return
-        future.set_result(None if ids is None else ids[0])
+        future.set_result(message_id)

@@ -84,8 +84,11 @@ class Publishing:
         self._waiting: deque[Publication] = deque()
         self._is_ticking = False
 
-    def submit(self, publication: Publication, *, at_once: bool) -> None:
-        """Take a publication. at_once: send it before others, without waiting for the driver. Raises: ClosedError."""
+    def submit(self, publication: Publication, *, at_once: bool) -> Link | None:
+        """Take a publication; return the link that it is sent through, None if there is none yet. Raises: ClosedError.
+
+        at_once: send it before others, without waiting for the driver.
+        """
         if self.is_closed:
             raise ClosedError("the producer is closed")
         self.pending_bytes += publication.size
@@ -96,11 +99,11 @@ class Publishing:
         if not self._ready:
             self._waiting.append(publication)
             self.pool.start()
-            return
-        self._send(publication, at_once)
+            return None
+        return self._send(publication, at_once)
 
-    def _send(self, publication: Publication, at_once: bool) -> None:
-        """Send a publication through the next ready link."""
+    def _send(self, publication: Publication, at_once: bool) -> Link:
+        """Send a publication through the next ready link, and return the link."""
         ready = self._ready
         self._next = (self._next + 1) % len(ready)
         link, unanswered = ready[self._next]
@@ -114,6 +117,7 @@ class Publishing:
             link.send_now(command)
         else:
             link.send(command, soon=True)
+        return link
 
     def abandon(self, publication: Publication, error: ClientError) -> None:
         """End a publication whose user waits no longer. If it was sent, its answer is ignored."""
@@ -141,7 +145,7 @@ class Publishing:
 
     def link_events(self, link: Link, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Response):
+            if type(event) is Response:
                 self._answered(self._unanswered[link], event.data)
             elif isinstance(event, Refusal):
                 self._refused(link, event.data)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.faces import Face
+from tests.support.publish_broker import ok
 from tests.support.server import REPOSITORY, wait_until
 
 WAIT_S = 30.0
@@ -59,8 +60,8 @@ def run(address, topic, head):
     """Function that starts a program."""
     started = []
 
-    def start(text):
-        started.append(Program(head + textwrap.dedent(text), address, topic))
+    def start(text, broker_address=address):
+        started.append(Program(head + textwrap.dedent(text), broker_address, topic))
         return started[-1]
 
     yield start
@@ -359,6 +360,16 @@ sys.exit(asyncio.run(consumer.run(drain_timeout={timeout})))
 """
 
 
+PUBLISH_INTERRUPTED = """
+    with Producer(address) as producer:
+        try:
+            producer.publish(topic, b"x")
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(producer.publish(topic, b"y"))
+"""
+
+
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     @pytest.mark.parametrize(
@@ -417,6 +428,14 @@ class TestSignals:
         wait_until(lambda: broker.channel(topic, "c") is not None, "the consumer is there")
         program.send_signal(signal.SIGINT)
         assert program.end() == (0, ["interrupted"])
+
+    def test_keyboard_interrupt_ends_a_publish_and_leaves_the_producer_usable(self, run, scripted):
+        # The first message is not answered; the second one brings both answers.
+        scripted.answer = lambda publish: b"" if publish.number == 1 else ok(publish) * 2
+        program = run(PUBLISH_INTERRUPTED, scripted.address)
+        scripted.wait(lambda: len(scripted.published) == 1, "the message is there")
+        program.send_signal(signal.SIGINT)
+        assert program.end() == (0, ["interrupted", "None"])
 
 
 class TestGevent:

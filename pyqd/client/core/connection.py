@@ -103,6 +103,8 @@ class ConnectionCore:
         self.state = State.IDENTIFYING
         self.info: Mapping[str, Any] = {}
         self.broker = broker
+        # Whether commands are sent as they are, without a layer around them.
+        self.is_plain = new_tls is None
         self._identity = identity
         self._new_tls = new_tls
         self._auth_secret = auth_secret
@@ -113,7 +115,8 @@ class ConnectionCore:
         self._awaits_ok = False
         self._head = bytearray()
         self._reader = FrameReader()
-        self._commands: list[bytes] = [commands.MAGIC, commands.identify(identity)]
+        # Commands whose bytes take_output() returns.
+        self.queued: list[bytes] = [commands.MAGIC, commands.identify(identity)]
 
     @property
     def is_ready(self) -> bool:
@@ -126,15 +129,15 @@ class ConnectionCore:
 
     def send(self, command: bytes) -> int:
         """Queue a command, whose bytes take_output() returns; return the number of queued commands."""
-        self._commands.append(command)
-        return len(self._commands)
+        self.queued.append(command)
+        return len(self.queued)
 
     def take_output(self) -> bytes:
         """Return the bytes to send now; empty if there are none."""
         data = b""
-        if self._commands:
-            data = self._commands[0] if len(self._commands) == 1 else b"".join(self._commands)
-            self._commands.clear()
+        if self.queued:
+            data = self.queued[0] if len(self.queued) == 1 else b"".join(self.queued)
+            self.queued.clear()
             if self._compression is not None:
                 data = self._compression.send(data)
         if self._tls is not None:
@@ -148,17 +151,12 @@ class ConnectionCore:
         """Return the events of received bytes. Raises: ProtocolError, TlsError, RefusedError, AuthenticationError."""
         if self._tls is not None:
             data = self._tls.receive(data)
-        if self.state is State.READY:
-            return self._events(data)
-        return self._set_up(data)
-
-    def _events(self, data: bytes) -> list[Event]:
+        if self.state is not State.READY:
+            return self._set_up(data)
         if self._compression is not None:
             data = self._compression.receive(data)
         frames = self._reader.feed(data)
-        if not frames:
-            return []
-        if all(frame[0] == MESSAGE for frame in frames):
+        if frames and frames[0][0] == MESSAGE and all(frame[0] == MESSAGE for frame in frames):
             return [Messages(frames)]
         return self._mixed_events(frames)
 
@@ -166,20 +164,22 @@ class ConnectionCore:
         events: list[Event] = []
         messages: list[tuple[Any, ...]] = []
         for frame in frames:
-            if frame[0] == MESSAGE:
+            kind = frame[0]
+            if kind == MESSAGE:
                 messages.append(frame)
                 continue
             if messages:
                 events.append(Messages(messages))
                 messages = []
-            if frame[0] == ERROR:
-                events.append(Refusal(frame[1]))
-            elif frame[1] == HEARTBEAT:
-                self._commands.append(commands.NOP)
-            elif frame[1] == CLOSE_WAIT:
+            data = frame[1]
+            if kind == ERROR:
+                events.append(Refusal(data))
+            elif data == HEARTBEAT:
+                self.queued.append(commands.NOP)
+            elif data == CLOSE_WAIT:
                 events.append(CloseWait())
             else:
-                events.append(Response(frame[1]))
+                events.append(Response(data))
         if messages:
             events.append(Messages(messages))
         return events
@@ -229,7 +229,7 @@ class ConnectionCore:
             self.state = State.CLOSED
             raise refusal(data, self.broker, doing)
         if data == HEARTBEAT:
-            self._commands.append(commands.NOP)
+            self.queued.append(commands.NOP)
             return
         if self.state is State.IDENTIFYING:
             self._take_info(data)
@@ -278,7 +278,9 @@ class ConnectionCore:
                 rest = self._tls.receive(rest) if rest else b""
             case "snappy":
                 self._compression = SnappyLayer()
+                self.is_plain = False
             case _:
+                self.is_plain = False
                 self._compression = DeflateLayer(int(self.info.get("deflate_level") or 6))
         self._feed_head(rest)
 
@@ -290,4 +292,4 @@ class ConnectionCore:
             self.state = State.CLOSED
             raise AuthenticationError("the broker requires a secret: give auth_secret=", self.broker, "AUTH")
         self.state = State.AUTHENTICATING
-        self._commands.append(commands.auth(self._auth_secret))
+        self.queued.append(commands.auth(self._auth_secret))

@@ -1,6 +1,6 @@
-"""Connection to one broker: carries bytes between a non-blocking socket and a connection core.
+"""Connection to one broker: carries bytes between a socket and a connection core.
 
-All methods are called with the engine's lock held. None of them waits.
+All methods are called with the engine's lock held. Only receive_waiting() waits, without the lock.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import contextlib
 import errno
 import os
 import socket
+import struct
+import threading
 import time
 from typing import Any, Final, Protocol
 
@@ -17,10 +19,17 @@ from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
 
 RECEIVE_BYTES: Final = 1 << 18
+# Bytes of a receive_waiting(), which waits for few answers; the rest is received by the next call.
+WAITED_BYTES: Final = 1 << 14
 # Commands that wait for the driver; more are sent by the thread that queues them.
 FLUSH_COUNT: Final = 128
 # Reads from a connection that has failed; more than the answers to a pipeline fit.
 LAST_READS: Final = 16
+# Flag of send() and recv() that do not wait, though recv() may. Where there is none, the socket is non-blocking.
+DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
+# Longest wait in recv(). It ends neither for timers nor for other threads and links, which a broker's answer in time
+# does not delay.
+RECEIVE_S: Final = 0.005
 
 
 class LinkHandler(Protocol):
@@ -44,8 +53,25 @@ class LinkHost(Protocol):
         """Have the driver flush a link. soon: start the stand-in if there is no driver."""
 
 
+def let_wait(sock: socket.socket) -> bool:
+    """Have recv() wait, RECEIVE_S at most; return whether the socket can do so.
+
+    A socket of gevent stays non-blocking: its thread must not sleep in the kernel, as other greenlets would with it.
+    """
+    if not DONT_WAIT:
+        return False
+    sock.setblocking(True)
+    if os.get_blocking(sock.fileno()):
+        with contextlib.suppress(OSError):
+            seconds, rest = divmod(RECEIVE_S, 1.0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
+            return True
+    sock.setblocking(False)
+    return False
+
+
 class Link:
-    """Connection to one broker: a non-blocking socket and its core."""
+    """Connection to one broker: a socket and its core. can_wait: whether receive_waiting() may be called."""
 
     def __init__(
         self,
@@ -61,6 +87,7 @@ class Link:
         self.heard_s = time.monotonic()
         self.is_open = True
         self.was_ready = False
+        self.can_wait = False
         self._engine = engine
         self._handler = handler
         self._local = local
@@ -72,8 +99,15 @@ class Link:
 
     def send_now(self, command: bytes) -> None:
         """Send a command without waiting for the driver."""
-        self.core.send(command)
-        self.flush()
+        core = self.core
+        if core.queued or not core.is_plain or self._unsent or not self.is_open:
+            core.send(command)
+            self.flush()
+            return
+        try:
+            self._transmit(command)
+        except OSError as error:
+            self._fail_after_reading(error)
 
     def send(self, command: bytes, *, soon: bool = False) -> None:
         """Queue a command. The driver sends it; without a driver the next one, or the stand-in when it takes over.
@@ -104,7 +138,7 @@ class Link:
     def _transmit(self, data: bytes | memoryview) -> None:
         assert self._socket is not None
         try:
-            sent = self._socket.send(data)
+            sent = self._socket.send(data, DONT_WAIT)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -130,7 +164,7 @@ class Link:
         """
         for _ in range(LAST_READS):
             try:
-                data = self._socket.recv(RECEIVE_BYTES) if self._socket is not None else b""
+                data = self._socket.recv(RECEIVE_BYTES, DONT_WAIT) if self._socket is not None else b""
             except OSError:
                 break
             if not data:
@@ -192,6 +226,7 @@ class Link:
             return
         self._is_connecting = False
         self.heard_s = time.monotonic()
+        self.can_wait = let_wait(self._socket)
         self._engine.watch(self._socket, self, writes=False)
         self.flush()
 
@@ -208,19 +243,46 @@ class Link:
     def _receive(self) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(RECEIVE_BYTES)
+            data = self._socket.recv(RECEIVE_BYTES, DONT_WAIT)
         except BlockingIOError:
             return
         except OSError as error:
             self.fail(error)
             return
+        self._received(data)
+
+    def receive_waiting(self, lock: threading.Lock) -> bytes | OSError | None:
+        """Wait for bytes, RECEIVE_S at most; return them for take(). The lock is released meanwhile."""
+        sock = self._socket
+        assert sock is not None
+        lock.release()
+        try:
+            return sock.recv(WAITED_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return error
+        finally:
+            lock.acquire()
+
+    def take(self, received: bytes | OSError | None) -> None:
+        """Handle what receive_waiting() has returned."""
+        # Another thread may have closed the link meanwhile.
+        if received is None or not self.is_open:
+            return
+        if isinstance(received, OSError):
+            self.fail(received)
+        else:
+            self._received(received)
+
+    def _received(self, data: bytes) -> None:
         if not data:
             self.fail(ConnectionResetError("the broker closed the connection"))
             return
         self.heard_s = time.monotonic()
         self._take_in(data)
-        if not self._is_dirty:
-            # NOPs and answers of the set-up are queued by the core itself.
+        # NOPs and answers of the set-up are queued by the core itself.
+        if not self._is_dirty and (self.core.queued or not self.core.is_plain):
             self.flush()
 
     def _take_in(self, data: bytes) -> None:
@@ -251,12 +313,12 @@ class Link:
         if self.is_open:
             if self.core.is_ready:
                 self._flush_last()
-            self.is_open = False
+            self.is_open = self.can_wait = False
             self._drop_socket()
 
     def disown(self) -> None:
         """In the child of a fork: close this process's copy of the socket, without a word to the broker."""
-        self.is_open = False
+        self.is_open = self.can_wait = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -266,4 +328,4 @@ class Link:
             assert self._socket is not None
             data = bytes(self._unsent) + self.core.take_output()
             if data:
-                self._socket.send(data)
+                self._socket.send(data, DONT_WAIT)

@@ -56,18 +56,7 @@ class Role:
     def take(self) -> None:
         self.holder = threading.get_ident()
 
-    def leave(self) -> None:
-        self.holder = 0
-        self.left_s = time.monotonic()
-
-    def offer(self) -> bool:
-        """Wake a thread that waits, so that it takes the role; return whether there is one."""
-        if self.waiters:
-            self.waiters[0].wake()
-            return True
-        return False
-
-    def sleep(self, lock: threading.Lock, timeout_s: float | None, result: Awaited | None) -> None:
+    def sleep(self, lock: threading.Lock, timeout_s: float, result: Awaited | None) -> None:
         """Sleep, without the lock, until the role is offered to this thread or its result is there."""
         waiter = Waiter()
         self.waiters.append(waiter)

@@ -37,13 +37,15 @@ class Driven(Protocol):
 
 
 class StandIn:
-    """Thread that stands in, and its sleep between. Methods are called with the engine's lock held."""
+    """Thread that stands in, and its sleep between. Methods are called with the engine's lock held.
+
+    rests_until_left: the driver that leaves wakes it, unless it leaves the role to another thread.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        # Its sleep: until the driver leaves, or for a while.
         self._resting: Waiter | None = None
-        self._rests_until_left = False
+        self.rests_until_left = False
         self._is_urgent = False
 
     def start(self, engine: Driven) -> None:
@@ -63,11 +65,6 @@ class StandIn:
         """Drive at once if nobody does."""
         if self._resting is not None:
             self._is_urgent = True
-            self._resting.wake()
-
-    def note_left(self) -> None:
-        """Note that the driver has left, and no other thread waits for the role."""
-        if self._resting is not None and self._rests_until_left:
             self._resting.wake()
 
     def wake(self) -> None:
@@ -91,7 +88,7 @@ class StandIn:
             if role.holder == 0 and idle_s > STUCK_S:
                 engine.step_as_stand_in(0.0)
             self._resting = Waiter()
-            self._rests_until_left = False
+            self.rests_until_left = False
             return self._resting, STUCK_S
         if not role.is_wanted and (self._is_urgent or idle_s >= LINGER_S):
             self._is_urgent = False
@@ -100,8 +97,8 @@ class StandIn:
         self._resting = Waiter()
         # A thread that takes and leaves the role often must not wake the stand-in each time: after one such wake it
         # rests for a while.
-        self._rests_until_left = role.is_wanted and not self._rests_until_left
-        return self._resting, None if self._rests_until_left else LINGER_S
+        self.rests_until_left = role.is_wanted and not self.rests_until_left
+        return self._resting, None if self.rests_until_left else LINGER_S
 
 
 def run(reference: weakref.ref[Driven]) -> None:
