@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import gevent
 
-from pyqd.api.http_params import channel_asked, topic_asked, topic_of_any_name
+from pyqd.api.http_params import requested_channel, requested_topic, topic_of_any_name
 from pyqd.api.rights import ADMIN
 from pyqd.broker.broker import Broker, sync_names
 from pyqd.broker.channel import Channel
@@ -57,7 +57,7 @@ class AdminRoutes:
         """Delete a topic with its channels and all their messages, and close its clients. Switches: before and
         after.
         """
-        in_slices(topic_of_any_name(self.broker, request.query()).held_files())
+        in_slices(topic_of_any_name(self.broker, request.query()).hold_files_in_steps())
         # The topic may have been deleted, or replaced by another of that name, during the slices.
         topic = topic_of_any_name(self.broker, request.query())
         directory = topic.directory
@@ -67,9 +67,9 @@ class AdminRoutes:
 
     def empty_topic(self, request: Request) -> Response:
         """Drop the messages that no channel has been given. Switches: before and after."""
-        in_slices(topic_asked(self.broker, request.query()).prepare_to_empty())
+        in_slices(requested_topic(self.broker, request.query()).prepare_to_empty())
         # The topic may have been deleted, or replaced by another of that name, during the slices.
-        topic = topic_asked(self.broker, request.query())
+        topic = requested_topic(self.broker, request.query())
         topic.empty()
         logger.info("TOPIC(%s): emptied", topic.name)
         self.make_state_durable(topic)
@@ -90,7 +90,7 @@ class AdminRoutes:
 
     def delete_channel(self, request: Request) -> Response:
         """Delete a channel with all its messages and close its clients. Switches: at the end."""
-        channel = channel_asked(self.broker, request.query())
+        channel = requested_channel(self.broker, request.query())
         directory = channel.directory
         channel.topic.delete_channel(channel.name)
         self.make_names_durable(directory)
@@ -98,7 +98,7 @@ class AdminRoutes:
 
     def empty_channel(self, request: Request) -> Response:
         """Drop the queued, in-flight and deferred messages. Switches: at the end."""
-        channel = channel_asked(self.broker, request.query())
+        channel = requested_channel(self.broker, request.query())
         channel.empty()
         logger.info("TOPIC(%s): channel %s emptied", channel.topic.name, channel.name)
         self.make_ledgers_durable(channel)
@@ -106,7 +106,7 @@ class AdminRoutes:
 
     def pause_channel(self, request: Request, paused: bool) -> Response:
         """Stop or resume deliveries to the clients. Switches: at the end."""
-        channel = channel_asked(self.broker, request.query())
+        channel = requested_channel(self.broker, request.query())
         channel.pause(paused)
         logger.info("TOPIC(%s): channel %s %s", channel.topic.name, channel.name, "paused" if paused else "unpaused")
         self.make_ledgers_durable(channel)

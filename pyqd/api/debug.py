@@ -22,7 +22,7 @@ from pyqd.http.query import Query
 from pyqd.http.router import Handler, Route
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.goquote import go_quote_str
-from pyqd.primitives.memory import give_back, resident_bytes
+from pyqd.primitives.memory import release_free_memory, resident_bytes
 
 SVG: Final = "image/svg+xml"
 FORMAT_SVG: Final = "svg"
@@ -171,7 +171,7 @@ class DebugRoutes:
     def free_memory(self, _request: Request) -> Response:
         """Collect garbage and return free memory to the system. Switches: yes."""
         before = resident_bytes()
-        gevent.get_hub().threadpool.apply(give_back)
+        gevent.get_hub().threadpool.apply(release_free_memory)
         return text(f"{max(0, before - resident_bytes())} bytes given back\n")
 
 

@@ -23,7 +23,7 @@ def topic_name(query: Query, code: str = "INVALID_TOPIC") -> str:
     return name
 
 
-def topic_asked(broker: Broker, query: Query) -> Topic:
+def requested_topic(broker: Broker, query: Query) -> Topic:
     """Return the topic that a query names, after checking the name. Raises: HttpError 400, 404."""
     return existing(broker, topic_name(query))
 
@@ -43,16 +43,16 @@ def existing(broker: Broker, name: str) -> Topic:
     return topic
 
 
-def channel_asked(broker: Broker, query: Query) -> Channel:
+def requested_channel(broker: Broker, query: Query) -> Channel:
     """Return the channel that a query names. Raises: HttpError 400, 404."""
     return existing_channel(*topic_and_channel_name(broker, query))
 
 
-def topic_and_channel_asked(broker: Broker, query: Query) -> tuple[Topic, Channel | None]:
+def requested_topic_and_channel(broker: Broker, query: Query) -> tuple[Topic, Channel | None]:
     """Return the topic that a query names, and its channel or None. Raises: HttpError 400, 404."""
     if query.get("channel") is None:
         return existing(broker, topic_name(query, "INVALID_ARG_TOPIC")), None
-    channel = channel_asked(broker, query)
+    channel = requested_channel(broker, query)
     return channel.topic, channel
 
 

@@ -7,7 +7,7 @@ import logging
 import re
 from typing import Any
 
-from pyqd.api.http_params import channel_asked
+from pyqd.api.http_params import requested_channel
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker.broker import Broker
 from pyqd.broker.channel import Channel
@@ -40,13 +40,13 @@ class LimitRoutes:
 
     def limits(self, request: Request) -> Response:
         """Return a channel's limits and their effect so far."""
-        return limits_of(channel_asked(self.broker, request.query()))
+        return limits_response(requested_channel(self.broker, request.query()))
 
     def set_limits(self, request: Request) -> Response:
         """Set a channel's limits, stored over restarts. Missing parameters keep their values. Switches: at the end."""
         query = request.query()
-        channel = channel_asked(self.broker, query)
-        limits = asked_for(query, channel.limits)
+        channel = requested_channel(self.broker, query)
+        limits = requested_limits(query, channel.limits)
         if limits.dead_letter_topic:
             self.provide_topic(channel, limits.dead_letter_topic)
         channel.set_limits(limits)
@@ -55,7 +55,7 @@ class LimitRoutes:
             # If the sync fails, the change is made all the same and outlives the process. The failure shows in the
             # health.
             sync_channel(channel)
-        return limits_of(channel)
+        return limits_response(channel)
 
     def provide_topic(self, channel: Channel, name: str) -> None:
         """Create the dead-letter topic if it is missing, so that a failure shows now and not with the first dead
@@ -70,7 +70,7 @@ class LimitRoutes:
             raise HttpError(503, "EXITING") from error
 
 
-def asked_for(query: Query, now: ChannelSettings) -> ChannelSettings:
+def requested_limits(query: Query, now: ChannelSettings) -> ChannelSettings:
     """Return the limits in force with a query's changes. Raises: HttpError 400."""
     names = ("rate", "burst", "max_attempts", "dead_letter_topic")
     if all(query.get(name) is None for name in names):
@@ -111,6 +111,6 @@ def count(query: Query, name: str, code: str) -> int:
     return int(text)
 
 
-def limits_of(channel: Channel) -> Response:
+def limits_response(channel: Channel) -> Response:
     names: dict[str, Any] = {"topic": channel.topic.name, "channel": channel.name}
     return json_response({**names, **limits_to_dict(channel, channel.limits), "waiting_for": channel.dead_letter_error})

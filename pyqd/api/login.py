@@ -65,14 +65,14 @@ class FailureLimit:
     def __init__(self) -> None:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def left(self, address: str) -> float:
+    def remaining(self, address: str) -> float:
         """Return the number of failures that an address may still make."""
         count, at_s = self._left.get(address, (float(FAILURES_AT_ONCE_MAX), 0.0))
         return min(FAILURES_AT_ONCE_MAX, count + (time.monotonic() - at_s) * FAILURES_PER_S)
 
     def note(self, address: str) -> None:
         """Count a failure."""
-        self._left[address] = (self.left(address) - 1, time.monotonic())
+        self._left[address] = (self.remaining(address) - 1, time.monotonic())
         self._left.move_to_end(address)
         if len(self._left) > ADDRESSES_MAX:
             self._left.popitem(last=False)
@@ -124,7 +124,7 @@ class Login:
         granted = self._granted.get(key)
         if granted is None or granted.expired():
             self._granted.pop(key, None)
-            if self.failures.left(address) < 1:
+            if self.failures.remaining(address) < 1:
                 return None
             try:
                 granted = self.servers.ask(secret, address, tls=tls, common_name=common_name)
@@ -139,7 +139,7 @@ class Login:
     def _failed(self, request: Request, remote: str) -> Response:
         """Count a failed login, and return its answer."""
         address = ip_of(remote)
-        if self.failures.left(address) < 1:
+        if self.failures.remaining(address) < 1:
             return error_response(HttpError(429, "TOO_MANY_FAILED_LOGINS"), (("Retry-After", "1"),))
         self.failures.note(address)
         logger.warning("HTTP: login failed for %s %s (%s)", request.method, request.path, remote)

@@ -7,7 +7,7 @@ import base64
 import re
 from typing import Any, Final
 
-from pyqd.api.http_params import topic_and_channel_asked
+from pyqd.api.http_params import requested_topic_and_channel
 from pyqd.api.rights import CONSUME
 from pyqd.broker import message_lookup, peek
 from pyqd.broker.broker import Broker
@@ -38,18 +38,18 @@ class MessageRoutes:
     def routes(self) -> list[Route]:
         """Return the routes of this group, each with its right and handler."""
         return [
-            Route("GET", "/channel/messages", of_a_topic(self.messages), logged=False, right=CONSUME),
-            Route("POST", "/message/cancel", of_a_topic(self.cancel), right=CONSUME),
-            Route("POST", "/message/reschedule", of_a_topic(self.reschedule), right=CONSUME),
-            Route("POST", "/message/deliver_now", of_a_topic(self.deliver_now), right=CONSUME),
+            Route("GET", "/channel/messages", answering_gone_topics(self.messages), logged=False, right=CONSUME),
+            Route("POST", "/message/cancel", answering_gone_topics(self.cancel), right=CONSUME),
+            Route("POST", "/message/reschedule", answering_gone_topics(self.reschedule), right=CONSUME),
+            Route("POST", "/message/deliver_now", answering_gone_topics(self.deliver_now), right=CONSUME),
         ]
 
     def messages(self, request: Request) -> Response:
         """Return a page of messages. Switches: yes, if the page begins far back."""
         query = request.query()
-        topic, channel = topic_and_channel_asked(self.broker, query)
-        state = one_of(query, "state", peek.STATES, "INVALID_STATE")
-        form = one_of(query, "body", BODY_FORMS, "INVALID_BODY")
+        topic, channel = requested_topic_and_channel(self.broker, query)
+        state = choice_parameter(query, "state", peek.STATES, "INVALID_STATE")
+        form = choice_parameter(query, "body", BODY_FORMS, "INVALID_BODY")
         limit_text = query.get("limit") or str(LIMIT)
         if not _NUMBER.fullmatch(limit_text) or not 0 < int(limit_text) <= LIMIT_MAX:
             raise HttpError(400, "INVALID_LIMIT")
@@ -77,22 +77,22 @@ class MessageRoutes:
 
     def cancel(self, request: Request) -> Response:
         """Finish a message unread. Switches: yes."""
-        return self.amended(request, lambda _topic: message_lookup.cancel)
+        return self.change(request, lambda _topic: message_lookup.cancel)
 
     def reschedule(self, request: Request) -> Response:
         """Change the due time of a message. Switches: yes."""
         due_ns = self.due_ns(request.query())
-        return self.amended(request, lambda topic: message_lookup.reschedule_to(topic, due_ns), due=due_ns)
+        return self.change(request, lambda topic: message_lookup.reschedule_to(topic, due_ns), due=due_ns)
 
     def deliver_now(self, request: Request) -> Response:
         """Make a message due now. Switches: yes."""
         now_ns = wall()
-        return self.amended(request, lambda topic: message_lookup.reschedule_to(topic, now_ns))
+        return self.change(request, lambda topic: message_lookup.reschedule_to(topic, now_ns))
 
-    def amended(self, request: Request, change_for: Any, **shown_too: int) -> Response:
+    def change(self, request: Request, change_for: Any, **shown_too: int) -> Response:
         """Change a message and return the outcome for each channel."""
         query = request.query()
-        topic, channel = topic_and_channel_asked(self.broker, query)
+        topic, channel = requested_topic_and_channel(self.broker, query)
         id_text = query.get("id")
         if id_text is None:
             raise HttpError(400, "MISSING_ARG_ID")
@@ -158,7 +158,7 @@ def row_to_json(row: peek.Row, state: str, form: str) -> dict[str, Any]:
     return found
 
 
-def one_of(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
+def choice_parameter(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
     """Return a parameter that must have one of these values; the first value if it is missing."""
     value = query.get(name) or values[0]
     if value not in values:
@@ -166,7 +166,7 @@ def one_of(query: Query, name: str, values: tuple[str, ...], code: str) -> str:
     return value
 
 
-def of_a_topic(handler: Handler) -> Handler:
+def answering_gone_topics(handler: Handler) -> Handler:
     """Return a handler that answers 404 if the topic or channel was deleted meanwhile."""
 
     def answer(request: Request) -> Response:

@@ -20,7 +20,7 @@ from pyqd.config.options import Options
 from pyqd.hot.api.plain_publish import PlainPublisher
 from pyqd.hot.broker.intake import enqueue_frames, must_queue
 from pyqd.hot.primitives.clock import wall
-from pyqd.hot.primitives.guid import stepped, to_hex
+from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
 from pyqd.http.messages import TEXT, HttpError, Request, Response, text_response
 from pyqd.http.query import Query
@@ -103,7 +103,7 @@ class PublishRoutes:
             self.make_durable(topic)
         except StorageError as error:
             raise self.refused(error) from error
-        return published(guid)
+        return publish_response(guid)
 
     def mpub(self, request: Request) -> Response:
         """Publish the messages in the body, all or none, perhaps deferred."""
@@ -128,7 +128,7 @@ class PublishRoutes:
             self.make_durable(topic)
         except StorageError as error:
             raise self.refused(error) from error
-        return published(guid, frames.count)
+        return publish_response(guid, frames.count)
 
     def store_queued(self, topic: Topic, frames: Frames, now_ns: int, due_ns: int) -> int:
         """Store messages in slices, after the batches that are queued already. Returns: the first message's id.
@@ -146,7 +146,7 @@ class PublishRoutes:
             raise queued.error
         if not queued.stored:
             raise HttpError(503, "EXITING")
-        return stepped(queued.last_id, 1 - frames.count)
+        return id_after(queued.last_id, 1 - frames.count)
 
     def make_durable(self, topic: Topic) -> None:
         """With --sync-every=1, wait until the topic is on stable storage. Raises: StorageError. Switches: yes."""
@@ -211,7 +211,7 @@ def one_frame(body: bytes) -> Frames:
     return Frames(_int32.pack(len(body)) + body, 0, 1, (len(body) + 7) // 8)
 
 
-def published(guid: int, count: int | None = None) -> Response:
+def publish_response(guid: int, count: int | None = None) -> Response:
     """Return the answer to a publish. It names the id of the message, or of the first of `count` messages."""
     headers: tuple[tuple[str, str], ...] = ((ID_HEADER, to_hex(guid).decode("ascii")),)
     if count is not None:

@@ -9,7 +9,7 @@ Source: docs/http.md; docs/nsq/http-api.md, "Topic and channel administration".
 import logging
 import re
 
-from pyqd.api.http_params import channel_asked, topic_asked
+from pyqd.api.http_params import requested_channel, requested_topic
 from pyqd.api.rights import CONSUME
 from pyqd.broker import replay
 from pyqd.broker.broker import Broker
@@ -48,7 +48,7 @@ class ReplayRoutes:
     def positions(self, request: Request) -> Response:
         """Return the range of readable positions of a topic, and the position at a time. Switches: yes."""
         query = request.query()
-        topic = topic_asked(self.broker, query)
+        topic = requested_topic(self.broker, query)
         time_text = query.get("time")
         place = None
         if time_text is not None:
@@ -61,7 +61,7 @@ class ReplayRoutes:
     def log(self, request: Request) -> Response:
         """Return records of a topic in the log's format. Switches: yes, in large answers."""
         query = request.query()
-        topic = topic_asked(self.broker, query)
+        topic = requested_topic(self.broker, query)
         place = place_of(query, "from", "INVALID_FROM", replay.EARLIEST)
         stop = replay.POSITION_MAX
         stop_text = query.get("to")
@@ -91,7 +91,7 @@ class ReplayRoutes:
     def seek(self, request: Request) -> Response:
         """Move a channel, or return the effect of a move. Switches: yes."""
         query = request.query()
-        channel = channel_asked(self.broker, query)
+        channel = requested_channel(self.broker, query)
         if query.get("to") is None:
             raise HttpError(400, "MISSING_ARG_TO")
         place = place_of(query, "to", "INVALID_TO")

@@ -95,10 +95,10 @@ class StatusRoutes:
     def topics(self, selection: Selection) -> Iterator[StatsDict] | None:
         """Return the statistics of the selected topics; None if the named topic does not exist."""
         topics = topics_shown(self.broker, selection)
-        return None if topics is None else walked(topics, selection)
+        return None if topics is None else stats_in_slices(topics, selection)
 
 
-def walked(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
+def stats_in_slices(topics: Iterable[Topic], selection: Selection) -> Iterator[StatsDict]:
     """Yield the statistics of each topic, taken when the topic is reached. Switches: yes.
 
     A caller that kept all of them would make the garbage collector walk over them again and again and hold the loop.

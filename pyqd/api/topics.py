@@ -6,7 +6,7 @@ Source: docs/nsq/http-api.md, "Topic and channel administration"; docs/http.md; 
 import logging
 import re
 
-from pyqd.api.http_params import topic_and_channel_name, topic_asked, topic_name
+from pyqd.api.http_params import requested_topic, topic_and_channel_name, topic_name
 from pyqd.api.replay import answering_position_errors, place_of
 from pyqd.api.rights import ADMIN, STATUS
 from pyqd.broker import replay
@@ -79,12 +79,12 @@ class TopicRoutes:
 
     def retention(self, request: Request) -> Response:
         """Return the retention of a topic's finished messages."""
-        return retention_response(topic_asked(self.broker, request.query()))
+        return retention_response(requested_topic(self.broker, request.query()))
 
     def set_retention(self, request: Request) -> Response:
         """Set the retention of a topic's finished messages, stored over restarts."""
         query = request.query()
-        topic = topic_asked(self.broker, query)
+        topic = requested_topic(self.broker, query)
         limits: dict[str, int | None] = {}
         if query.get("bytes") is not None:
             limits["retention_bytes"] = bytes_of(query, "INVALID_BYTES")
@@ -100,12 +100,12 @@ class TopicRoutes:
 
     def quota(self, request: Request) -> Response:
         """Return a topic's quota of disk space and its use."""
-        return quota_response(topic_asked(self.broker, request.query()))
+        return quota_response(requested_topic(self.broker, request.query()))
 
     def set_quota(self, request: Request) -> Response:
         """Set a topic's quota of disk space, stored over restarts."""
         query = request.query()
-        topic = topic_asked(self.broker, query)
+        topic = requested_topic(self.broker, query)
         if query.get("bytes") is None:
             raise HttpError(400, "MISSING_ARG_BYTES")
         topic.quota.set_own(bytes_max=bytes_of(query, "INVALID_BYTES"))

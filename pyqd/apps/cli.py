@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pyqd.config.options import PROGRAM
-from pyqd.primitives.goflags import exit_with_mistake, meant
+from pyqd.primitives.goflags import exit_with_mistake, suggestion
 from pyqd.primitives.goquote import go_quote_str
 
 TOOLS = {
@@ -41,7 +41,7 @@ def unknown_command(word: str) -> str:
     text = f"unknown command {go_quote_str(word)}"
     if os.path.isdir(word):
         return f"{text}; a data directory is named by a flag, --data-path={word}"
-    found = meant(word, (*TOOLS, HELP))
+    found = suggestion(word, (*TOOLS, HELP))
     return text + (found or f"; the commands are {', '.join(TOOLS)}; without a command the daemon starts")
 
 

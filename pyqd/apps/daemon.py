@@ -25,7 +25,7 @@ from pyqd.apps.listeners import ListeningAddresses, http_settings, timeout_s, tl
 from pyqd.apps.program import run_program
 from pyqd.apps.restart import Predecessor, Restarts, report_failure
 from pyqd.apps.service_manager import ServiceManager
-from pyqd.apps.stop_watch import StopWatch
+from pyqd.apps.stop_watchdog import StopWatchdog
 from pyqd.broker.broker import NODE_FILE, Broker
 from pyqd.broker.capacity import Capacity
 from pyqd.broker.importer import import_on_start
@@ -80,7 +80,7 @@ class Daemon:
         if not self.hub:
             # It runs already if this daemon follows one in the same process.
             isolate_native_stacks(self.hub)
-        buffers.keep_freed()
+        buffers.keep_freed_memory()
         self.stop_wanted = Event()
         self.failure: BaseException | None = None
         self.identity = Identity(hostname=socket.gethostname(), start_ns=time.time_ns())
@@ -345,7 +345,7 @@ def run(options: Options) -> int:
         start(daemon)
         manager.ready(f"serving on {daemon.addresses.tcp}")
         daemon.stop_wanted.wait()
-        watch = StopWatch(daemon.stop_steps)
+        watch = StopWatchdog(daemon.stop_steps)
         watch.start()
         if not daemon.restarts.is_ready or daemon.failure is not None:
             manager.stopping()
@@ -377,10 +377,10 @@ def start(daemon: Daemon) -> None:
     predecessor = None if control is None else Predecessor(control)
     try:
         if predecessor is not None:
-            predecessor.wait_go()
+            predecessor.wait_for_go()
         daemon.start()
         if predecessor is not None:
-            predecessor.say_up()
+            predecessor.report_serving()
     except StartupError as error:
         if predecessor is not None:
             # The predecessor goes on with its sockets.
@@ -388,7 +388,7 @@ def start(daemon: Daemon) -> None:
                 listener.removes_file = False
         daemon.tcp.stop_listening()
         if predecessor is not None:
-            predecessor.say_failed(str(error))
+            predecessor.report_failed(str(error))
         raise
 
 

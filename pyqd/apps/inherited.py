@@ -82,14 +82,14 @@ def inherited_from(environ: MutableMapping[str, str], addresses: dict[str, Addre
     return found
 
 
-def handed_over_by(told: dict[str, Any]) -> Inherited:
+def handed_over_by(handover: dict[str, Any]) -> Inherited:
     """Return the sockets, flags and lock that a predecessor process has handed over. Raises: StartupError."""
     return Inherited(
-        listeners={name: owned(fd) for name, (fd, _) in told["listeners"].items()},
-        flags={name: flag for name, (_, flag) in told["listeners"].items()},
-        from_systemd=told["systemd"],
-        lock_fd=told["lock"],
-        predecessor=owned(told["control"]),
+        listeners={name: owned(fd) for name, (fd, _) in handover["listeners"].items()},
+        flags={name: flag for name, (_, flag) in handover["listeners"].items()},
+        from_systemd=handover["systemd"],
+        lock_fd=handover["lock"],
+        predecessor=owned(handover["control"]),
     )
 
 

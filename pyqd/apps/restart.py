@@ -9,9 +9,9 @@
 
 The pause for clients is the time of the stop and of the load.
 
-A daemon that is told to stop meanwhile ends its successor, and waits for its end, because it holds the lock on the data
-directory as well. A successor that has been told to go stops by itself, as after SIGTERM. A successor whose daemon is
-killed then serves in its place.
+A daemon that is asked to stop meanwhile ends its successor, and waits for its end, because it holds the lock on the
+data directory as well. A successor that has taken over stops by itself, as after SIGTERM. A successor whose
+daemon is killed then serves in its place.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ READY, GO, UP, FAILED = "ready", "go", "up", "failed"
 # To load the code and to check flags and files.
 READY_S = 60.0
 MESSAGE_BYTES_MAX = 4096
-# Once the successor has been told to end.
+# Once the successor was asked to end.
 END_S = 5.0
 POLL_S = 0.02
 # For the answer to the request for a restart.
@@ -57,10 +57,10 @@ class Successor:
         lock_fd = keep.lock_fd
         assert lock_fd is not None, "the data directory is locked"
         listeners = {name: (each.fileno(), keep.flags[name]) for name, each in keep.listeners.items()}
-        told = {"control": theirs.fileno(), "lock": lock_fd, "systemd": keep.from_systemd, "listeners": listeners}
+        handover = {"control": theirs.fileno(), "lock": lock_fd, "systemd": keep.from_systemd, "listeners": listeners}
         # WATCHDOG_PID names this process.
         environ = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"}
-        environ[HANDOVER_VARIABLE] = json.dumps(told)
+        environ[HANDOVER_VARIABLE] = json.dumps(handover)
         fds = [theirs.fileno(), lock_fd, *(fd for fd, _ in listeners.values())]
         try:
             self._process = subprocess.Popen(sys.orig_argv, env=environ, pass_fds=fds, stdin=subprocess.DEVNULL)
@@ -144,9 +144,9 @@ class Predecessor:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
-    def wait_go(self) -> None:
+    def wait_for_go(self) -> None:
         """Report readiness to the predecessor, and wait for its stop. Raises: StartupError. Switches: no."""
-        self._say(READY)
+        self._send(READY)
         try:
             word = self._control.recv(MESSAGE_BYTES_MAX)
         except OSError:
@@ -154,21 +154,21 @@ class Predecessor:
         if word != GO.encode():
             raise StartupError("the daemon that started this process has ended, or does not restart any more")
 
-    def say_up(self) -> None:
+    def report_serving(self) -> None:
         """Report to the predecessor that this process serves. A killed predecessor is no error."""
         try:
-            self._say(UP)
+            self._send(UP)
         except StartupError as error:
             logger.warning("NSQ: restart: %s", error)
         self._control.close()
 
-    def say_failed(self, reason: str) -> None:
+    def report_failed(self, reason: str) -> None:
         """Report to the predecessor why this process cannot serve."""
         with contextlib.suppress(StartupError):
-            self._say(f"{FAILED} {reason}"[: MESSAGE_BYTES_MAX // 4])
+            self._send(f"{FAILED} {reason}"[: MESSAGE_BYTES_MAX // 4])
         self._control.close()
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         try:
             self._control.send(text.encode())
         except OSError as error:
@@ -177,9 +177,9 @@ class Predecessor:
 
 def report_failure(environ: Mapping[str, str], reason: str) -> None:
     """Send the error to the predecessor named in the environment: this process cannot start."""
-    told = environ.get(HANDOVER_VARIABLE)
-    if told:
-        Predecessor(owned(json.loads(told)["control"])).say_failed(reason)
+    handover = environ.get(HANDOVER_VARIABLE)
+    if handover:
+        Predecessor(owned(json.loads(handover)["control"])).report_failed(reason)
 
 
 class Restarts:

@@ -31,27 +31,27 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Tell systemd that the daemon serves."""
-        self.tell(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}")
+        self.send(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={status}")
 
     def stopping(self) -> None:
         """Tell systemd that the daemon stops."""
-        self.tell("STOPPING=1\nSTATUS=stopping")
+        self.send("STOPPING=1\nSTATUS=stopping")
 
     def restarting(self) -> None:
         """Tell systemd that a successor is loading the data."""
-        self.tell("STATUS=handing over to a new process")
+        self.send("STATUS=handing over to a new process")
 
     def succeeded_by(self, pid: int) -> None:
         """Tell systemd that another process is the service from now on."""
-        self.tell(f"MAINPID={pid}")
+        self.send(f"MAINPID={pid}")
 
     def watch(self, hub: Any) -> None:
         """Send the watchdog's messages from the loop of a hub, if systemd waits for them."""
         if self._watchdog_s and self._path:
             self._timer = hub.loop.timer(0, self._watchdog_s / PER_LIMIT)
-            self._timer.start(self.tell, "WATCHDOG=1")
+            self._timer.start(self.send, "WATCHDOG=1")
 
-    def tell(self, message: str) -> None:
+    def send(self, message: str) -> None:
         """Send a message; an error is logged."""
         if not self._path:
             return

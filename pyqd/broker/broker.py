@@ -21,11 +21,11 @@ from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
 from pyqd.diskqueue.journal import Journal
+from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.redo import JournaledTopic, Redo
 from pyqd.diskqueue.reliable_sync import SYNC_FAILED, ReliableSync
 from pyqd.diskqueue.segment_jobs import BackgroundJobs, Done, Job, log_failure
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, DiskReserve
-from pyqd.diskqueue.standins import StandIns
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.primitives.clock import wall
@@ -135,9 +135,9 @@ class Broker:
         self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.syncs = ReliableSync(self.files, self.root)
-        self.stand_ins = StandIns(self.files)
+        self.placeholders = Placeholders(self.files)
         self.reserve = DiskReserve(self.files, self.root, max(options.min_free_bytes, RESERVE_BYTES))
-        self.segment_jobs = BackgroundJobs(self.files, self.syncs, self.reserve, self.stand_ins, in_background)
+        self.segment_jobs = BackgroundJobs(self.files, self.syncs, self.reserve, self.placeholders, in_background)
         self.journal = Journal(
             self.files, os.path.join(self.root, JOURNAL_DIRECTORY), in_background, limit=self.reserve
         )
@@ -215,7 +215,7 @@ class Broker:
         then.
         """
         discarded = os.path.join(self.root, DISCARDED_DIRECTORY)
-        if self.stand_ins.make_directory(discarded, lambda: None):
+        if self.placeholders.make_directory(discarded, lambda: None):
             for entry in self.files.list_directory(discarded):
                 path = os.path.join(discarded, entry)
                 (self.files.remove_tree if self.files.is_directory(path) else self.files.remove)(path)
@@ -226,7 +226,7 @@ class Broker:
             self.files.remove_tree(self.journal.directory)
             return
         self.redo = Redo(self.files, self.journal.directory)
-        self.journal.take_up(self.redo.former, self.redo.latest_created_ns)
+        self.journal.keep_former(self.redo.former, self.redo.latest_created_ns)
 
     def take_journaled(
         self, topic_name: str, log_directory: str, created_ns: int, state_lost: bool
@@ -351,7 +351,7 @@ class Broker:
         self.discarded_count += 1
         moved = os.path.join(discarded, str(self.discarded_count))
         self.files.rename(directory, moved)
-        self.stand_ins.forget(directory)
+        self.placeholders.forget(directory)
         return moved
 
     def remove_discarded(self, directory: str, moved: str, again: bool = False) -> None:
@@ -381,9 +381,9 @@ class Broker:
             self.remove_discarded(directory, moved, again=True)
         for directory in list(self.half_made):
             with contextlib.suppress(StorageError):
-                self.clear_half_made(directory)
+                self.remove_leftovers(directory)
 
-    def remove_half_made(self, directory: str) -> None:
+    def remove_partial(self, directory: str) -> None:
         """Remove the directory of a topic or channel that could not be made; a failure is logged, and retried."""
         try:
             self.files.remove_tree(directory)
@@ -391,7 +391,7 @@ class Broker:
             self.half_made.add(directory)
             log_failure(None, error)
 
-    def clear_half_made(self, directory: str) -> None:
+    def remove_leftovers(self, directory: str) -> None:
         """Before a topic or channel is made: remove the remains of a failed attempt. Raises: StorageError."""
         if directory in self.half_made:
             self.files.remove_tree(directory)
@@ -412,7 +412,7 @@ class Broker:
                 topic = self.new_topic(name, directory)
             except StorageError:
                 if directory is not None:
-                    self.remove_half_made(directory)
+                    self.remove_partial(directory)
                 raise
             self.add_topic(topic)
             logger.info("TOPIC(%s): created", name)
@@ -448,7 +448,7 @@ class Broker:
             return Topic(self, name, None)
         try:
             with self.reserve.claim(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN):
-                self.clear_half_made(directory)
+                self.remove_leftovers(directory)
                 self.files.make_directory(directory)
                 return Topic(self, name, directory)
         except DiskFull as error:
@@ -489,8 +489,8 @@ class Broker:
         refusal = self.refusal()
         if refusal is not None:
             return f"NOK - {refusal}"
-        if self.stand_ins:
-            path, *others = self.stand_ins.paths
+        if self.placeholders:
+            path, *others = self.placeholders.paths
             return f"NOK - the disk has no room for {path} and {len(others)} more files, which are kept in memory"
         if self.failed_write is not None:
             error, accepted = self.failed_write
@@ -531,7 +531,7 @@ class Broker:
             self.failed_write = (str(error), self.accepted_count())
         logger.error("DISKQUEUE: cannot store a message: %s", error)
 
-    def try_write_again(self) -> None:
+    def retry_write(self) -> None:
         """After a failed write, check in a thread whether the disk takes a segment; health is good again then.
 
         Otherwise health would stay bad until the next publish, and publishers that obey the health do not publish.
@@ -561,7 +561,7 @@ class Broker:
         self.sync_failure_count += 1
         self.failed_sync = str(error)
         # Also after a failed sync of a directory: `syncs` only notices those of mappings.
-        self.syncs.tell_next_process()
+        self.syncs.leave_failure_note()
         logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 
     def note_synced(self) -> None:
@@ -593,11 +593,11 @@ class Broker:
 
     def close_topics(self) -> None:
         """Write the state of all topics to their files and close them, as a clean stop does. Failures are logged."""
-        if not self.stand_ins.settle():
+        if not self.placeholders.settle():
             for topic in self.topics.values():
                 topic.remove_spares()
-            self.stand_ins.settle()
-        for path in self.stand_ins.paths:
+            self.placeholders.settle()
+        for path in self.placeholders.paths:
             logger.error(
                 "cannot write %s: the disk is full; its messages are delivered again after the next start", path
             )

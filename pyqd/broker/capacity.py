@@ -55,12 +55,12 @@ class Shortage(NamedTuple):
     text: str
 
 
-def nothing_to_count() -> int:
+def zero() -> int:
     """Return 0: there are no connections."""
     return 0
 
 
-def plenty() -> int:
+def unlimited() -> int:
     """Return more memory than is ever in reserve: it is not limited."""
     return 1 << 62
 
@@ -78,14 +78,14 @@ class Capacity:
         self,
         file_max: int | None = None,
         connection_max: int | None = None,
-        available_bytes: Callable[[], int] = plenty,
+        available_bytes: Callable[[], int] = unlimited,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.file_max = file_max
         self.connection_max = connection_max
         self.http_extra = 0
         self.refused_max = 1 << 30
-        self.connection_count: Callable[[], int] = nothing_to_count
+        self.connection_count: Callable[[], int] = zero
         self._available_bytes = available_bytes
         self._clock_s = clock_s
         self._looked_s = float("-inf")

@@ -20,8 +20,8 @@ from pyqd.hot.broker.recovery import (
     attempts_by_record,
     begin_at,
     cursor_position,
-    finish_twins,
-    has_moved_twins,
+    finish_duplicates,
+    has_moved_duplicates,
     recover,
     recover_parked,
     start_ledger,
@@ -57,7 +57,7 @@ class Channel(ChannelCore):
         self.directory = files.directory
         ledger = files.ledger
         fresh = not ledger.started
-        if fresh and ledger.knows_nothing:
+        if fresh and ledger.replaces_lost:
             position = topic.log.locate(topic.log.first.first_ordinal)
             start_ledger(ledger, position)
             fresh = False
@@ -67,7 +67,7 @@ class Channel(ChannelCore):
             start_ledger(ledger, position)
         else:
             if topic.broker.power_failed:
-                ledger.distrust()
+                ledger.drop_doubtful_bits()
             ledger.clamp(topic.log.first.first_ordinal, topic.log.end)
             files.note_if_outran(ledger)
         self.finish_unread(files)
@@ -149,9 +149,9 @@ class Channel(ChannelCore):
                     "DISKQUEUE(%s): the ledger is missing; all parked messages are delivered again",
                     files.path_of(PARKED_LEDGER),
                 )
-            self.parking.adopt(files.open_parked(self.topic.broker.stand_ins))
-        if self.topic.broker.power_failed or self.ledger.knows_nothing or has_moved_twins(self):
-            finish_twins(self)
+            self.parking.adopt(files.open_parked(self.topic.broker.placeholders))
+        if self.topic.broker.power_failed or self.ledger.replaces_lost or has_moved_duplicates(self):
+            finish_duplicates(self)
         recover(self, attempts_of, self.topic.broker.power_failed)
         if self.parked is not None:
             recover_parked(self, attempts_of)

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyqd.diskqueue.files import MAKING
+from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
-from pyqd.diskqueue.standins import StandIns
 from pyqd.hot.broker.parked_log import ParkedLog
 from pyqd.hot.broker.recovery import start_ledger
 from pyqd.hot.diskqueue.ledger import Ledger
@@ -68,12 +68,12 @@ class ChannelFiles:
         if found is None:
             self.make_directory(self.directory)
         missing = found is not None and LEDGER_FILE not in found
-        stand_ins = None if found is None else self.topic.broker.stand_ins
+        placeholders = None if found is None else self.topic.broker.placeholders
         try:
-            ledger = Ledger(self.files, path, stand_ins, missing, not missing)
+            ledger = Ledger(self.files, path, placeholders, missing, not missing)
         except StorageError:
             if found is None:
-                self.topic.broker.remove_half_made(self.directory)
+                self.topic.broker.remove_partial(self.directory)
             raise
         ledger.clears_late = self.topic.broker.options.sync_fin
         if missing:
@@ -90,7 +90,7 @@ class ChannelFiles:
         ones.
         """
         making = directory + MAKING
-        self.topic.broker.clear_half_made(directory)
+        self.topic.broker.remove_leftovers(directory)
         self.files.remove_tree(making)
         try:
             self.files.make_directory(making)
@@ -98,7 +98,7 @@ class ChannelFiles:
             start_ledger(ledger, self.topic.end_position())
             self.files.rename(making, directory)
         except StorageError:
-            self.topic.broker.remove_half_made(making)
+            self.topic.broker.remove_partial(making)
             raise
 
     def note_names(self, *ledgers: Ledger) -> None:
@@ -141,10 +141,10 @@ class ChannelFiles:
             (source, ordinal): attempts for source, ordinal, attempts in ATTEMPTS_ENTRY.iter_unpack(content[:whole])
         }
 
-    def open_parked(self, stand_ins: StandIns | None = None) -> ParkedLog:
+    def open_parked(self, placeholders: Placeholders | None = None) -> ParkedLog:
         """Open the parked log, creating it if it is missing. Raises: StorageError, also if there is no space for it.
 
-        stand_ins: passed by a start, which goes on in memory if the disk has no space for the ledger.
+        placeholders: passed by a start, which goes on in memory if the disk has no space for the ledger.
         """
         broker, quota = self.topic.broker, self.topic.quota
         if self.directory is None:
@@ -162,12 +162,12 @@ class ChannelFiles:
                 log = broker.new_log(path)
         log.pool.limit = quota
         missing = not self.files.exists(self.path_of(PARKED_LEDGER))
-        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), stand_ins))
+        ledger = self.watch(Ledger(self.files, self.path_of(PARKED_LEDGER), placeholders))
         ledger.clears_late = broker.options.sync_fin
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:
-            ledger.distrust()
+            ledger.drop_doubtful_bits()
         if self.ledger.parked_from > log.end:
             # Ordinals that a power failure or a damage took away may be given again.
             self.ledger.parked_from = log.end
@@ -214,7 +214,7 @@ class ChannelFiles:
         if missing or ledger.rebuilt:
             self.note_names(ledger)
         if self.topic.broker.power_failed:
-            ledger.distrust()
+            ledger.drop_doubtful_bits()
         ledger.clamp(self.topic.log.first.first_ordinal, self.topic.log.end)
         self.note_if_outran(ledger)
         return ledger

@@ -80,5 +80,5 @@ def limits_to_dict(channel: ChannelCore, limits: ChannelSettings) -> dict[str, A
 
 
 def int_if_whole(value: float) -> float | int:
-    """Return a number without a fraction as an int."""
+    """Return a number without a fraction as an int, so that JSON has 1 and not 1.0."""
     return int(value) if value.is_integer() else value

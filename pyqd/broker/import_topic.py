@@ -48,7 +48,7 @@ LONG_RUN = 4096
 Merged = tuple[int, "ChannelImport", NsqdMessage]
 
 
-class Tally:
+class RecordCounter:
     """Counter of the records of a log, for a dry run."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class ChannelImport:
         self.messages = messages
         self.counts = QueueCounts()
         self.own = bytearray()
-        self.parked: Log | Tally | None = None
+        self.parked: Log | RecordCounter | None = None
         self.parked_prints: dict[int, int] = {}
 
     def owns(self, ordinal: int) -> bool:
@@ -127,7 +127,7 @@ class TopicImport:
         self.last_guid = 0
         self.logs: list[Log] = []
         self.ledgers: list[Ledger] = []
-        self.log: Log | Tally = Tally()
+        self.log: Log | RecordCounter = RecordCounter()
         self.held_from = 0
         # Ordinal of the first message with an id, and the fingerprint of its copies; by id and by ordinal.
         self._ordinals = Table()
@@ -230,7 +230,7 @@ class TopicImport:
     def _park(self, channel: ChannelImport, guid: int, message: NsqdMessage, fingerprint: int) -> None:
         if channel.parked is None:
             dry = self.directory is None
-            channel.parked = Tally() if dry else self._open_log(channel_dir(channel.name), PARKED_LOG)
+            channel.parked = RecordCounter() if dry else self._open_log(channel_dir(channel.name), PARKED_LOG)
         channel.parked.append_message(guid, message.body, message.timestamp_ns, 0, message.attempts)
         channel.parked_prints[guid] = fingerprint
         channel.counts.attempted_count += 1
@@ -246,7 +246,7 @@ class TopicImport:
         ledger = Ledger(self.files, self._path(directory, LEDGER_FILE))
         self.ledgers.append(ledger)
         start_ledger(ledger, log.locate(self.held_from))
-        mark_own(ledger, channel.own, self.held_from)
+        finish_all_but_own(ledger, channel.own, self.held_from)
         mark_paused(ledger, channel.paused)
         if isinstance(channel.parked, Log):
             self.ledgers.append(Ledger(self.files, self._path(directory, PARKED_LEDGER)))
@@ -271,7 +271,7 @@ def fingerprint_of(message: NsqdMessage) -> int:
     return zlib.crc32(message.body, message.timestamp_ns & 0xFFFFFFFF)
 
 
-def mark_own(ledger: Ledger, own: bytearray, end: int) -> None:
+def finish_all_but_own(ledger: Ledger, own: bytearray, end: int) -> None:
     """Make a ledger that was just started stand before its first own record, with all others below `end` finished."""
     first = own.find(1)
     if first < 0:

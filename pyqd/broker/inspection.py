@@ -53,9 +53,9 @@ class Inspection:
                 "the last run ended in a power failure: its journal holds messages that this table may lack; "
                 "a start of pyqd restores them"
             )
-        self.kept_aside: list[str] = []
+        self.damage_copies: list[str] = []
         for topic in survey.topics:
-            self.kept_aside += topic.kept_aside
+            self.damage_copies += topic.damage_copies
             problems = topic.problems + (topic.verify() if verify else [])
             self.problems += [f"topic {topic.name}: {problem}" for problem in problems]
             self.rows.append(topic_row(topic, "damaged" if problems or topic.unreadable else "ok"))
@@ -71,7 +71,7 @@ class Inspection:
             "clean": self.node.get("clean", False),
             "queues": [row._asdict() for row in self.rows],
             "problems": self.problems,
-            "kept_aside": self.kept_aside,
+            "kept_aside": self.damage_copies,
         }
 
     def lines(self) -> list[str]:
@@ -82,7 +82,7 @@ class Inspection:
             head,
             *table(HEADINGS, [row.cells() for row in self.rows]),
             *map("problem: {}".format, self.problems),
-            *map("kept aside: {}".format, self.kept_aside),
+            *map("kept aside: {}".format, self.damage_copies),
         ]
 
 

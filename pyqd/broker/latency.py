@@ -19,6 +19,7 @@ from typing import Any
 import numpy
 from datasketches import req_floats_sketch
 
+from pyqd.broker.channel_settings import int_if_whole
 from pyqd.hot.broker.latency import LatencyBuffer
 from pyqd.hot.primitives.clock import mono
 
@@ -101,12 +102,7 @@ def latency_of(buffers: Iterable[LatencyBuffer], quantiles: Sequence[float]) -> 
     return {
         "count": merged.n,
         "percentiles": [
-            {"quantile": plain(quantile), "value": int(value)}
+            {"quantile": int_if_whole(quantile), "value": int(value)}
             for quantile, value in zip(quantiles, values, strict=True)
         ],
     }
-
-
-def plain(number: float) -> float:
-    """Return a number as Go writes it in JSON: 1 and not 1.0."""
-    return int(number) if number.is_integer() else number

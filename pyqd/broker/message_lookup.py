@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.replay import Pause, prepared
+from pyqd.broker.replay import Pause, prepare_in_steps
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.message_lookup import (
     AT_DEFERRED,
@@ -82,7 +82,7 @@ def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change,
     """Change a message on one channel. Returns: None if the channel was deleted meanwhile. Raises: TopicGone."""
     lookup = MessageLookup(channel, guid)
     while True:
-        prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
+        prepare_in_steps(topic, lambda: topic.reader.prepare_guid(guid), pause)
         if channel.exiting:
             return None
         if lookup.step(topic.reader):
@@ -110,6 +110,6 @@ def change_on_channel(topic: Topic, channel: Channel, guid: int, change: Change,
 
 def is_held(topic: Topic, guid: int, pause: Pause) -> bool:
     """Return True if the topic has a message that no channel was given. Raises: TopicGone."""
-    prepared(topic, lambda: topic.reader.prepare_guid(guid), pause)
+    prepare_in_steps(topic, lambda: topic.reader.prepare_guid(guid), pause)
     ordinal = topic.reader.ordinal_of_guid(guid)
     return ordinal is not None and ordinal >= topic.end

@@ -90,7 +90,7 @@ class OfflineChannel:
         self.parked_log: OfflineLog | None = None
         self.parked_ledger: OfflineLedger | None = None
         self.attempts_of: dict[tuple[int, int], int] = {}
-        self.kept_aside = kept_aside(files, directory)
+        self.damage_copies = damage_copies(files, directory)
         parked_ledger = os.path.join(directory, PARKED_LEDGER)
         if files.exists(os.path.join(directory, PARKED_LOG)):
             self.parked_log = OfflineLog(files, os.path.join(directory, PARKED_LOG))
@@ -133,7 +133,7 @@ class OfflineChannel:
 class OfflineTopic:
     """One topic. shown_end: the ordinal up to which channels may read; what lies behind is held by the topic.
 
-    problems: damage that a start passes over. kept_aside: files with copies of what was found damaged before.
+    problems: damage that a start passes over. damage_copies: files with copies of what was found damaged before.
     unreadable: channel and reason of those that stop a start.
     Raises: CorruptionError, StorageError.
     """
@@ -146,7 +146,7 @@ class OfflineTopic:
         self.paused = self.state.paused
         self.log = OfflineLog(files, os.path.join(directory, LOG_DIRECTORY))
         self.problems = list(self.log.problems)
-        self.kept_aside = kept_aside(files, directory)
+        self.damage_copies = damage_copies(files, directory)
         self.unreadable: list[tuple[str, str]] = []
         self.channels: list[OfflineChannel] = []
         for entry in sorted(files.list_directory(directory)):
@@ -160,7 +160,7 @@ class OfflineTopic:
         for stored in self.channels:
             if not stored.ledger.started:
                 stored.ledger.place(held_from)
-            self.kept_aside += stored.kept_aside
+            self.damage_copies += stored.damage_copies
             if stored.parked_log is not None:
                 self.problems += stored.parked_log.problems
         self.shown_end = held_from
@@ -222,7 +222,7 @@ def awaits_start(files: Files, root: str, node: dict[str, Any]) -> bool:
     return any(content_of(files, os.path.join(directory, name)).entries for name in names if name.isdigit())
 
 
-def kept_aside(files: Files, directory: str) -> list[str]:
+def damage_copies(files: Files, directory: str) -> list[str]:
     """Return the paths of the copies of damaged data of a log of that directory."""
     damaged = os.path.join(directory, DAMAGED_DIRECTORY)
     if not files.exists(damaged):

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from pyqd.broker.channel import Channel
-from pyqd.broker.replay import Pause, TopicGone, prepared
+from pyqd.broker.replay import Pause, TopicGone, prepare_in_steps
 from pyqd.broker.topic import Topic
 from pyqd.hot.broker.peek import DeferredSearch, QueueWalk, dead_letter_page, in_flight_page, returned_page, run_of
 from pyqd.hot.primitives.clock import wall
@@ -138,7 +138,7 @@ def queue_page(
         if turn:
             pause()
         if channel is None or walk.ordinal != channel.ledger.cursor:
-            prepared(topic, lambda: reader.prepare(walk.ordinal), pause)
+            prepare_in_steps(topic, lambda: reader.prepare(walk.ordinal), pause)
         if topic.exiting or (channel is not None and channel.exiting):
             raise TopicGone
         if walk.walk(reader, count_max - len(before), body_bytes_max):
@@ -155,7 +155,7 @@ def deferred_page(channel: Channel, cursor: Cursor, count_max: int, body_bytes_m
         due_ns, slot, of_run = cursor.numbers
         after = (due_ns, slot if of_run == run else -1)
     search = DeferredSearch(channel, after, count_max)
-    while not search.look():
+    while not search.step():
         pause()
         if channel.exiting:
             raise TopicGone

@@ -1,8 +1,8 @@
 """Reclaims the space of one topic: segments that few messages keep, and what a burst has left behind.
 
 Finished segments go by themselves (`trim_finished`), unless retention keeps them. Two kinds need work. A segment that
-only a few *stragglers* (unfinished messages) keep goes once these are moved to their channel's parked log. The large
-segment of a burst goes once its topic is drained and quiet.
+only a few unfinished messages keep goes once these are moved to their channel's parked log. The large segment of a
+burst goes once its topic is drained and quiet.
 
 Source: docs/space.md.
 """
@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN
-from pyqd.hot.broker.stragglers import (
+from pyqd.hot.broker.compaction import (
     move_parked,
-    move_stragglers,
+    move_unfinished,
     stopped_growing_ns,
     trim_parked,
     unfinished_below,
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from pyqd.broker.topic import Topic
 
 QUIET_NS = 30 * SECOND_NS
-STRAGGLERS_PER_TURN = 1000
-STRAGGLER_AGE_NS = 10 * SECOND_NS
-STRAGGLER_LOG_BYTES_MIN = 1 << 20
+MOVED_PER_TURN = 1000
+COMPACTED_AGE_NS = 10 * SECOND_NS
+COMPACTED_LOG_BYTES_MIN = 1 << 20
 # A segment is cleared if less than one in so many of its messages is unfinished, or if so many others follow it.
-STRAGGLER_SHARE = 10
+COMPACTED_SHARE = 10
 SEGMENTS_BEHIND_MAX = 4
 # A parked log is compacted if less than one in this many of its records is unfinished: that copies a third of the space
 # it frees.
@@ -58,7 +58,7 @@ class Reclaimer:
             if topic.retention_time_ns:
                 topic.trim_finished()
             self.clear_old_segments()
-        self.compact_parked(STRAGGLERS_PER_TURN)
+        self.compact_parked(MOVED_PER_TURN)
         if topic.log.end != self._quiet_end:
             self._quiet_end = topic.log.end
             self._quiet_since_ns = now_ns
@@ -70,8 +70,8 @@ class Reclaimer:
             quota.recheck()
 
     def clear_old_segments(self) -> None:
-        """Move the stragglers out of the oldest segments."""
-        remaining = STRAGGLERS_PER_TURN
+        """Move the unfinished messages out of the oldest segments."""
+        remaining = MOVED_PER_TURN
         while remaining > 0:
             moved = self.clear_first_segment(remaining)
             if moved == 0:
@@ -79,25 +79,25 @@ class Reclaimer:
             remaining -= moved
 
     def clear_first_segment(self, count_max: int) -> int:
-        """Move the stragglers out of the oldest segment, if there are few. Returns: the number of moved messages."""
+        """Move the unfinished messages out of the oldest segment, if there are few. Returns: their number."""
         topic, log, segment = self.topic, self.topic.log, self.topic.log.first
         end = segment.first_ordinal + segment.count
-        if segment is log.active or log.size_bytes() < STRAGGLER_LOG_BYTES_MIN:
+        if segment is log.active or log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
             return 0
-        if wall() - stopped_growing_ns(segment) < STRAGGLER_AGE_NS or topic.retained_from() < end:
+        if wall() - stopped_growing_ns(segment) < COMPACTED_AGE_NS or topic.retained_from() < end:
             return 0
         holders = [channel for channel in topic.channels_by_name.values() if channel.ledger.floor < end]
         if any(channel.ledger.cursor < end for channel in holders):
             return 0
         unfinished = [unfinished_below(channel, end) for channel in holders]
-        few = max(unfinished, default=0) * STRAGGLER_SHARE < segment.count
+        few = max(unfinished, default=0) * COMPACTED_SHARE < segment.count
         if not few and segments_behind(segment) < SEGMENTS_BEHIND_MAX:
             return 0
         moved = 0
         try:
             with topic.quota.lifted():
                 for channel in holders:
-                    moved += move_stragglers(channel, segment, count_max - moved)
+                    moved += move_unfinished(channel, segment, count_max - moved)
         except StorageError as error:
             logger.warning(
                 "TOPIC(%s): cannot move unfinished messages out of segment %d: %s; its space is not reclaimed",
@@ -116,9 +116,9 @@ class Reclaimer:
             if parked is None or parked.log.first is parked.log.active:
                 continue
             unfinished, kept = unfinished_parked(parked)
-            if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < STRAGGLER_LOG_BYTES_MIN:
+            if unfinished * PARKED_SHARE >= kept or parked.log.size_bytes() < COMPACTED_LOG_BYTES_MIN:
                 continue
-            if wall() - stopped_growing_ns(parked.log.first) < STRAGGLER_AGE_NS:
+            if wall() - stopped_growing_ns(parked.log.first) < COMPACTED_AGE_NS:
                 continue
             try:
                 with self.topic.quota.lifted():

@@ -107,7 +107,7 @@ def find(topic: Topic, place: Place, pause: Pause) -> int:
     reader = topic.reader
     time_ns = place.time_ns
     if time_ns is not None:
-        prepared(topic, lambda: reader.prepare_time(time_ns), pause)
+        prepare_in_steps(topic, lambda: reader.prepare_time(time_ns), pause)
         return reader.ordinal_at(time_ns)
     if place.position is not None:
         check_position(topic, place.position)
@@ -125,7 +125,7 @@ def check_position(topic: Topic, position: int) -> None:
         raise PositionBeyondEnd(reader.position_of(readable_end(topic)))
 
 
-def prepared(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
+def prepare_in_steps(topic: Topic, prepare: Callable[[], bool], pause: Pause) -> None:
     """Call `prepare` with pauses between until it returns True: the index is then built as far as the look-up needs.
 
     Raises: TopicGone."""
@@ -142,7 +142,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
     and the next request is told of the gap.
     """
     reader, log = topic.reader, topic.log
-    prepared(topic, lambda: reader.prepare(find(topic, place, pause)), pause)
+    prepare_in_steps(topic, lambda: reader.prepare(find(topic, place, pause)), pause)
     ordinal = find(topic, place, no_pause)
     first = max(place.position or 0, reader.position_of(ordinal))
     parts: list[bytes] = []
@@ -170,7 +170,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
 def positions(topic: Topic, place: Place | None, pause: Pause) -> dict[str, Any]:
     """Return the range of readable positions, and the position of a place. Raises: as `find`."""
     reader, log = topic.reader, topic.log
-    prepared(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
+    prepare_in_steps(topic, lambda: reader.prepare(max(readable_end(topic), 1) - 1), pause)
     at = None if place is None else reader.position_of(min(find(topic, place, pause), readable_end(topic)))
     first, end = log.first.first_ordinal, readable_end(topic)
     rows = [row for row in reader.segments() if row[1]]
@@ -228,16 +228,16 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
     counted = SeekPlace(channel)
     while True:
         target = seek_target(channel, find(topic, place, pause))
-        prepared(topic, partial(topic.reader.prepare, target), pause)
+        prepare_in_steps(topic, partial(topic.reader.prepare, target), pause)
         if topic.exiting or channel.exiting:
             raise TopicGone
-        if seek_target(channel, target) == target and counted.look(topic, topic.reader, target):
+        if seek_target(channel, target) == target and counted.step(topic, topic.reader, target):
             break
         pause()
     done = effect(topic, channel, target)
     seek(channel, target, counted)
     logger.info("TOPIC(%s): channel %s moved to position %d", topic.name, channel.name, done["to"])
-    channel.park_on()
+    channel.continue_parking()
     return done
 
 

@@ -106,7 +106,7 @@ class Topic(TopicCore):
         if directory is not None and found is not None:
             if LOG_DIRECTORY in found:
                 return self.broker.new_log(directory, True, True)
-            self.broker.stand_ins.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
+            self.broker.placeholders.make_directory(directory, partial(self.names.changed, os.path.dirname(directory)))
         return self.broker.new_log(directory, found is not None)
 
     def open_state(self, path: str | None, found: Sequence[str] | None) -> Mapping:
@@ -136,7 +136,9 @@ class Topic(TopicCore):
                 return made
             if path is None or found is None:
                 raise
-            return self.broker.stand_ins.map(path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path)))
+            return self.broker.placeholders.map(
+                path, TOPIC_STATE_SIZE, partial(self.names.changed, os.path.dirname(path))
+            )
 
     def is_blank(self, path: str) -> bool:
         """Return True if a state was never written: the power failed before the topic was on stable storage."""
@@ -286,7 +288,7 @@ class Topic(TopicCore):
         return False
 
     @property
-    def leaving(self) -> bool:
+    def is_dropping_channels(self) -> bool:
         """True while a deleted topic still drops channels in its runs."""
         return self.on_drop_wanted is not None
 
@@ -322,10 +324,10 @@ class Topic(TopicCore):
 
         Raises: StorageError.
         """
-        for _ in self.held_files():
+        for _ in self.hold_files_in_steps():
             pass
 
-    def held_files(self) -> Iterator[None]:
+    def hold_files_in_steps(self) -> Iterator[None]:
         """Do as `hold_files`, and yield between the channels, for a caller that lets the event loop go on.
 
         If no file has been replaced and no channel made since it ended, it has nothing to do. Raises: StorageError.

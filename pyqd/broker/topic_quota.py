@@ -105,7 +105,7 @@ class TopicQuota(SpaceLimit):
             return 0
         return min(want_bytes, available_bytes, max(SEGMENT_BYTES_MIN, self.bytes_max // SEGMENTS_PER_QUOTA))
 
-    def keeps_spare(self, size_bytes: int) -> bool:
+    def allows_spare(self, size_bytes: int) -> bool:
         """Return whether the quota has space for one more spare of that size."""
         return not self.bytes_max or self.bytes_used() + size_bytes <= self.bytes_max
 

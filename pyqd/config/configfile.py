@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pyqd.primitives.errors import StartupError
-from pyqd.primitives.goflags import BOOL, INT, STRING, Flag, meant
+from pyqd.primitives.goflags import BOOL, INT, STRING, Flag, suggestion
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -123,7 +123,7 @@ def unknown_keys(file: ConfigFile, flags: Iterable[Flag]) -> list[str]:
             instead = key_of_name[key]
             line += f"; the key is {instead}" if instead else "; the flag is one of the command line alone"
         else:
-            line += meant(key, [name for name in known if name is not None])
+            line += suggestion(key, [name for name in known if name is not None])
         lines.append(line)
     return lines
 

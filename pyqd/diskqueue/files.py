@@ -260,7 +260,7 @@ class Files:
             _write_whole(fd, mapping.view(), path)
             self.rename(making, path)
             left = path
-            mapping.put_into(fd, path)
+            mapping.replace_by_file(fd, path)
         except StorageError:
             with contextlib.suppress(OSError):
                 os.unlink(left)

@@ -5,7 +5,7 @@
 
 One write with one flush makes a commit durable. The files have one size and all their blocks, written once, so that a
 commit changes no metadata. Each use of a file has a *generation*, which its commits state. A sync of everything begins
-with `cut`, after which commits go to another file, and ends with `release`: the journal's bytes from before the cut are
+with `rotate`, after which commits go to another file, and ends with `release`: the bytes of the files before that are
 not needed any more. Every commit states the oldest generation that still counts.
 
 If no file is free, or a write has failed, commits are refused, and the caller syncs the logs themselves. After a failed
@@ -51,14 +51,14 @@ class Place(NamedTuple):
     content: memoryview
 
 
-class Used(NamedTuple):
+class UsedFile(NamedTuple):
     """File with commits that count."""
 
     generation: int
     file: JournalFile
 
 
-def nobody_waits() -> None:
+def ignore_request() -> None:
     """Ignore the journal's request for a sync."""
 
 
@@ -82,12 +82,12 @@ class Journal:
         self.directory = directory
         self.file_bytes = file_bytes
         # Called when the files run out, because a sync would release some.
-        self.on_sync_wanted: Callable[[], None] = nobody_waits
+        self.on_sync_wanted: Callable[[], None] = ignore_request
         # Creation time of the newest topic. It distinguishes topics of one name, so it never goes back.
         self.latest_created_ns = 0
         self._in_background = in_background
         self._commit = CommitBuffer()
-        self._used: list[Used] = []
+        self._used: list[UsedFile] = []
         self._free: list[JournalFile] = []
         # Files of an earlier run with their generations; they count until everything was synced once.
         self._former: list[tuple[int, str]] = []
@@ -105,7 +105,7 @@ class Journal:
         # A write has failed: commits are refused until everything was synced otherwise.
         self._failed = False
 
-    def take_up(self, former: list[tuple[int, str]], latest_created_ns: int) -> None:
+    def keep_former(self, former: list[tuple[int, str]], latest_created_ns: int) -> None:
         """Keep the files of an earlier run until the first sync. former: generation and path, in order."""
         self._former = former
         self.latest_created_ns = latest_created_ns
@@ -178,7 +178,7 @@ class Journal:
         if self._busy is not None:
             self.note_failed()
 
-    def cut(self) -> int:
+    def rotate(self) -> int:
         """Direct later commits to another file. Returns: the oldest generation that a sync from now on must keep."""
         if self._failed or (self._used and self._offset > 0 and not self._next_file()):
             # There is no other file. The one in use is kept, unless a write to it has failed.
@@ -187,9 +187,9 @@ class Journal:
 
     def release(self, kept: int) -> None:
         """Drop everything written before a `cut`, because all of it is on stable storage. kept: the result of the
-        `cut`.
+        `rotate`.
         """
-        assert kept <= self._generation + 1, "kept is the result of a cut"
+        assert kept <= self._generation + 1, "kept is the result of `rotate`"
         former, self._former = self._former, []
         for _, path in former:
             self._remove(path)
@@ -219,7 +219,7 @@ class Journal:
             self._want_file()
             return False
         self._generation += 1
-        self._used.append(Used(self._generation, self._free.pop()))
+        self._used.append(UsedFile(self._generation, self._free.pop()))
         self._offset = 0
         self._want_file()
         return True

@@ -62,7 +62,7 @@ class ReliableSync:
         failures: the mapping's count when all its dirty bytes were gathered as this range; -1: the range may be a part.
         Raises: StorageError.
         """
-        with self._alone(mapping):
+        with self._exclusively(mapping):
             failed = mapping.failed_syncs
             try:
                 if failed != mapping.healed_syncs:
@@ -70,7 +70,7 @@ class ReliableSync:
                 self.files.sync(mapping, start_bytes, length_bytes)
             except StorageError:
                 mapping.failed_syncs += 1
-                self.tell_next_process()
+                self.leave_failure_note()
                 raise
             finally:
                 self.done_count += 1
@@ -90,15 +90,15 @@ class ReliableSync:
             except StorageError:
                 self._by_file = True
                 for mapping in {each.mapping for each in ranges}:
-                    with self._alone(mapping):
+                    with self._exclusively(mapping):
                         mapping.failed_syncs += 1
-                self.tell_next_process()
+                self.leave_failure_note()
                 raise
             finally:
                 self.done_count += 1
         return done and self._are_sound(ranges)
 
-    def tell_next_process(self) -> None:
+    def leave_failure_note(self) -> None:
         """Leave a note for the next process that a sync has failed."""
         with suppress(StorageError):
             self.files.make_directory(os.path.join(self._path, SYNC_FAILED))
@@ -113,7 +113,7 @@ class ReliableSync:
             )
 
     @contextmanager
-    def _alone(self, mapping: Mapping) -> Iterator[None]:
+    def _exclusively(self, mapping: Mapping) -> Iterator[None]:
         """Exclude other syncs of a mapping."""
         with self._changed:
             while mapping in self._busy:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyqd.diskqueue.files import PAGE_BYTES, Files
+from pyqd.diskqueue.placeholders import Placeholders
 from pyqd.diskqueue.reliable_sync import ReliableSync
 from pyqd.diskqueue.space_limit import SEGMENT_BYTES_MIN, SpaceLimit
-from pyqd.diskqueue.standins import StandIns
 from pyqd.primitives.errors import StorageError, reason_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class BackgroundJobs(SegmentJobs):
     """Work on segment files, in threads.
 
     in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop. reserve: limits
-    the space of what is made in a thread. stand_ins: directories that do not exist on the disk yet.
+    the space of what is made in a thread. placeholders: directories that do not exist on the disk yet.
     """
 
     prepares_ahead = True
@@ -71,20 +71,20 @@ class BackgroundJobs(SegmentJobs):
         files: Files,
         syncs: ReliableSync,
         reserve: SpaceLimit,
-        stand_ins: StandIns,
+        placeholders: Placeholders,
         in_background: Callable[[Job, Done], None],
     ) -> None:
         self.files = files
         self.syncs = syncs
         self.reserve = reserve
-        self.stand_ins = stand_ins
+        self.placeholders = placeholders
         self.in_background = in_background
 
     def make(self, pool: "SegmentPool", need_bytes: int, want_bytes: int) -> "Segment":
         """Make a segment while the caller waits, of `want_bytes` if there is space. Raises: StorageError."""
-        if self.stand_ins:
+        if self.placeholders:
             # The log's directory may be one of them.
-            self.stand_ins.settle()
+            self.placeholders.settle()
         return super().make(pool, need_bytes, want_bytes)
 
     def new_spare(self, pool: "SegmentPool", size_bytes: int) -> "Segment":

@@ -40,7 +40,7 @@ class SpaceLimit:
         """Return the size of at most `want_bytes` that a spare segment may be made with now; 0 for none."""
         return want_bytes
 
-    def keeps_spare(self, size_bytes: int) -> bool:  # noqa: ARG002
+    def allows_spare(self, size_bytes: int) -> bool:  # noqa: ARG002
         """Return whether a segment of that size, which has been made already, may be kept as a spare."""
         return True
 

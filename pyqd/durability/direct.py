@@ -14,7 +14,7 @@ NOT_YET = -1
 Done = Callable[[Any, BaseException | None], None]
 
 
-def stay_awake() -> None:
+def do_nothing() -> None:
     """Do nothing; an active idle watcher keeps the loop from waiting."""
 
 
@@ -35,7 +35,7 @@ class AfterPoll:
         """Call a function once after the next poll."""
         self._functions.append(function)
         self._polled = False
-        self._awake.start(stay_awake)
+        self._awake.start(do_nothing)
         self._before_poll.start(self._run)
 
     def _run(self) -> None:

@@ -99,7 +99,7 @@ class FinSync:
             self.on_internal_error(error)
             raise
         if not gathered.covered:
-            self._go_on()
+            self._begin_next()
             return
         self._write(gathered, gathered.covered, self._sync_originals if gathered.dead_letter_sources else self._finish)
 
@@ -151,7 +151,7 @@ class FinSync:
             else:
                 channel.unsynced_fins.fail_sync(covered)
                 self._failed[channel] = None
-        self._go_on()
+        self._begin_next()
         if error is None:
             # This sync says nothing about the files of an earlier failure of another sync.
             if self._broker.failed_sync is self._failure:
@@ -163,7 +163,7 @@ class FinSync:
             logger.critical("internal error in a sync of FINs - %s", error, exc_info=error)
             self.on_internal_error(error)
 
-    def _go_on(self) -> None:
+    def _begin_next(self) -> None:
         if self._waiting or self._again:
             self._soon(self._start)
         else:

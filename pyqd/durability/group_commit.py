@@ -55,7 +55,7 @@ class Round:
         self.topics: dict[Topic, None] = {}
         # Created for the first waiting greenlet; connections need none.
         self.outcome: AsyncResult[BaseException | None] | None = None
-        self.told: list[Callable[[BaseException | None], None]] = []
+        self.callbacks: list[Callable[[BaseException | None], None]] = []
         self.ended = False
 
 
@@ -123,9 +123,9 @@ class GroupCommit:
         """True if no publisher waits for a sync."""
         return not self._running
 
-    def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(error) when `wait` would return or raise that error. Switches: no. told: must not raise."""
-        self._join(topics).told.append(told)
+    def notify(self, topics: Iterable[Topic], callback: Callable[[BaseException | None], None]) -> None:
+        """Call callback(error) when `wait` would return or raise that error. Switches: no. callback: must not raise."""
+        self._join(topics).callbacks.append(callback)
 
     def _join(self, topics: Iterable[Topic]) -> Round:
         """Add the topics to the gathering round, and return the round."""
@@ -186,14 +186,14 @@ class GroupCommit:
         finished.ended = True
         if self._gathering is None:
             self._running = False
-            self._tell(finished, error)
+            self._report(finished, error)
         elif self._flush_s > GATHERED_WHILE_TOLD * self._tell_s:
             # Most of the publishers told now publish again before the disk could have written for the others alone.
-            self._tell(finished, error)
+            self._report(finished, error)
             self._after_poll(self._start)
         else:
             self._start()
-            self._tell(finished, error)
+            self._report(finished, error)
         if error is None:
             return
         self._broker.note_failed_sync(error)
@@ -202,14 +202,14 @@ class GroupCommit:
             logger.critical("internal error in a group commit", exc_info=error)
             self.on_internal_error(error)
 
-    def _tell(self, finished: Round, error: BaseException | None) -> None:
+    def _report(self, finished: Round, error: BaseException | None) -> None:
         """Report a round's outcome to its waiting publishers."""
         started_s = time.perf_counter()
         if finished.outcome is not None:
             finished.outcome.set(error)
-        for told in finished.told:
+        for callback in finished.callbacks:
             try:
-                told(error)
+                callback(error)
             except Exception as failed:
                 # The other publishers, and the next round, must not wait for one failed callback.
                 logger.critical("internal error when waking a publisher after its commit", exc_info=failed)

@@ -46,14 +46,14 @@ class Housekeeper:
         while True:
             gevent.sleep(LOOK_SHORT_OF_ROOM_S)
             waited_s += LOOK_SHORT_OF_ROOM_S
-            if self._broker.short_of_room or self._broker.stand_ins or waited_s >= LOOK_S:
+            if self._broker.short_of_room or self._broker.placeholders or waited_s >= LOOK_S:
                 waited_s = 0.0
-                self._broker.try_write_again()
-                self.tend_all()
+                self._broker.retry_write()
+                self.reclaim_all()
 
-    def tend_all(self) -> None:
-        """Tend every topic once, after the stand-ins of missing files. Switches: yes."""
-        self._broker.stand_ins.settle()
+    def reclaim_all(self) -> None:
+        """Tend every topic once, after the placeholders of missing files. Switches: yes."""
+        self._broker.placeholders.settle()
         self._broker.retry_removals()
         for index, topic in enumerate(list(self._broker.topics.values()), 1):
             if not topic.exiting:

@@ -309,7 +309,7 @@ class Syncer:
         """Sync everything that changed since its last sync. Returns: whether all syncs succeeded. Switches: yes."""
         self._appended_count = self._broker.accepted_count()
         begun = arena.begin_sync()
-        kept = self._broker.journal.cut()
+        kept = self._broker.journal.rotate()
         done = self._do_all(self._jobs(pause=yield_to_loop), self._in_thread)
         if done:
             arena.end_sync(begun)

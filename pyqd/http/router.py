@@ -61,7 +61,7 @@ class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._found: dict[tuple[str, str], Match] = {}
         self._with_argument: dict[tuple[str, str], Route] = {}
-        self._path_of_folded: dict[str, str] = {}
+        self._path_of_normalized: dict[str, str] = {}
         methods_of: dict[str, set[str]] = {}
         for route in routes:
             head, colon, _ = route.path.partition(":")
@@ -72,7 +72,7 @@ class Router:
                     self._with_argument[method, head] = route
                 else:
                     self._found[method, route.path] = Match(route, logged=route.logged)
-                    self._path_of_folded[folded(route.path)] = route.path
+                    self._path_of_normalized[normalized(route.path)] = route.path
         # Keyed by path; the path of a route with a parameter ends in ":".
         self._allow_of = {path: ", ".join(sorted({*methods, "OPTIONS"})) for path, methods in methods_of.items()}
 
@@ -99,7 +99,7 @@ class Router:
         route = self._with_argument.get((request.method, head)) if argument else None
         if route is not None:
             return Match(route, argument=argument, logged=route.logged)
-        canonical = self._path_of_folded.get(folded(path))
+        canonical = self._path_of_normalized.get(normalized(path))
         if canonical is not None and (request.method, canonical) in self._found:
             return redirect(request, canonical)
         allow = self._allow_of.get(path) or (self._allow_of.get(head + ":") if argument else None)
@@ -114,7 +114,7 @@ def refuse(method: str, allow: str) -> Match:
     return Match(None, error_response(HttpError(405, "METHOD_NOT_ALLOWED"), headers))
 
 
-def folded(path: str) -> str:
+def normalized(path: str) -> str:
     """Return the normal form of a path. Paths with the same normal form are redirected to one route."""
     cleaned = posixpath.normpath("/" + path.lstrip("/")).lower()
     return cleaned.rstrip("/") or "/"

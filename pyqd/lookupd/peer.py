@@ -131,7 +131,7 @@ class LookupPeer:
             self.tried.set()
             count = self._send_all(connection)
             self._note_success(count)
-            self._follow(connection)
+            self._send_changes(connection)
         finally:
             self.is_connected = self._has_overflowed = False
             self._changes.clear()
@@ -147,7 +147,7 @@ class LookupPeer:
             yield_to_loop()
         return count
 
-    def _follow(self, connection: PeerConnection) -> None:
+    def _send_changes(self, connection: PeerConnection) -> None:
         """Send changes as they come, and PING. Raises: PeerError, in the end always."""
         ping_s = time.monotonic() + PING_S
         while True:

@@ -105,7 +105,7 @@ def broken(error: OSError) -> PeerError:
     return PeerError(CLOSED if is_closed else f"the connection broke: {reason_of(error)}", CHECK_DAEMON)
 
 
-def unasked(data: bytes) -> PeerError:
+def unsolicited(data: bytes) -> PeerError:
     """Return the error for bytes that answer no command."""
     return PeerError(f"{go_quote(data[:SHOWN_BYTES_MAX]).decode()} came without a command", CHECK_ADDRESS)
 
@@ -153,7 +153,7 @@ class PeerConnection:
             return
         finally:
             self._socket.settimeout(None)
-        raise unasked(data)
+        raise unsolicited(data)
 
     def _ask(self, commands: bytes, answer_count: int) -> list[bytes]:
         """Send commands and return their answers."""
@@ -165,7 +165,7 @@ class PeerConnection:
                 raise broken(error) from error
             answers = [self._answer() for _ in range(answer_count)]
         if self._received:
-            raise unasked(self._received)
+            raise unsolicited(self._received)
         return answers
 
     def _answer(self) -> bytes:

@@ -170,7 +170,7 @@ class Session:
         if len(data) < at + size:
             return -1
         body = data[at : at + size]
-        peer = peer_of(body, self.remote)
+        peer = parse_peer(body, self.remote)
         self.producer = self._registry.add(peer, self._now_ns())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
@@ -237,7 +237,7 @@ def words_of(line: bytes) -> list[str]:
     return line.decode("utf-8", "backslashreplace").strip().split(" ")
 
 
-def peer_of(body: bytes, remote: str) -> Peer:
+def parse_peer(body: bytes, remote: str) -> Peer:
     """Return what a broker says of itself in the body of IDENTIFY. Raises: ProtocolError.
 
     Keys match in any case, as in Go's decoder; of several the last one counts, and null leaves a field as it is.

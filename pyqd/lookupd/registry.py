@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from sortedcontainers import SortedDict
 
-from pyqd.lookupd.bits import Bits
+from pyqd.lookupd.bit_set import BitSet
 from pyqd.primitives.durations import MINUTE_NS, SECOND_NS
 from pyqd.primitives.names import is_ephemeral_str
 
@@ -72,7 +72,7 @@ class Producer:
         self.number = number
         self.last_update_ns = now_ns
         # Numbers of the topics and channels that it is registered for.
-        self.places = Bits()
+        self.places = BitSet()
         self.json = json.dumps(peer.as_dict(), separators=(",", ":")).encode()
 
 
@@ -85,7 +85,7 @@ class Place:
         self.topic = topic
         self.channel = channel
         self.number = number
-        self.producers = Bits()
+        self.producers = BitSet()
 
     @property
     def key(self) -> str:

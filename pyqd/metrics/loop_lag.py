@@ -23,13 +23,13 @@ class LoopLag:
     def start(self) -> None:
         """Start to measure."""
         self._due_ns = mono() + int(LOOK_S * SECOND_NS)
-        self._timer.again(self._look, update=True)
+        self._timer.again(self._measure, update=True)
 
     def stop(self) -> None:
         """Stop measuring."""
         self._timer.stop()
         self._timer.close()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self._noted(max(0, mono() - self._due_ns) / SECOND_NS)
         self.start()

@@ -167,10 +167,10 @@ class SeriesWriter:
                     self.add_channel(channel)
                 done += 1
                 if done % CHANNELS_PER_TURN == 0:
-                    self.turn_over()
+                    self._end_slice()
         if summed:
             self.add_sums(summed)
-        self.turn_over()
+        self._end_slice()
         for family in (*TOPIC_FAMILIES, *CHANNEL_FAMILIES):
             yield from self.family_text(family.name, family.kind, family.help)
         if self._quantiles:
@@ -181,7 +181,7 @@ class SeriesWriter:
         yield f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n".encode()
         yield from self._pieces.pop(name)
 
-    def turn_over(self) -> None:
+    def _end_slice(self) -> None:
         """Join the lines of this slice, and yield to the loop."""
         for name, lines in self._lines.items():
             self.series_count += len(lines)

@@ -68,7 +68,7 @@ class Background:
                     self.waiting.appendleft((job, done))
                     return
                 logger.error("cannot start a thread for a background job: %s; the job fails", error)
-                self.hub.loop.run_callback(self.tell, done, None, error)
+                self.hub.loop.run_callback(self.report, done, None, error)
             else:
                 started.rawlink(partial(self.finish, done))
 
@@ -77,11 +77,11 @@ class Background:
         self.free_threads += 1
         try:
             result, error = finished.value or (None, finished.exception)
-            self.tell(done, result, error)
+            self.report(done, result, error)
         finally:
             self.start_some()
 
-    def tell(self, done: Done, result: Any, error: BaseException | None) -> None:
+    def report(self, done: Done, result: Any, error: BaseException | None) -> None:
         """Call a job's `done`."""
         try:
             done(result, error)

@@ -12,7 +12,7 @@ from OpenSSL import SSL
 
 from pyqd.hot.net.tls import reason_of
 from pyqd.net.events import READ_EVENT, WRITE_EVENT
-from pyqd.net.pieces import pieces_of
+from pyqd.net.slice_queue import slice_queue_of
 
 RECEIVED_BYTES_MAX: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
@@ -30,7 +30,7 @@ class HandshakeError(Exception):
         self.began = began
 
 
-class _TimeIsUp(Exception):  # noqa: N818 - an outcome
+class _TimedOut(Exception):  # noqa: N818 - an outcome
     pass
 
 
@@ -43,17 +43,17 @@ def shake_hands(connection: SSL.Connection, sock: socket.socket, hub: Any, early
     if early:
         connection.bio_write(early)
     try:
-        with gevent.Timeout(HANDSHAKE_S, _TimeIsUp):
-            pieces = pieces_of(hub)
+        with gevent.Timeout(HANDSHAKE_S, _TimedOut):
+            slice_queue = slice_queue_of(hub)
             while True:
                 # One step may cost some milliseconds, and a thousand clients may reconnect at once.
-                pieces.wait()
+                slice_queue.wait()
                 if _advanced(connection):
                     break
                 _send(connection, sock, hub)
                 began += _receive(connection, sock, hub)[: RECORD_HEADER_BYTES - len(began)]
             _send(connection, sock, hub)
-    except _TimeIsUp:
+    except _TimedOut:
         raise HandshakeError("i/o timeout") from None
     except SSL.Error as error:
         with contextlib.suppress(OSError, SSL.Error):

@@ -145,7 +145,7 @@ def listening_socket(address: Address) -> socket.socket:
         try:
             listener.bind(where)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not isinstance(address, UnixAddress) or not removed_stale(where):
+            if error.errno != errno.EADDRINUSE or not isinstance(address, UnixAddress) or not remove_stale(where):
                 raise
             listener.bind(where)
         listener.listen(BACKLOG_MAX)
@@ -156,7 +156,7 @@ def listening_socket(address: Address) -> socket.socket:
     return listener
 
 
-def removed_stale(path: str) -> bool:
+def remove_stale(path: str) -> bool:
     """Remove the file of a unix socket that a killed daemon left. Returns: whether it was removed.
 
     The file stays if a daemon listens on the socket, or if the file is of any other kind.

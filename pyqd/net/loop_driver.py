@@ -11,7 +11,7 @@ import gevent
 
 from pyqd.hot.primitives.clock import mono
 from pyqd.hot.primitives.schedule import Scheduler
-from pyqd.net.pieces import pieces_of
+from pyqd.net.slice_queue import slice_queue_of
 from pyqd.primitives.durations import SECOND_NS
 
 # Longest time of a run of wakes, and of a run of timers: both may come before one poll of the sockets.
@@ -75,7 +75,7 @@ class LoopDriver:
 
 def yield_to_loop() -> None:
     """Return when the loop has polled its sockets and other long work has had its turn. Switches: yes."""
-    pieces_of(gevent.get_hub()).wait()
+    slice_queue_of(gevent.get_hub()).wait()
 
 
 def in_slices(steps: Iterable[object]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from pyqd.primitives.goflags import exit_with_mistake, meant
+from pyqd.primitives.goflags import exit_with_mistake, suggestion
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
             if not word.startswith("--") or name in known:
                 continue
             if not self.allow_abbrev or not any(each.startswith(name) for each in known):
-                self.error(f"unknown flag --{name}{meant(name, known, '--')}")
+                self.error(f"unknown flag --{name}{suggestion(name, known, '--')}")
 
     def error(self, message: str) -> NoReturn:
         """Report the mistake in one line, without the usage, and exit with code 2."""

@@ -291,7 +291,7 @@ def parse(flags: Iterable[Flag], argv: Sequence[str]) -> Parsed:
         if flag is None:
             if name in ("help", "h"):
                 raise HelpRequested
-            raise FlagError(f"flag provided but not defined: -{name}{meant(name, by_name, '--')}")
+            raise FlagError(f"flag provided but not defined: -{name}{suggestion(name, by_name, '--')}")
         if not equals:
             if flag.type.is_boolean:
                 text = "true"
@@ -312,7 +312,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
-def meant(word: str, known: Iterable[str], mark: str = "") -> str:
+def suggestion(word: str, known: Iterable[str], mark: str = "") -> str:
     """Return the question after a misspelt word, "; did you mean --name?"; empty if no known word is similar."""
     found = nearest(word, known)
     return f"; did you mean {mark}{found}?" if found else ""

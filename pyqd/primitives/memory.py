@@ -115,7 +115,7 @@ def memory_stats() -> dict[str, int]:
     }
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Collect garbage and return the C library's free memory to the system. Blocks meanwhile."""
     gc.collect()
     try:

@@ -35,7 +35,7 @@ class AuthError(Exception):
     """No auth server gave a valid answer. str() gives the reasons, which are logged and not sent to the client."""
 
 
-class _TimeIsUp(Exception):  # noqa: N818 - an outcome, not an error
+class _TimedOut(Exception):  # noqa: N818 - an outcome, not an error
     pass
 
 
@@ -73,7 +73,7 @@ class AuthServers:
         for address in self.addresses[start:] + self.addresses[:start]:
             try:
                 return decode_permissions(self._query(endpoint_of(address), values, secret))
-            except (OSError, http.client.HTTPException, BadAnswer, _TimeIsUp, ValueError) as error:
+            except (OSError, http.client.HTTPException, BadAnswer, _TimedOut, ValueError) as error:
                 failures.append(f"failed to auth against {address} - {reason_of(error)}")
         raise AuthError("; ".join(failures))
 
@@ -95,7 +95,7 @@ class AuthServers:
 
     def _request(self, url: str, body: bytes | None) -> tuple[int, bytes]:
         """Send a request and follow redirects. Returns: status and body. Raises: the exceptions that `ask` catches."""
-        with gevent.Timeout(self.request_s, _TimeIsUp("the request timed out")):
+        with gevent.Timeout(self.request_s, _TimedOut("the request timed out")):
             for _ in range(REDIRECTS_MAX):
                 status, location, answer = self._exchange(urlsplit(url), body)
                 if status not in REDIRECTS or not location:
@@ -127,7 +127,7 @@ class AuthServers:
             raise BadAnswer(f'unsupported URL "{url.geturl()}"')
         port = url.port or (443 if url.scheme == "https" else 80)
         connection = http.client.HTTPConnection(url.hostname, port)
-        with gevent.Timeout(self.connect_s, _TimeIsUp("connecting timed out")):
+        with gevent.Timeout(self.connect_s, _TimedOut("connecting timed out")):
             sock = gevent.socket.create_connection((url.hostname, port))
         if url.scheme == "https":
             try:

@@ -124,7 +124,7 @@ class Connection:
 
     def identify(self, body: bytes) -> None:
         """IDENTIFY. Source: docs/nsq/tcp-protocol.md, "IDENTIFY". Switches: if many come at once; for an upgrade."""
-        self.server.pieces.wait_if_late()
+        self.server.slice_queue.wait_if_busy()
         if self.gone:
             return
         identity = negotiate.decode_identity(body)
@@ -138,7 +138,7 @@ class Connection:
         self.granted = granted
         self.output.sample_rate = granted.sample_rate
         self.output.msg_timeout_ns = granted.msg_timeout_ns
-        self.publisher.tells_ids = identity.message_ids and identity.feature_negotiation
+        self.publisher.returns_ids = identity.message_ids and identity.feature_negotiation
         self.output.start_heartbeats(granted.heartbeat_ns)
         if not identity.feature_negotiation:
             self.respond(b"OK")
@@ -241,7 +241,7 @@ class Connection:
         self, topics: dict[Topic, None], on_durable: Callable[[BaseException | None], None]
     ) -> None:
         """Call on_durable(None) when the topics are on stable storage, or on_durable(error) if not. Switches: no."""
-        self.server.durability.tell(topics, on_durable)
+        self.server.durability.notify(topics, on_durable)
 
     def wait_durable(self, topics: Iterable[Topic]) -> None:
         """Wait until the topics' logs are on stable storage. Raises: StorageError. Switches: yes."""
@@ -282,7 +282,7 @@ class Connection:
                 channel.topic.delete_channel(channel.name)
         # A daemon that stops ends the greenlet during this wait; the rest of the clean-up then runs at once.
         with contextlib.suppress(gevent.GreenletExit):
-            self.server.pieces.wait_if_late()
+            self.server.slice_queue.wait_if_busy()
         logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.remote_address)
         self.server.remove_client(self)
         self.output.stop()

@@ -13,7 +13,7 @@ from pyqd.hot.tcp.limits import ProtocolLimits
 from pyqd.hot.wire.frames import error_frame
 from pyqd.net.admission import Admission
 from pyqd.net.listener import Listener
-from pyqd.net.pieces import pieces_of
+from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import TlsServer
 from pyqd.primitives.addresses import Address
 from pyqd.primitives.durations import SECOND_NS
@@ -36,8 +36,8 @@ class Durability(Protocol):
     def wait(self, topics: Iterable[Topic]) -> None:
         """Wait until the topics are durable. Raises: StorageError. Switches: yes."""
 
-    def tell(self, topics: Iterable[Topic], told: Callable[[BaseException | None], None]) -> None:
-        """Call told(None) when the topics are durable, or told(error) if their sync fails. Switches: no."""
+    def notify(self, topics: Iterable[Topic], callback: Callable[[BaseException | None], None]) -> None:
+        """Call callback(None) when the topics are durable, or callback(error) if their sync fails. Switches: no."""
 
 
 class TcpServer:
@@ -79,7 +79,7 @@ class TcpServer:
             broker.capacity.connection_refusal,
             broker.capacity.refused_max,
         )
-        self.pieces = pieces_of(hub)
+        self.slice_queue = slice_queue_of(hub)
         self.closing = Closing(hub, lambda connection: connection.close_because(BY_DAEMON))
         self.listener = Listener(self.accept_client)
         self.sweep_timer: Any = None
@@ -158,5 +158,5 @@ class TcpServer:
         """Close every client's connection. at_once: without yielding to the event loop. Switches: unless at_once."""
         for index, connection in enumerate(list(self.connections)):
             if not at_once and index % CLOSED_AT_ONCE == CLOSED_AT_ONCE - 1:
-                self.pieces.wait()
+                self.slice_queue.wait()
             connection.close_because(BY_DAEMON)

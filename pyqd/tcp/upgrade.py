@@ -16,7 +16,7 @@ from pyqd.hot.net.transport import Transport
 from pyqd.hot.tcp.deflate import Deflate
 from pyqd.hot.tcp.snappy import Snappy
 from pyqd.net.handshake import HandshakeError, shake_hands
-from pyqd.net.pieces import pieces_of
+from pyqd.net.slice_queue import slice_queue_of
 from pyqd.net.tls import session_of
 from pyqd.primitives.errors import ClientError
 from pyqd.tcp.negotiate import Upgrades
@@ -56,7 +56,7 @@ def start_tls(connection: "Connection", early: bytes) -> Transport:
     """Do the TLS handshake; nothing else is sent meanwhile. Raises: ClientError. Switches: yes."""
     connection.output.withhold(True)
     try:
-        pieces_of(connection.server.hub).wait()
+        slice_queue_of(connection.server.hub).wait()
         secured = connection.server.tls.connection()
         shake_hands(secured, connection.socket, connection.server.hub, early)
     except HandshakeError as error:

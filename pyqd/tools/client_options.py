@@ -24,7 +24,7 @@ from pyqd.primitives.durations import (
     parse_duration,
     parse_int,
 )
-from pyqd.primitives.goflags import FlagType, meant
+from pyqd.primitives.goflags import FlagType, suggestion
 
 # Go's client waits without end if a timeout is 0.
 NO_TIMEOUT_S: Final = 86_400.0
@@ -163,7 +163,7 @@ def parse_client_option(text: str) -> tuple[str, Any]:
     name = name.replace("-", "_")
     option = OPTIONS.get(name)
     if option is None:
-        raise ValueError(f"invalid option {name}{meant(name, OPTIONS)}")
+        raise ValueError(f"invalid option {name}{suggestion(name, OPTIONS)}")
     if not comma:
         value_text = "true"
     try:

@@ -199,7 +199,7 @@ def run_tool(
         log(str(error))
         return EXIT_FATAL
     except StdoutClosedError:
-        return die_of_broken_pipe()
+        return exit_by_sigpipe()
     except KeyboardInterrupt:
         # SIGINT before the tool handles signals.
         return 128 + signal.SIGINT
@@ -329,7 +329,7 @@ def occupy_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def die_of_broken_pipe() -> int:
+def exit_by_sigpipe() -> int:
     """End the process by SIGPIPE, as programs do whose reader has gone, such as `head`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)

@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from pyqd.hot.api.plain_scan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish
 from pyqd.hot.primitives.clock cimport NS_PER_S, wall_ns
-from pyqd.hot.primitives.guid cimport HEX_SIZE, id_stepped, id_to_hex
+from pyqd.hot.primitives.guid cimport HEX_SIZE, id_after_steps, id_to_hex
 from pyqd.hot.wire.bodies cimport Frames, lines_framed
 from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, scan_batch
 
@@ -71,7 +71,7 @@ cdef char* put_number(char* at, int64_t number) noexcept:
 cdef char* put_answer(char* at, uint64_t last_id, int64_t count) noexcept:
     """Write the answer OK with the id of the first message. count: of an /mpub; 0 for a /pub. Returns: its end."""
     at = put(at, HEAD)
-    id_to_hex(last_id if count == 0 else id_stepped(last_id, 1 - count), at)
+    id_to_hex(last_id if count == 0 else id_after_steps(last_id, 1 - count), at)
     at += HEX_SIZE
     if count != 0:
         at = put_number(put(at, COUNT), count)

@@ -435,7 +435,7 @@ cdef class ChannelCore(Scheduled):
             self.retry_soon()
         return self.after_parking()
 
-    def park_on(self):
+    def continue_parking(self):
         """Go on parking lagging messages, from Python."""
         self.catch_up(False)
 

@@ -41,7 +41,7 @@ cdef uint64_t SLICE_BYTES_MAX = 1 << 20
 cdef uint64_t PART_BYTES_MAX = 64 << 10          # of a slice: between them the time is read
 
 
-def begin_small(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
+def set_limits_for_tests(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
     """Have smaller batches stored in slices, and set their size, for tests. Returns: both former sizes."""
     global SLICED_BYTES_MIN, SLICE_BYTES_MAX
     former = (SLICED_BYTES_MIN, SLICE_BYTES_MAX)

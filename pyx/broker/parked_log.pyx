@@ -14,10 +14,10 @@ origin is finished only when the new record is on stable storage; otherwise a po
 and lose the new record. Until then the origin is *unsettled*: its reader passes over it, and its bit is not set. When a
 sync has covered the new records, `Parking.settle_some` sets the bits of their origins, in the order of parking.
 
-After a kill, unsettled messages have two records. `twins` names every message parked at or past `settled_below`, and
-the start finishes their other records. `settled_below` lies in the header, at the place of `parked_below` in a topic's
-ledger, and advances when the bits themselves are on stable storage. Records from there on are not trimmed, finished or
-not, because the start needs them to recognise their origins.
+After a kill, unsettled messages have two records. `duplicates` names every message parked at or past `settled_below`,
+and the start finishes their other records. `settled_below` lies in the header, at the place of `parked_below` in a
+topic's ledger, and advances when the bits themselves are on stable storage. Records from there on are not trimmed,
+finished or not, because the start needs them to recognise their origins.
 
 When a channel is moved or emptied, all parked messages are dropped. The reset of the channel's ledger stores in the
 same page below which ordinal. Nothing is stored here before a sync has covered that page.
@@ -88,10 +88,10 @@ cdef class ParkedLog:
         self.settled = 0 if origins_unknown_below > log.end else min(ledger.header.parked_below, log.end)
         ledger.header.parked_below = self.settled
         self.settled = max(self.settled, self.dropped_below)
-        self.twins = IdTable()
-        self.find_twins(origins_unknown_below)
+        self.duplicates = IdTable()
+        self.find_duplicates(origins_unknown_below)
         self.wait_for_unfinished()
-        # The start settles unsettled records, by finishing the twins.
+        # The start settles unsettled records, by finishing the duplicates.
         self.settled = log.end
         self.trim()
 
@@ -105,7 +105,7 @@ cdef class ParkedLog:
         self.log.trim(min(self.ledger.header.floor, self.ledger.header.parked_below))
         return 0
 
-    cdef int find_twins(self, uint64_t origins_unknown_below) except -1:
+    cdef int find_duplicates(self, uint64_t origins_unknown_below) except -1:
         """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
         cdef Segment segment = self.log.segment_of(self.settled)
         cdef uint64_t offset
@@ -121,21 +121,21 @@ cdef class ParkedLog:
                         record_ordinal(record) >= origins_unknown_below
                         or not self.ledger.is_finished(record_ordinal(record)))
                 ):
-                    self.last_twin_guid = max(self.last_twin_guid, record.guid)
-                    self.twins.take(record.guid)
-                    self.twins.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))
+                    self.last_duplicate_guid = max(self.last_duplicate_guid, record.guid)
+                    self.duplicates.take(record.guid)
+                    self.duplicates.put(record.guid, <uint32_t> (record_ordinal(record) - self.settled))
                 offset += record_span(record.size_bytes)
             segment = segment.next
         return 0
 
     cdef bint is_superseded(self, const Record* record) noexcept:
         """Return True if a record of this log is the origin of a later one."""
-        cdef int64_t last = self.twins.get(record.guid)
+        cdef int64_t last = self.duplicates.get(record.guid)
         return last >= 0 and record_ordinal(record) < self.settled + <uint64_t> last
 
-    cdef bint has_twin(self, const Record* record) noexcept:
+    cdef bint has_duplicate(self, const Record* record) noexcept:
         """Return True if a record of the topic's log is the origin of one that was here at the start."""
-        return self.twins.count != 0 and self.twins.get(record.guid) >= 0
+        return self.duplicates.count != 0 and self.duplicates.get(record.guid) >= 0
 
     def wait_for_unfinished(self):
         """Enter every unfinished record in the heap of due times. Cost: O(records kept)."""
@@ -328,7 +328,7 @@ cdef class ParkedLog:
         self.capacity = 0
         self.free_slot = 0
         self.dues.clear()
-        self.twins.clear()
+        self.duplicates.clear()
         return 0
 
     cdef int abandon(self) except -1:

@@ -315,7 +315,7 @@ cdef class Parking:
                 try:
                     self.park_published(record, record.attempts)
                 except StorageError as error:
-                    return self.stay_behind(error)
+                    return self.stop_for_space(error)
             self.walk_offset += record_span(record.size_bytes)
             self.walk_ordinal += 1
         # A record that was counted and has been damaged since is not met.
@@ -346,7 +346,7 @@ cdef class Parking:
             return record
         return NULL
 
-    cdef Progress stay_behind(self, error) except *:
+    cdef Progress stop_for_space(self, error) except *:
         """Leave messages that cannot be parked in the queue, until there is space or the cursor meets them."""
         self.uncounted_end = self.readable.end
         self.counted_from = self.readable.end
@@ -356,7 +356,7 @@ cdef class Parking:
             self.files.note_stuck(error)
         return NO_SPACE_TO_PARK
 
-    cdef int look_again_below_cursor(self) except -1:
+    cdef int recheck_past_cursor(self) except -1:
         """Before `recover`: let the cursor examine again which of the records past it are parked."""
         self.ledger.header.parked_below = min(self.ledger.header.parked_below, self.ledger.header.cursor)
         return 0

@@ -128,14 +128,14 @@ cdef class DeferredSearch:
         self.count_max = count_max
         self.best = []
 
-    def look(self):
+    def step(self):
         """Look on, in a bounded part. Returns: whether the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t cost = 0
         if parked is None:
             return True
         if not self.reading_slots:
-            if self.look_near():
+            if self.step_near():
                 return True
             self.reading_slots = True
             self.worst_due_ns = INT64_MAX
@@ -148,7 +148,7 @@ cdef class DeferredSearch:
         self.best = sorted([(-due_ns, -slot) for due_ns, slot in self.best])
         return True
 
-    cdef bint look_near(self) except -1:
+    cdef bint step_near(self) except -1:
         """Take the page from the top of the heap, in order. Returns: False if it is too far down."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef const Entry* entries = parked.dues.entries
@@ -247,7 +247,7 @@ cdef class QueueWalk:
         limit = min(end, ledger.bits_end())
         return ring_next_zero(ledger.words, ledger.capacity_bits, ordinal, limit) if ordinal < limit else ordinal
 
-    cdef bint passes(self, const Record* record) except -1:
+    cdef bint skips(self, const Record* record) except -1:
         """Return True if a record is not part of the queue."""
         if record.flags & RECORD_LOST:
             return True
@@ -289,7 +289,7 @@ cdef class QueueWalk:
                 continue
             ordinal = record_ordinal(record) + 1
             offset += record_span(record.size_bytes)
-            if self.passes(record):
+            if self.skips(record):
                 unfinished = self.next_unfinished(ordinal)
                 if unfinished > ordinal + RUN_TO_SKIP:
                     ordinal = unfinished

@@ -5,8 +5,8 @@ waits for its due time, or was delivered and says so itself. Only a clean stop n
 leaves two records of a message for a while; the start finishes the one in the topic's log (see
 pyx/broker/parked_log.pyx).
 
-The order: `begin_at` if a channel takes over messages, `finish_twins` if there may be twins past the cursor, then
-`recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
+The order: `begin_at` if a channel takes over messages, `finish_duplicates` if there may be duplicates past the cursor,
+then `recover`, then `recover_parked`. Nothing has subscribed yet, and the log's segments may not have been verified.
 """
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
@@ -46,14 +46,14 @@ def cursor_position(Ledger ledger not None, Log log not None):
         ledger.header.cursor_segment, ledger.header.cursor_offset, ledger.header.cursor)
 
 
-def has_moved_twins(ChannelCore channel not None):
+def has_moved_duplicates(ChannelCore channel not None):
     """Return whether, after a start, origins past the cursor may be among the records without a due time."""
     return (
         channel.parking.parked is not None
         and channel.ledger.header.moved_until > channel.parking.parked.ledger.header.parked_below)
 
 
-def finish_twins(ChannelCore channel not None):
+def finish_duplicates(ChannelCore channel not None):
     """After a power failure and before `recover`: finish the origins past the cursor, which may be one of before.
 
     Cost: O(records up to the last one that was parked since the last sync).
@@ -61,9 +61,9 @@ def finish_twins(ChannelCore channel not None):
     cdef Position position = channel.readable.log.locate(channel.ledger.header.cursor)
     cdef Segment segment = position.segment
     cdef uint64_t offset = position.offset
-    cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_twin_guid
+    cdef uint64_t left = 0 if channel.parking.parked is None else channel.parking.parked.last_duplicate_guid
     cdef const Record* record
-    channel.parking.look_again_below_cursor()
+    channel.parking.recheck_past_cursor()
     while segment is not None:
         channel.readable.log.ready(segment)
         while offset < segment.tail:
@@ -92,8 +92,8 @@ def recover(ChannelCore channel not None, dict attempts_of, bint power_failed):
     cdef uint64_t offset = 0
     cdef const Record* record
     assert len(channel.dispatcher.consumers) == 0 and channel.slots.count() == 0, "messages were delivered before"
-    if channel.parking.parked is not None and channel.parking.parked.twins.count != 0:
-        channel.parking.look_again_below_cursor()
+    if channel.parking.parked is not None and channel.parking.parked.duplicates.count != 0:
+        channel.parking.recheck_past_cursor()
     for ordinal in list(channel.ledger.unfinished(channel.ledger.header.cursor)):
         if position is None or ordinal >= position.segment.end_ordinal():
             position = channel.readable.log.locate(ordinal)

@@ -8,8 +8,8 @@ says in the same page that all parked records are dropped. So a kill or a power 
 place with its parked records, or at the new place without. A FIN of a message that was in flight fails.
 
 Messages published with a due time lie in the topic's log like all others. Those from the target on have to be parked
-again, in the same pass (`ChannelCore.park_on`), as records are parked in order; a start does so too. Their number is
-counted before, in slices (`SeekPlace`), so that depth and deferred count are right from the seek on.
+again, in the same pass (`ChannelCore.continue_parking`), as records are parked in order; a start does so too. Their
+number is counted before, in slices (`SeekPlace`), so that depth and deferred count are right from the seek on.
 
 Cancelled messages stay cancelled: a seek marks them as finished. The channel keeps a bit for each in
 `cancelled.ledger`; a start marks those that a kill left unmarked.
@@ -117,7 +117,7 @@ cdef class SeekPlace:
         cdef Ledger cancelled = self.channel.cancelled
         return cancelled is not None and ordinal >= cancelled.header.floor and cancelled.is_finished(ordinal)
 
-    def look(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
+    def step(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
         """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
         cdef const Record* record
         cdef uint64_t left = RECORDS_PER_TURN

@@ -31,7 +31,7 @@ from pyqd.hot.diskqueue.journal cimport CommitBuffer
 from pyqd.hot.diskqueue.log cimport Log, Position
 from pyqd.hot.diskqueue.mapping cimport store_barrier
 from pyqd.hot.primitives.clock cimport wall_ns
-from pyqd.hot.primitives.guid cimport id_stepped
+from pyqd.hot.primitives.guid cimport id_after_steps
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.bodies cimport Frames
 from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
@@ -149,7 +149,7 @@ cdef class TopicCore(Scheduled):
         kept.message_bytes = self.state.message_bytes
         return commit.add(self.log, name, &kept, sizeof(JournaledState))
 
-    cdef uint64_t depth_here(self) noexcept:
+    cdef uint64_t held_count(self) noexcept:
         """Count the messages that no channel has been given."""
         return self.log.end - self.readable.end
 
@@ -167,7 +167,7 @@ cdef class TopicCore(Scheduled):
         self.state.message_count += 1
         self.state.message_bytes += body_bytes
         self.state.last_guid = self.guids.next_id(now_ns)
-        if self.ephemeral and self.depth_here() >= self.memory_count_max and not self.is_readable():
+        if self.ephemeral and self.held_count() >= self.memory_count_max and not self.is_readable():
             return 0
         if due_ns != 0:
             self.state.deferred_below = self.log.end + 1
@@ -306,7 +306,7 @@ cdef class TopicCore(Scheduled):
     cdef int begin_messages(self, MessageBatch* batch) except -1:
         """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
-        cdef uint64_t held = self.depth_here()
+        cdef uint64_t held = self.held_count()
         batch.kept = batch.count
         if self.ephemeral and not self.is_readable():
             # As with single messages, those past what the topic may hold are accepted and dropped.
@@ -537,7 +537,7 @@ cdef class TopicCore(Scheduled):
             self.publish_deferred_batch(at, frames.count, frames.words, now_ns, due_ns, NULL)
         else:
             self.publish_batch(at, frames.count, frames.words, now_ns)
-        return id_stepped(self.guids.last_id, 1 - <int64_t> frames.count)
+        return id_after_steps(self.guids.last_id, 1 - <int64_t> frames.count)
 
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets the held messages, unless the topic is paused or awaits channels."""
@@ -730,11 +730,11 @@ cdef class TopicCore(Scheduled):
 
     @property
     def depth(self) -> int:
-        return self.depth_here()
+        return self.held_count()
 
     @property
     def backend_depth(self) -> int:
-        depth = self.depth_here()
+        depth = self.held_count()
         return 0 if self.ephemeral or depth <= self.memory_count_max else depth - self.memory_count_max
 
     @property

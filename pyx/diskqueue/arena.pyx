@@ -54,7 +54,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strdup, strlen
 
 from pyqd.hot.diskqueue.slottable cimport ORDER_MAX, SLOTS_MAX, SlotTable
-from pyqd.hot.diskqueue.slottable cimport give_slots, holder_of, prepare_slots, set_holder, take_slots
+from pyqd.hot.diskqueue.slottable cimport allocate_slots, free_slots, holder_of, prepare_slots, set_holder
 from pyqd.hot.primitives.debug cimport PYQD_DEBUG, debug_require
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -251,7 +251,7 @@ cdef void install_for(
     sigaction(number, &wanted, NULL)
 
 
-cdef void say(const char* text) noexcept nogil:
+cdef void put_error(const char* text) noexcept nogil:
     if told_fd >= 0 and write(told_fd, text, strlen(text)) < 0:
         return
 
@@ -269,11 +269,11 @@ cdef void on_fault(int number, siginfo_t* info, void* context) noexcept nogil:
         (&errno)[0] = before
         return
     if extent != NULL:
-        say(b"pyqd: cannot map ")
-        say(extent.path)
-        say(b" again: ")
-        say(name_of(failed))
-        say(b"; the process ends, all accepted messages are in the files: remove the cause and start pyqd again\n")
+        put_error(b"pyqd: cannot map ")
+        put_error(extent.path)
+        put_error(b" again: ")
+        put_error(name_of(failed))
+        put_error(b"; the process ends; accepted messages are in the files: remove the cause and start pyqd again\n")
     # The access is repeated, and then that handler sees it.
     sigaction(SIGSEGV, &previous_action, NULL)
     (&errno)[0] = before
@@ -293,9 +293,9 @@ cdef void on_unreadable(int number, siginfo_t* info, void* context) noexcept nog
     unlock()
     if not handled:
         if extent != NULL:
-            say(b"pyqd: cannot read ")
-            say(extent.path)
-            say(b": input/output error (EIO); the process ends, and the next start treats the page as damaged\n")
+            put_error(b"pyqd: cannot read ")
+            put_error(extent.path)
+            put_error(b": input/output error (EIO); the process ends, and the next start treats the page as damaged\n")
         sigaction(SIGBUS, &previous_bus_action, NULL)
     (&errno)[0] = before
 
@@ -311,9 +311,9 @@ cdef bint replace_page(Extent* extent, uint64_t offset) noexcept nogil:
         return False
     if extent.lost_pages == 0:
         pin(extent)
-        say(b"pyqd: cannot read ")
-        say(extent.path)
-        say(b": input/output error (EIO); the unreadable part counts as damaged\n")
+        put_error(b"pyqd: cannot read ")
+        put_error(extent.path)
+        put_error(b": input/output error (EIO); the unreadable part counts as damaged\n")
     extent.lost_pages += 1
     lost[lost_count] = extent.base + offset
     lost_count += 1
@@ -373,7 +373,7 @@ cdef int make_present(Extent* extent) noexcept nogil:
             return errno
         remove(&guarded, extent)
     else:
-        failed = map_again(extent)
+        failed = remap(extent)
         if failed != 0:
             return failed
     extent.state = EXTENT_PRESENT
@@ -389,7 +389,7 @@ cdef void pin(Extent* extent) noexcept nogil:
     extent.pin_count += 1
 
 
-cdef int map_again(Extent* extent) noexcept nogil:
+cdef int remap(Extent* extent) noexcept nogil:
     """Map an extent's file at its former address. Returns: 0, or the error number."""
     global mapped, remapped
     cdef int fd, failed
@@ -619,7 +619,7 @@ cdef Extent* extent_of(
     extent.device, extent.inode = device, inode
     extent.order = order_for(size_bytes)
     lock()
-    slot = take_slots(&slot_table, extent.order) if extent.path != NULL else -1
+    slot = allocate_slots(&slot_table, extent.order) if extent.path != NULL else -1
     if slot >= 0:
         extent.base = arena + <uint64_t> slot * SLOT_BYTES
         if map_at(extent.base, size_bytes, MAP_SHARED, fd):
@@ -632,7 +632,7 @@ cdef Extent* extent_of(
             failed = 0
         else:
             failed = errno
-            give_slots(&slot_table, <uint64_t> slot, extent.order)
+            free_slots(&slot_table, <uint64_t> slot, extent.order)
     unlock()
     if failed != 0:
         free(extent.path)
@@ -660,7 +660,7 @@ cdef void extent_free(Extent* extent) noexcept nogil:
         forget_lost(extent)
     set_holder(&slot_table, slot, extent.order, NULL)
     if unmapped:
-        give_slots(&slot_table, slot, extent.order)
+        free_slots(&slot_table, slot, extent.order)
     unlock()
     free(extent.path)
     free(extent)
@@ -775,7 +775,7 @@ cdef int state_at(const char* address) noexcept nogil:
     return -1 if extent == NULL else <int> extent.state
 
 
-def begin_small(uint64_t recent, uint64_t least, bint silent):
+def set_limits_for_tests(uint64_t recent, uint64_t least, bint silent):
     """Set how few files may stay accessible and mapped, and whether nothing is said on standard error: for tests."""
     global recent_min, mapped_min, told_fd
     recent_min, mapped_min, told_fd = recent, least, -1 if silent else 2

@@ -75,7 +75,7 @@ cdef int count_from(LedgerHeader* header, uint64_t ordinal) noexcept:
     return 0
 
 
-def begin_small(uint64_t capacity_bits):
+def set_limits_for_tests(uint64_t capacity_bits):
     """Set the number of bits of new ledgers, a power of two, so that rings grow soon: for tests.
 
     Returns: the former number.
@@ -91,16 +91,16 @@ def begin_small(uint64_t capacity_bits):
 cdef class Ledger:
     """The ledger of one reader of one log.
 
-    files: the operating system. path: the file, created if it is missing; None for anonymous memory. stand_ins: given
-    by a start, which continues in memory if the disk has no space for the file (pyqd.diskqueue.standins). expected: a
-    missing file counts as lost. exists: whether the file exists; None: find out.
+    files: the operating system. path: the file, created if it is missing; None for anonymous memory. placeholders:
+    given by a start, which continues in memory if the disk has no space for the file (pyqd.diskqueue.placeholders).
+    expected: a missing file counts as lost. exists: whether the file exists; None: find out.
 
     A damaged or lost file is replaced by a fresh one: `rebuilt`. `outran`: the ledger had marked records after the
     log's end, which the log has lost.
     Raises: LaterFormatError, StorageError. Source: docs/storage.md, "Ledger".
     """
 
-    def __init__(self, files, path=None, stand_ins=None, bint expected=False, exists=None):
+    def __init__(self, files, path=None, placeholders=None, bint expected=False, exists=None):
         cdef Mapping mapping
         aside = None
         self.files = files
@@ -126,10 +126,10 @@ cdef class Ledger:
             if aside is not None:
                 mapping = reused(files, aside, path + GROWING, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8)
             if mapping is None:
-                if stand_ins is None:
+                if placeholders is None:
                     raise
-                self.stand_ins = stand_ins
-                mapping = stand_ins.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
+                self.placeholders = placeholders
+                mapping = placeholders.map(path, LEDGER_HEADER_BYTES + RING_BITS_MIN // 8, self.note_written)
         (<LedgerHeader*> mapping.base).capacity_bits = RING_BITS_MIN
         # A new file has no earlier lap of the ring, whatever the kernel has written of it.
         (<LedgerHeader*> mapping.base).trusted_below = RING_BITS_MIN
@@ -146,7 +146,7 @@ cdef class Ledger:
 
     cdef int replace_file(self, Mapping mapping) except -1:
         cdef Mapping former = self.mapping
-        # A stand-in gets its name when it is written.
+        # A placeholder gets its name when it is written.
         if self.path is not None and mapping.path is not None:
             if former is not None:
                 former.pin()
@@ -160,9 +160,9 @@ cdef class Ledger:
             if former is not None:
                 # A sync in a thread may hold it for a while; its path names another file now.
                 former.file_removed()
-            if self.stand_ins is not None:
-                self.stand_ins.forget(self.path)
-                self.stand_ins = None
+            if self.placeholders is not None:
+                self.placeholders.forget(self.path)
+                self.placeholders = None
             if self.on_replaced is not None:
                 self.on_replaced()
         self.adopt(mapping)
@@ -170,7 +170,7 @@ cdef class Ledger:
 
     def note_written(self):
         """Note that a ledger kept in memory now has a file, whose name no sync has covered yet."""
-        self.stand_ins = None
+        self.placeholders = None
         self.change_count += 1
         if self.on_replaced is not None:
             self.on_replaced()
@@ -245,7 +245,7 @@ cdef class Ledger:
             ring_clear_range(self.words, self.capacity_bits, start, end)
         return 0
 
-    def distrust(self):
+    def drop_doubtful_bits(self):
         """After a power failure and before `clamp`: forget the bits that may be those of an earlier lap of the ring.
 
         Header and ring are written by the kernel in any order. A bit of the last synced state or later may lie where a
@@ -568,7 +568,7 @@ cdef class Ledger:
         self.header.parked_from = ordinal
 
     @property
-    def knows_nothing(self) -> bool:
+    def replaces_lost(self) -> bool:
         """True if the ledger replaces a lost one and its channel has not been recovered since."""
         return self.header.origins_unknown_below == UNKNOWN
 

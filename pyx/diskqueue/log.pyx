@@ -84,7 +84,7 @@ cdef class Log:
         exists = (directory is not None and files.exists(directory)) if exists is None else exists
         found = exists if found is None else found
         if exists:
-            self.take_up(FoundSegments(files, directory, self.damage, power_failed))
+            self.resume(FoundSegments(files, directory, self.damage, power_failed))
         elif directory is not None and not found:
             files.make_directory(directory)
         if self.renumber:
@@ -96,13 +96,13 @@ cdef class Log:
             self.begin_epoch()
         self.synced_end = self.flushed_end = self.first.first_ordinal
 
-    cdef int take_up(self, FoundSegments found) except -1:
+    cdef int resume(self, FoundSegments found) except -1:
         """Continue with the segments of an earlier run."""
         self.first, self.active = found.first, found.last
         self.holes = found.holes
         self.end, self.end_of_spares = found.end, found.end_of_spares
         self.renumber = found.renumber
-        self.pool.take_up(found.first, found.last, found.spares, found.file_counter)
+        self.pool.resume(found.first, found.last, found.spares, found.file_counter)
         if self.active is not None:
             assert self.active.end_ordinal() == self.end
             self.epoch = max(self.epoch, (self.active.header().first_seq >> ORDINAL_BITS) + self.power_failed)
@@ -126,7 +126,7 @@ cdef class Log:
             self.closed = True
         segment.begin(1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         if self.closed:
-            segment.take_no_more()
+            segment.block_appends()
         self.first = self.active = segment
         return self.pool.activate(segment)
 
@@ -141,14 +141,14 @@ cdef class Log:
         if self.renumber:
             try:
                 segment = self.pool.take_spare(0)
-                self.follow_with(self.pool.new_segment(SEGMENT_BYTES_MIN) if segment is None else segment)
+                self.continue_in(self.pool.new_segment(SEGMENT_BYTES_MIN) if segment is None else segment)
                 return 0
             except DiskFull:
                 pass
         elif self.active.capacity_bytes - self.active.tail >= RECORD_ALIGN_BYTES:
             # The remains of the power failure are not to be taken for a damaged record by the next start.
             store_word(self.active.base + self.active.tail, 0)
-        return self.active.take_no_more()
+        return self.active.block_appends()
 
     def ready(self, segment not None):
         """Make a segment safe to walk: verify it if an earlier run wrote it, and bridge damaged records."""
@@ -238,28 +238,28 @@ cdef class Log:
         if not self.closed or self.active.worn or self.active.count != 0 or self.active.file_bytes < need_bytes:
             return False
         self.closed = False
-        self.active.take_more()
-        return self.active.begin_again((self.epoch << ORDINAL_BITS) | self.end, wall_ns()) == 0
+        self.active.unblock_appends()
+        return self.active.renumber((self.epoch << ORDINAL_BITS) | self.end, wall_ns()) == 0
 
     cdef int roll(self, uint64_t span_bytes) except -1:
         """Make room for so many bytes, in another segment if need be. Raises: StorageError (nothing changed)."""
         cdef Segment segment
         assert self.end < ORDINAL_MASK and self.batch.segment is None
         if (self.reuse_active(SEGMENT_HEADER_BYTES + span_bytes) and self.active.room_bytes() >= span_bytes) or (
-                not self.closed and self.active.open_up(self.files, span_bytes)):
+                not self.closed and self.active.check_next_pages(self.files, span_bytes)):
             return self.pool.refill()
         segment = self.pool.next_segment(span_bytes)
-        self.follow_with(segment)
+        self.continue_in(segment)
         return self.pool.replenish(self.first.next is not segment)
 
-    cdef int follow_with(self, Segment segment) except -1:
+    cdef int continue_in(self, Segment segment) except -1:
         """Seal the active segment and continue in another."""
         assert self.batch.segment is not self.active or not self.batch.is_open, "a batch lies in one segment"
         assert self.active.end_ordinal() == self.end
         self.pool.populates = 2 * self.batch.segment_staged_bytes < self.active.tail
         self.batch.segment_staged_bytes = 0
         self.closed = False
-        self.active.take_more()
+        self.active.unblock_appends()
         self.active.seal()
         segment.begin(self.active.number + 1, (self.epoch << ORDINAL_BITS) | self.end, wall_ns())
         self.active.next = segment
@@ -268,7 +268,7 @@ cdef class Log:
 
     def shrink(self):
         """Continue in a segment of the smallest size, so that the active one can go. Raises: StorageError."""
-        self.follow_with(self.pool.new_segment(SEGMENT_BYTES_MIN))
+        self.continue_in(self.pool.new_segment(SEGMENT_BYTES_MIN))
         self.pool.refill()
 
     def files_moved(self, str directory not None):
@@ -310,7 +310,7 @@ cdef class Log:
             assert segment.next is not None, "the chain ends at the active segment"
             self.first = segment.next
             self.indexes.pop(segment.number, None)
-            self.pool.take_back(segment)
+            self.pool.recycle(segment)
         return 0
 
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns):

@@ -64,7 +64,7 @@ cdef class FoundSegments:
                 segments.append(segment)
                 continue
             self.end_of_spares = max(self.end_of_spares, segment.header().first_seq & ORDINAL_MASK)
-            if self.spares or not self.is_spare_for_good(segment):
+            if self.spares or not self.make_spare_durable(segment):
                 self.files.remove(path)
             else:
                 self.spares.append(segment)
@@ -109,7 +109,7 @@ cdef class FoundSegments:
             self.renumber = True
         return 0
 
-    cdef bint is_spare_for_good(self, Segment segment) except -1:
+    cdef bint make_spare_durable(self, Segment segment) except -1:
         """Sync the header of a spare, so that it is one after a power failure too. Returns: whether that succeeded."""
         assert segment.number == 0 and segment.next is None
         try:

@@ -224,7 +224,7 @@ cdef class Mapping:
         if self.extent != NULL:
             extent_remove(self.extent)
 
-    def put_into(self, int fd, str path not None):
+    def replace_by_file(self, int fd, str path not None):
         """Map an open file, which holds the bytes that are in this anonymous memory, in its place.
 
         The file stays mapped for the object's life. Raises: ValueError unless this is memory, StorageError (no change).
@@ -266,7 +266,7 @@ cdef class Mapping:
             if is_there:
                 extent_unpin(self.extent)
 
-    cdef void bring_in(self, uint64_t start, uint64_t length) noexcept:
+    cdef void prefetch(self, uint64_t start, uint64_t length) noexcept:
         """Begin to read a page-aligned range into the cache, in one piece although pages are brought in alone.
 
         Reading 64 KiB page by page took 1.0 to 1.5 ms of a cloud disk, in one piece 0.2 ms. Source: madvise(2),

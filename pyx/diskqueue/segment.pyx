@@ -41,7 +41,7 @@ assert sizeof(SegmentHeader) <= SEGMENT_HEADER_BYTES
 assert SEGMENT_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
 
 
-def check_less_at_once(uint64_t size_bytes):
+def set_check_bytes_for_tests(uint64_t size_bytes):
     """Have the pages of an earlier run read in pieces of another size, for tests. Returns: the former one."""
     global CHECKED_AT_ONCE_BYTES
     former = CHECKED_AT_ONCE_BYTES
@@ -101,21 +101,21 @@ cdef class Segment:
         self.next = None
         return self.set_checked(self.checked_bytes)
 
-    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1:
+    cdef int renumber(self, uint64_t first_seq, int64_t created_ns) except -1:
         """Give an empty segment another first sequence number; a kill leaves a spare that tells the ordinal."""
         cdef uint64_t number = self.number
         assert self.count == 0 and self.tail == SEGMENT_HEADER_BYTES
         self.number = 0
         return self.begin(number, first_seq, created_ns)
 
-    cdef int take_no_more(self) except -1:
+    cdef int block_appends(self) except -1:
         """Keep records from being appended, at no cost to `append`: there is no capacity left."""
         assert self.tail <= self.capacity_bytes
         self.capacity_bytes = self.limit_bytes = self.tail
         return 0
 
-    cdef int take_more(self) except -1:
-        """Undo `take_no_more`."""
+    cdef int unblock_appends(self) except -1:
+        """Undo `block_appends`."""
         self.capacity_bytes = self.file_bytes
         return self.set_checked(self.checked_bytes)
 
@@ -133,9 +133,9 @@ cdef class Segment:
     cdef int leave(self) except -1:
         """Have no record appended any more, as a page behind the tail cannot be read."""
         self.worn = True
-        return self.take_no_more()
+        return self.block_appends()
 
-    cdef bint open_up(self, files, uint64_t span_bytes) except -1:
+    cdef bint check_next_pages(self, files, uint64_t span_bytes) except -1:
         """Let records be appended to the next pages of the last segment, after a check that they are readable.
 
         Returns: whether there is space for this many bytes now; False also if a page cannot be read.
@@ -155,7 +155,7 @@ cdef class Segment:
         if end + RECORD_ALIGN_BYTES <= start or start >= self.file_bytes:
             return True
         end = min((end + CHECKED_AT_ONCE_BYTES + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1), self.mapping.size_bytes)
-        self.mapping.bring_in(start, end - start)
+        self.mapping.prefetch(start, end - start)
         try:
             files.populate(self.mapping, start, end - start)
         except StorageError:

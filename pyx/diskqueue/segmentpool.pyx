@@ -80,7 +80,7 @@ cdef class SegmentPool:
         # No file name is used twice: a job of a removed log must not hit a file of this one.
         self.file_counter = <uint64_t> wall_ns()
 
-    cdef int take_up(self, Segment first, Segment active, list spares, uint64_t file_counter) except -1:
+    cdef int resume(self, Segment first, Segment active, list spares, uint64_t file_counter) except -1:
         """Continue with the segments of an earlier run. first, active: ends of the log's chain, or None."""
         cdef Segment segment = first
         assert self.active is None and not self.spares, "a pool takes up segments before the log begins"
@@ -138,7 +138,7 @@ cdef class SegmentPool:
         """
         assert not self.spare_settled, "a spare is asked for once per active segment"
         if self.short_of_spares or has_backlog:
-            self.want_spare()
+            self.request_spare()
         return self.refill()
 
     cdef int refill(self) except -1:
@@ -146,14 +146,14 @@ cdef class SegmentPool:
         cdef Segment segment = self.active
         assert segment is not None and segment.next is None
         if not self.spare_settled and segment.tail > segment.capacity_bytes >> 1:
-            self.want_spare()
-        self.want_pages()
+            self.request_spare()
+        self.request_pages()
         self.refill_threshold = ~<uint64_t> 0 if self.spare_settled else (segment.capacity_bytes >> 1) + 1
-        if self.wants_pages():
+        if self.needs_pages():
             self.refill_threshold = min(self.refill_threshold, segment.prepared - (self.pages_ahead >> 1))
         return 0
 
-    cdef bint wants_pages(self) except -1:
+    cdef bint needs_pages(self) except -1:
         """Return whether pages of the active segment still have to be prepared by a thread, now or later."""
         cdef uint64_t size = self.active.capacity_bytes
         return (
@@ -161,11 +161,11 @@ cdef class SegmentPool:
             and self.jobs.prepares_ahead
         )
 
-    cdef int want_pages(self) except -1:
+    cdef int request_pages(self) except -1:
         """Ask for the next piece of pages if no more than half a piece of prepared ones remains."""
         cdef Segment segment = self.active
         cdef uint64_t start, length
-        if not self.wants_pages() or segment.tail + (self.pages_ahead >> 1) < segment.prepared:
+        if not self.needs_pages() or segment.tail + (self.pages_ahead >> 1) < segment.prepared:
             return 0
         if segment.tail > segment.prepared and segment.tail > SEGMENT_HEADER_BYTES:
             # The last piece came too late.
@@ -194,7 +194,7 @@ cdef class SegmentPool:
         if segment is self.active:
             segment.leave()
 
-    cdef int want_spare(self) except -1:
+    cdef int request_spare(self) except -1:
         """Ask for a spare unless a usable one is there or under way; drop the spares that are too small by now."""
         cdef Segment segment
         cdef uint64_t size_bytes
@@ -223,7 +223,7 @@ cdef class SegmentPool:
     def add_spare(self, Segment segment not None):
         """Keep a segment as a spare, unless the quota has no space for it by now."""
         assert segment.number == 0, "a segment of a log's chain is no spare"
-        if self.abandoned or not self.limit.keeps_spare(segment.capacity_bytes):
+        if self.abandoned or not self.limit.allows_spare(segment.capacity_bytes):
             self.drop(segment)
         else:
             self.spares.append(segment)
@@ -247,7 +247,7 @@ cdef class SegmentPool:
         self.drop(largest)
         return self.take_spare(need_bytes)
 
-    cdef int take_back(self, Segment segment) except -1:
+    cdef int recycle(self, Segment segment) except -1:
         """Keep a drained segment as a spare, or have it removed. The log's chain begins behind it now."""
         cdef uint64_t size_bytes = segment.capacity_bytes
         assert segment is not self.active and segment.next is not None
@@ -261,7 +261,7 @@ cdef class SegmentPool:
         segment.retire()
         if segment.mapping.path is None:
             self.spares.append(segment)
-        elif not self.limit.keeps_spare(size_bytes if self.spares else 2 * size_bytes):
+        elif not self.limit.allows_spare(size_bytes if self.spares else 2 * size_bytes):
             # The quota would leave no room for a segment in use meanwhile.
             self.drop(segment)
         else:

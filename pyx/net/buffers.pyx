@@ -48,7 +48,7 @@ cdef void buffer_freed(uint64_t size_bytes) noexcept nogil:
     total_bytes -= <int64_t> size_bytes
 
 
-def keep_freed():
+def keep_freed_memory():
     """Have the C library keep up to 16 MiB of freed memory for later allocations, in the whole process.
 
     Otherwise a buffer that grows for a large command and is freed with it would be fetched from the system each time.

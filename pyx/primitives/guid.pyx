@@ -66,9 +66,9 @@ cdef class GuidFactory:
         self.resume_after(last_id)
 
 
-def stepped(uint64_t guid, int64_t steps):
+def id_after(uint64_t guid, int64_t steps):
     """Return the id that a factory gives `steps` ids later, or earlier if negative, while the clock stands still."""
-    return id_stepped(guid, steps)
+    return id_after_steps(guid, steps)
 
 
 def to_hex(uint64_t guid):

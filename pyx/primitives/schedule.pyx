@@ -101,10 +101,10 @@ cdef class Scheduler:
             if not self.has_work():
                 break
         if count < len(wanting):
-            self.put_off(wanting[count:])
+            self.defer_remaining(wanting[count:])
         return count
 
-    cdef int put_off(self, list items) except -1:
+    cdef int defer_remaining(self, list items) except -1:
         """Put items that were not woken first in the next pass."""
         cdef bint is_first = len(self.wanting) == 0
         self.wanting = items + self.wanting

@@ -31,7 +31,7 @@ from pyqd.hot.broker.intake cimport enqueue, is_large
 from pyqd.hot.broker.topic cimport MessageBatch
 from pyqd.hot.net.buffers cimport buffer_freed, buffer_grown
 from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns
-from pyqd.hot.primitives.guid cimport HEX_SIZE, id_stepped, id_to_hex
+from pyqd.hot.primitives.guid cimport HEX_SIZE, id_after_steps, id_to_hex
 from pyqd.hot.tcp.limits cimport size_error, truncation_error
 from pyqd.hot.wire.frames cimport FRAME_RESPONSE
 from pyqd.hot.wire.scanner cimport (
@@ -91,7 +91,7 @@ cdef class Publisher:
         if self.limits.sync_each and not topic.ephemeral:
             self.output.begin_withholding()
             self.unsynced[topic] = None
-        if self.tells_ids:
+        if self.returns_ids:
             self.put_ok_with_ids(last_id, count, is_batch)
         else:
             self.output.put_ok()
@@ -103,7 +103,7 @@ cdef class Publisher:
         Source: docs/protocol-extensions.md, "Ids of published messages".
         """
         cdef char[HEX_SIZE] digits
-        id_to_hex(id_stepped(last_id, 1 - <int64_t> count), digits)
+        id_to_hex(id_after_steps(last_id, 1 - <int64_t> count), digits)
         answer = b"OK " + digits[:HEX_SIZE]
         if is_batch:
             answer += b" %d" % count
@@ -231,7 +231,7 @@ cdef class Publisher:
         self.open_batches += 1
         self.open_messages += self.batch.count
         memset(&self.batch, 0, sizeof(Batch))
-        if self.tells_ids:
+        if self.returns_ids:
             self.close_batches()
         return used
 

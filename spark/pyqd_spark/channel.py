@@ -313,7 +313,7 @@ class Drain:
     def _node_of(self, client: NsqClient) -> str:
         """Return the id of the broker: pyqd's node, else its TCP address."""
         target = self.partition.target
-        if target.is_tcp or not client.tells_ids:
+        if target.is_tcp or not client.returns_ids:
             return client.address
         # The caller retries, so this client must not.
         with BrokerClient(target.address, replace(self.settings.tcp.connection, retry_timeout_s=0.0)) as http:

@@ -162,7 +162,7 @@ class NsqClient:
         return self._core.info
 
     @property
-    def tells_ids(self) -> bool:
+    def returns_ids(self) -> bool:
         """Return whether the broker understands DMPUB and returns the ids of published messages."""
         return self._core.gives_ids
 

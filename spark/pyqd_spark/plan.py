@@ -69,7 +69,7 @@ def shares(counts: Sequence[int], limit: int) -> list[int]:
     return [min(count, max(1, count * limit // total)) if count else 0 for count in counts]
 
 
-def pieces_of(count: int, total: int, partitions_min: int | None, records_max: int | None) -> int:
+def slice_queue_of(count: int, total: int, partitions_min: int | None, records_max: int | None) -> int:
     """Return the number of pieces for a range with `count` of `total` records."""
     pieces = 1
     if partitions_min is not None and total > 0:
@@ -101,7 +101,7 @@ def partitions_of(
     if partitions_min is not None and len(filled) >= partitions_min:
         partitions_min = None
     counts = [count_between(one.first, one.stop, found[one.topic, one.node]) for one in filled]
-    pieces = [pieces_of(count, sum(counts), partitions_min, records_max) for count in counts]
+    pieces = [slice_queue_of(count, sum(counts), partitions_min, records_max) for count in counts]
     return [
         piece
         for one, number in zip(filled, pieces, strict=True)

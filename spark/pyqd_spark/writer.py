@@ -217,7 +217,7 @@ class Publisher:
 
     def _built(self, client: NsqClient, run: Run, first: int, end: int) -> tuple[Piece, bytes]:
         """Return as many rows as fit into a command, or into several for a broker without DMPUB."""
-        if run.column.times is not None and not client.tells_ids:
+        if run.column.times is not None and not client.returns_ids:
             data, behind = self._dpubs(run, first, end)
             return Piece(run, first, behind, behind - first, len(data)), data
         data, behind = self._batch(run, first, end)

@@ -328,8 +328,8 @@ def held(name, function):
         return function(self)
     return call
 
-Predecessor.wait_go = held("starting", Predecessor.wait_go)
-Predecessor.say_up = held("loaded", Predecessor.say_up)
+Predecessor.wait_for_go = held("starting", Predecessor.wait_for_go)
+Predecessor.report_serving = held("loaded", Predecessor.report_serving)
 from pyqd.apps.daemon import main
 raise SystemExit(main())
 """

@@ -274,7 +274,7 @@ BAD = {
     "invalid": (answer(framed(b"E_INVALID cannot IDENTIFY again")), 'answered with "E_INVALID cannot IDENTIFY again"'),
     "no-port": (answer(framed(b"E_BAD_BODY IDENTIFY missing fields")), "set --broadcast-tcp-port and --broadcast-http"),
     "refusing": (refuse_registrations, "REGISTER t was answered with \"E_BAD_TOPIC REGISTER topic name 't' is not"),
-    "unasked": (then(framed(b"OK") * 2), 'OK" came without a command; --lookupd-tcp-address'),
+    "unsolicited": (then(framed(b"OK") * 2), 'OK" came without a command; --lookupd-tcp-address'),
 }
 
 

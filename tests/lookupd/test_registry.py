@@ -1,11 +1,11 @@
-"""Tests of pyqd.lookupd.registry and pyqd.lookupd.bits."""
+"""Tests of pyqd.lookupd.registry and pyqd.lookupd.bit_set."""
 
 import json
 import random
 
 import pytest
 
-from pyqd.lookupd.bits import Bits
+from pyqd.lookupd.bit_set import BitSet
 from pyqd.lookupd.registry import NO_TOMBSTONE, Peer, Producer, Registry
 from pyqd.primitives.durations import SECOND_NS
 
@@ -27,7 +27,7 @@ def producers_of(registry: Registry, topic: str, now_ns: int = NOW_NS) -> list[i
 
 
 def test_bits_are_a_set_of_numbers() -> None:
-    chance, bits, expected = random.Random(1), Bits(), set[int]()
+    chance, bits, expected = random.Random(1), BitSet(), set[int]()
     for _ in range(5000):
         number = chance.randrange(200)
         if chance.random() < 0.5:

@@ -229,9 +229,9 @@ def test_records_that_stand_for_lost_ones_are_not_exported_nor_listed_as_damaged
     broker_on(root).close()
     inspection = Inspection(OfflineData(Files(), str(root)), verify=True)
     assert inspection.problems == []
-    assert inspection.kept_aside == inspection.as_dict()["kept_aside"]
-    assert len(inspection.kept_aside) == 1
-    assert f"kept aside: {inspection.kept_aside[0]}" in inspection.lines()
+    assert inspection.damage_copies == inspection.as_dict()["kept_aside"]
+    assert len(inspection.damage_copies) == 1
+    assert f"kept aside: {inspection.damage_copies[0]}" in inspection.lines()
     Exporter(Files(), str(root), str(target), wall()).run()
     notes: list[str] = []
     queue = NsqdQueue(NsqdDirectory(Files(), str(target)), "t" if place == "held" else "t:c", notes.append)

@@ -10,8 +10,8 @@ import pytest
 
 from pyqd.broker import message_lookup, replay
 from pyqd.diskqueue.segment_jobs import SegmentJobs
-from pyqd.hot.broker.intake import begin_small, enqueue_frames
-from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.broker.compaction import move_parked
+from pyqd.hot.broker.intake import enqueue_frames, set_limits_for_tests
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.hot.wire.record import span_bytes
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
@@ -175,12 +175,12 @@ def test_publishing_in_slices(bench, size_bytes, due):
     frames = frames_of([body_of(number, size_bytes) for number in range(100, 112)])
 
     def store():
-        former = begin_small(1000, 4 * size_bytes)
+        former = set_limits_for_tests(1000, 4 * size_bytes)
         enqueue_frames(bench.topic, frames, wall(), far() if due else 0)
         # The turns in which the channels park are no part of it.
         for _ in range(4):
             bench.broker.scheduler.run_wakes()
-        begin_small(*former)
+        set_limits_for_tests(*former)
 
     assert_all_or_nothing(bench, store)
 

@@ -13,7 +13,7 @@ from pyqd.broker import message_lookup
 from pyqd.broker.broker import Broker
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
-from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono
 from tests.support.power import PowerFiles
 from tests.support.storage import broker_on, consumer_on, options_for

@@ -46,13 +46,13 @@ def test_ids_of_one_timestamp_are_consecutive(node_id, last_id, clock_ns, count)
     factory = guid.GuidFactory(node_id)
     factory.resume(last_id)
     ids = [factory.next(clock_ns) for _ in range(count)]
-    assert ids == [guid.stepped(ids[0], step) for step in range(count)]
-    assert guid.stepped(ids[-1], 1 - count) == ids[0]
+    assert ids == [guid.id_after(ids[0], step) for step in range(count)]
+    assert guid.id_after(ids[-1], 1 - count) == ids[0]
     # The rule as the documentation gives it to clients.
     first = ids[0]
     for step in {0, 1, count // 2, count - 1}:
         n = (first & 0xFFF) + step
-        assert guid.stepped(first, step) == (first & ~0xFFF) + (n >> 12 << 22) + (n & 0xFFF)
+        assert guid.id_after(first, step) == (first & ~0xFFF) + (n >> 12 << 22) + (n & 0xFFF)
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyqd.hot.primitives.guid import from_hex, stepped, to_hex
+from pyqd.hot.primitives.guid import from_hex, id_after, to_hex
 from tests.protocol.conftest import Connect
 from tests.support.nsq import RESPONSE, Client, dpub, mpub, pub
 from tests.support.server import Daemon, pyqd
@@ -56,7 +56,7 @@ def test_the_ok_of_an_mpub_names_the_first_and_how_many(
     asking.send(mpub(topic, [b"x"] * count))
     first, told = answer(asking, MANY)
     assert int(told) == count
-    expected = {to_hex(stepped(from_hex(first), step)) for step in range(count)}
+    expected = {to_hex(id_after(from_hex(first), step)) for step in range(count)}
     consumer = connect()
     consumer.sub(topic, rdy_count=2500)
     seen: set[bytes] = set()

@@ -21,10 +21,10 @@ SLICED = """
 import os
 import sys
 from pyqd.broker.broker import Broker
-from pyqd.hot.broker.intake import begin_small
+from pyqd.hot.broker.intake import set_limits_for_tests
 from pyqd.net.loop_driver import LoopDriver
 
-begin_small(2000, 5000)
+set_limits_for_tests(2000, 5000)
 brokers = []
 load, run_wakes = Broker.load, LoopDriver.run_wakes
 

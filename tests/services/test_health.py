@@ -89,10 +89,10 @@ def test_a_failed_write_is_bad_until_the_disk_takes_writes_again(watched: Watche
     status, body = watched.ping()
     assert status == 500
     assert body.startswith(b"NOK - failed to reserve ")
-    watched.broker.try_write_again()
+    watched.broker.retry_write()
     assert watched.ping()[0] == 500
     watched.files.refuses = False
-    watched.broker.try_write_again()
+    watched.broker.retry_write()
     assert watched.ping() == (200, b"OK")
     assert not (tmp_path / "probe").exists()
 
@@ -109,7 +109,7 @@ def test_a_failed_write_is_forgotten_when_one_succeeds(watched: Watched) -> None
 def test_a_failed_sync_is_bad_until_one_succeeds(watched: Watched) -> None:
     watched.broker.note_failed_sync(StorageError("sync", "orders", errno.EIO, "Input/output error"))
     assert watched.ping()[0] == 500
-    watched.broker.try_write_again()
+    watched.broker.retry_write()
     assert watched.ping()[0] == 500
     watched.broker.note_synced()
     assert watched.ping() == (200, b"OK")

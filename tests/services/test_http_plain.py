@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyqd.fallback.records import decode
-from pyqd.hot.primitives.guid import from_hex, stepped
+from pyqd.hot.primitives.guid import from_hex, id_after
 from tests.services.conftest import FLAGS, HttpApp, read_to_end
 
 DATE = re.compile(rb"Date: [^\r]+\r\n")
@@ -82,7 +82,7 @@ def test_the_answer_to_many_messages_names_the_first(app: HttpApp) -> None:
     answer = app.exchange(post("/mpub?topic=first", b"a\nb\nc") + publish("first", b"end", "Connection: close"))
     first, last = (from_hex(found) for found in re.findall(rb"X-NSQ-Message-Id: ([0-9a-f]{16})", answer))
     assert re.findall(rb"X-NSQ-Message-Count: (\d+)", answer) == [b"3"]
-    assert last > stepped(first, 2)
+    assert last > id_after(first, 2)
 
 
 def test_plain_and_other_requests_of_one_connection_are_answered_in_order(app: HttpApp) -> None:

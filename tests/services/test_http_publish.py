@@ -8,7 +8,7 @@ import pytest
 
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
-from pyqd.hot.primitives.guid import from_hex, stepped
+from pyqd.hot.primitives.guid import from_hex, id_after
 from tests.services.conftest import HttpApp
 
 COUNT = struct.Struct(">i")
@@ -58,7 +58,7 @@ def test_the_answer_names_the_published_messages(tmp_path: Path) -> None:
     broker.load()
     records = [(guid, body) for _, guid, *_, body in broker.topic("t").log.records()]
     broker.close()
-    assert records == [*zip(ids, (b"a", b"b", b"c"), strict=True), (stepped(ids[2], 1), b"d")]
+    assert records == [*zip(ids, (b"a", b"b", b"c"), strict=True), (id_after(ids[2], 1), b"d")]
 
 
 def test_a_name_is_unescaped_and_the_first_value_wins(app: HttpApp) -> None:

@@ -392,7 +392,7 @@ class SimulatedFiles(Files):
                 self.disk.change((directory, name + MAKING, None))
             raise
         self.disk.change((directory, name + MAKING, None), (directory, name, inode))
-        mapping.put_into(inode.fd, path)
+        mapping.replace_by_file(inode.fd, path)
         self._watch(mapping, inode, path)
 
     def populate(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:

@@ -171,8 +171,8 @@ class Operations(World):
         self.do_jobs()
 
     def do_housekeep(self) -> None:
-        self.alive.broker.try_write_again()
-        self.alive.housekeeper.tend_all()
+        self.alive.broker.retry_write()
+        self.alive.housekeeper.reclaim_all()
 
     def do_stop(self) -> None:
         """SIGTERM, and a start with the next step."""

@@ -137,16 +137,16 @@ def quiet() -> Any:
     logger.setLevel(logging.CRITICAL)
     logger.propagate = False
     logger.handlers = [failures]
-    ring_bits = ledger.begin_small(RING_BITS)
-    slices = intake.begin_small(SLICED_BYTES_MIN, SLICE_BYTES_MAX)
-    checked_at_once = segment.check_less_at_once(CHECKED_AT_ONCE_BYTES)
+    ring_bits = ledger.set_limits_for_tests(RING_BITS)
+    slices = intake.set_limits_for_tests(SLICED_BYTES_MIN, SLICE_BYTES_MAX)
+    checked_at_once = segment.set_check_bytes_for_tests(CHECKED_AT_ONCE_BYTES)
     try:
         with without_gevent():
             yield failures
     finally:
-        ledger.begin_small(ring_bits)
-        intake.begin_small(*slices)
-        segment.check_less_at_once(checked_at_once)
+        ledger.set_limits_for_tests(ring_bits)
+        intake.set_limits_for_tests(*slices)
+        segment.set_check_bytes_for_tests(checked_at_once)
         logger.level, logger.propagate, logger.handlers = former
         logger.setLevel(former[0])
 

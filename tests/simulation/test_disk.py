@@ -153,7 +153,7 @@ def test_a_fault_is_of_the_calls_of_its_kind_and_passes(disk, files):
 def few(disk):
     """Files of which few are mapped at a time."""
     before = arena.mapped_max()
-    arena.begin_small(3, 6, silent=True)
+    arena.set_limits_for_tests(3, 6, silent=True)
     arena.configure(6)
     files = SimulatedFiles(disk, deaths.library())
     files.mirror = Mirror(disk.root)
@@ -164,7 +164,7 @@ def few(disk):
     files.deaths.deaths_forget()
     files.deaths.deaths_follow(0, 0, 0)
     arena.refuse(0, 0)
-    arena.begin_small(16, 32, silent=False)
+    arena.set_limits_for_tests(16, 32, silent=False)
     arena.configure(before)
 
 

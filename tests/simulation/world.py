@@ -114,7 +114,7 @@ class World:
         self.fin_rounds: list[dict[tuple[str, str], dict[int, int]]] = []
         self.mapped_max = arena.mapped_max()
         if UNMAPPING in self.features:
-            arena.begin_small(RECENT_MIN, MAPPED_MIN, silent=True)
+            arena.set_limits_for_tests(RECENT_MIN, MAPPED_MIN, silent=True)
             arena.configure(2 * MAPPED_MIN)
         self.set_clocks()
         self.start()
@@ -328,7 +328,7 @@ class World:
                 client.receive(self.lib.deaths_sent(index))
             client.close()
         self.clients.clear()
-        self.forgotten |= names_in(self.process.broker.stand_ins.paths)
+        self.forgotten |= names_in(self.process.broker.placeholders.paths)
         self.half_made |= names_in(self.process.broker.half_made)
         # Now, as its private pages follow the files as long as nothing was stored there.
         self.process.end()
@@ -529,5 +529,5 @@ class World:
         if UNMAPPING in self.features:
             self.lib.deaths_follow(0, 0, 0)
             arena.refuse(0, 0)
-            arena.begin_small(*ARENA_DEFAULTS, silent=False)
+            arena.set_limits_for_tests(*ARENA_DEFAULTS, silent=False)
             arena.configure(self.mapped_max)

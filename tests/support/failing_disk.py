@@ -52,7 +52,7 @@ class FailingDisk:
         Path("/sys/fs/ext4", Path(self.device).name, "reserved_clusters").write_text("0")
         ballast = self.path / "ballast"
         ballast.mkdir()
-        whole, small = self.pieces_of(ballast, LAST_BYTES), self.pieces_of(ballast, BLOCK_BYTES)
+        whole, small = self.slice_queue_of(ballast, LAST_BYTES), self.slice_queue_of(ballast, BLOCK_BYTES)
         place_of = {piece: self.block_of(piece, 0) for piece in whole + small}
         last = max(whole, key=lambda piece: place_of[piece])
         for piece, place in place_of.items():
@@ -67,7 +67,7 @@ class FailingDisk:
             os.fsync(target.fileno())
         self.last.replace(file)
 
-    def pieces_of(self, directory: Path, size_bytes: int) -> list[Path]:
+    def slice_queue_of(self, directory: Path, size_bytes: int) -> list[Path]:
         """Fill the disk with files of a size and return them."""
         pieces: list[Path] = []
         with contextlib.suppress(OSError):

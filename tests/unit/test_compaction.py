@@ -3,7 +3,7 @@
 import pytest
 
 from pyqd.broker import reclaimer
-from pyqd.hot.broker.stragglers import move_parked
+from pyqd.hot.broker.compaction import move_parked
 from pyqd.hot.primitives.clock import mono, wall
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS, SECOND_NS
 from tests.support.storage import body_of, broker_on, consumer_on, publish, run_all_wakes
@@ -15,8 +15,8 @@ DUE = 1
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    monkeypatch.setattr(reclaimer, "STRAGGLER_AGE_NS", 0)
-    monkeypatch.setattr(reclaimer, "STRAGGLER_LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(reclaimer, "COMPACTED_AGE_NS", 0)
+    monkeypatch.setattr(reclaimer, "COMPACTED_LOG_BYTES_MIN", 0)
 
 
 def park(topic, count, due_ns, start=0):
@@ -150,7 +150,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
 
 
 def test_a_bounded_number_is_moved_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(reclaimer, "STRAGGLERS_PER_TURN", 3)
+    monkeypatch.setattr(reclaimer, "MOVED_PER_TURN", 3)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     park(topic, PER_SEGMENT, wall() + HOUR_NS)

@@ -237,7 +237,7 @@ def test_a_failed_removal_is_repeated_when_the_disk_works_again(
     discarded = tmp_path / "discarded"
     assert len(list(discarded.iterdir())) == 1
     assert "Input/output error" in caplog.text
-    Housekeeper(broker).tend_all()
+    Housekeeper(broker).reclaim_all()
     assert list(discarded.iterdir()) == []
     broker.close()
 
@@ -258,7 +258,7 @@ def test_a_topic_with_many_channels_takes_leave_of_them_in_several_turns(tmp_pat
     again = broker.topic("t")
     again.publish_body(b"new", NOW_NS)
     turns = 0
-    while topic.leaving:
+    while topic.is_dropping_channels:
         assert broker.scheduler.run_wakes()
         turns += 1
     assert turns > 1
@@ -274,17 +274,17 @@ def test_files_that_are_held_already_are_looked_at_again_if_one_was_replaced_or_
     topic = broker_at(tmp_path).topic("t")
     topic.channel("a")
     topic.channel("b")
-    assert len(list(topic.held_files())) == 2
-    assert not list(topic.held_files())
+    assert len(list(topic.hold_files_in_steps())) == 2
+    assert not list(topic.hold_files_in_steps())
     topic.channel("c")
-    assert len(list(topic.held_files())) == 3
+    assert len(list(topic.hold_files_in_steps())) == 3
     topic.delete_channel("c")
     topic.channel("d")
-    assert len(list(topic.held_files())) == 3
-    slices = topic.held_files()
+    assert len(list(topic.hold_files_in_steps())) == 3
+    slices = topic.hold_files_in_steps()
     topic.channel("e")
     next(slices)
     topic.channel("f")
     assert len(list(slices)) == 3
-    assert len(list(topic.held_files())) == 5
+    assert len(list(topic.hold_files_in_steps())) == 5
     topic.broker.close()

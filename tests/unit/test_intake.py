@@ -6,9 +6,9 @@ import pytest
 
 from pyqd.diskqueue.files import Files
 from pyqd.diskqueue.segment_jobs import SegmentJobs
-from pyqd.hot.broker.intake import begin_small, enqueue_frames, must_queue
+from pyqd.hot.broker.intake import enqueue_frames, must_queue, set_limits_for_tests
 from pyqd.hot.primitives.clock import mono, wall
-from pyqd.hot.primitives.guid import stepped
+from pyqd.hot.primitives.guid import id_after
 from pyqd.primitives.durations import HOUR_NS, SECOND_NS
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.held_clock import HeldClock
@@ -43,9 +43,9 @@ class Descriptors(FullFiles):
 
 @pytest.fixture(autouse=True)
 def small_slices():
-    former = begin_small(4 * SLICE_BYTES, SLICE_BYTES)
+    former = set_limits_for_tests(4 * SLICE_BYTES, SLICE_BYTES)
     yield
-    begin_small(*former)
+    set_limits_for_tests(*former)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_ids_of_a_sliced_batch_are_consecutive_and_the_last_is_reported(topi
     queued = begun(topic)
     run_all_wakes(topic.broker)
     guids = [guid for _, guid, *_ in topic.log.records()]
-    assert guids == [stepped(queued.last_id, step) for step in range(-99, 1)]
+    assert guids == [id_after(queued.last_id, step) for step in range(-99, 1)]
     topic.publish_body(b"next", wall())
     assert topic.guids.last_id > queued.last_id
 
@@ -134,7 +134,7 @@ def test_messages_published_during_a_batch_follow_in_order_and_other_topics_do_n
 
 
 def test_large_batches_to_many_topics_share_the_work_of_a_turn(topic):
-    begin_small(100_000, 1 << 20)
+    set_limits_for_tests(100_000, 1 << 20)
     many = [topic.broker.topic(f"t{index}") for index in range(10)]
     batches = [enqueue_frames(each, frames(0, 400, 1000), wall()) for each in many]
     topic.broker.scheduler.run_wakes()
@@ -146,7 +146,7 @@ def test_large_batches_to_many_topics_share_the_work_of_a_turn(topic):
 
 @pytest.mark.parametrize("size_bytes", [MESSAGE_BYTES, 1000])
 def test_a_kill_between_slices_keeps_none_of_the_batch_and_all_earlier_messages(topic, tmp_path, size_bytes):
-    begin_small(2000, 20_000)
+    set_limits_for_tests(2000, 20_000)
     topic.publish_body(body_of(7), wall())
     begun(topic, 100, 500, size_bytes=size_bytes)
     found = reopened(tmp_path)
@@ -157,7 +157,7 @@ def test_a_kill_between_slices_keeps_none_of_the_batch_and_all_earlier_messages(
 
 
 def test_a_disk_that_fails_between_slices_refuses_the_whole_batch_and_leaves_nothing(topic, tmp_path, files):
-    begin_small(20_000, 100_000)
+    set_limits_for_tests(20_000, 100_000)
     # No page is there before it is written.
     topic.log.pool.jobs = SegmentJobs()
     topic.publish_body(body_of(7), wall())

@@ -350,7 +350,7 @@ def test_no_file_is_made_of_the_space_that_is_to_stay_free(tmp_path, jobs, caplo
     assert names(journal) == []
     reserve.floor_bytes = 0
     journal.begin()
-    journal.release(journal.cut())
+    journal.release(journal.rotate())
     jobs.run()
     assert journal.begin() is not None
     journal.close()
@@ -370,7 +370,7 @@ def test_no_more_files_are_made_than_the_most(journal, jobs, topic):
 def test_a_sync_releases_commits_written_before_it_began_and_no_later_ones(journal, jobs, topic):
     write(journal, topic)
     jobs.run()
-    kept = journal.cut()
+    kept = journal.rotate()
     write(journal, topic)
     assert generations(journal) == [1, 2]
     jobs.run()
@@ -384,10 +384,10 @@ def test_a_sync_releases_commits_written_before_it_began_and_no_later_ones(journ
 def test_a_sync_that_failed_gives_up_nothing(journal, jobs, topic):
     write(journal, topic)
     jobs.run()
-    journal.cut()
+    journal.rotate()
     write(journal, topic)
     jobs.run()
-    kept = journal.cut()
+    kept = journal.rotate()
     write(journal, topic)
     assert generations(journal) == [1, 2, 3]
     journal.release(kept)
@@ -398,8 +398,8 @@ def test_a_sync_that_failed_gives_up_nothing(journal, jobs, topic):
 def test_a_cut_of_a_file_without_commits_begins_no_other(journal, jobs, topic):
     write(journal, topic)
     jobs.run()
-    kept = journal.cut()
-    assert journal.cut() == kept
+    kept = journal.rotate()
+    assert journal.rotate() == kept
     assert write(journal, topic).offset == 0
 
 
@@ -407,7 +407,7 @@ def test_a_cut_without_a_free_file_keeps_the_one_in_use(journal, files, jobs, to
     files.full = True
     write(journal, topic)
     jobs.run()
-    kept = journal.cut()
+    kept = journal.rotate()
     assert write(journal, topic).offset == BLOCK_SIZE
     jobs.run()
     journal.release(kept)
@@ -422,7 +422,7 @@ def test_files_are_used_again_and_no_more_are_kept_than_are_needed(journal, jobs
         jobs.run()
     assert len(names(journal)) == 7
     for _ in range(5):
-        kept = journal.cut()
+        kept = journal.rotate()
         jobs.run()
         journal.release(kept)
         jobs.run()
@@ -437,7 +437,7 @@ def test_commits_of_an_earlier_use_of_a_file_are_not_read(journal, jobs, topic):
     jobs.run()
     used = place = write(journal, topic)
     for _ in range(10):
-        kept = journal.cut()
+        kept = journal.rotate()
         jobs.run()
         journal.release(kept)
         place = write(journal, topic)
@@ -460,7 +460,7 @@ def test_a_failed_write_refuses_commits_until_everything_was_synced_otherwise(jo
     assert wanted == [True]
     assert journal.begin() is None
     # A sync that began before the failure covers nothing of the failed commit.
-    kept = journal.cut()
+    kept = journal.rotate()
     assert journal.begin() is None
     journal.release(kept)
     jobs.run()
@@ -470,13 +470,13 @@ def test_a_failed_write_refuses_commits_until_everything_was_synced_otherwise(jo
 def test_a_sync_that_began_before_a_write_failed_does_not_end_the_refusal(journal, jobs, topic):
     write(journal, topic)
     jobs.run()
-    kept = journal.cut()
+    kept = journal.rotate()
     assert begun(journal, topic) is not None
     journal.note_failed()
     journal.release(kept)
     jobs.run()
     assert journal.begin() is None
-    journal.release(journal.cut())
+    journal.release(journal.rotate())
     jobs.run()
     assert write(journal, topic).offset == 0
 
@@ -495,7 +495,7 @@ def test_a_file_whose_write_is_under_way_is_neither_closed_nor_removed_by_a_rele
     place = begun(journal, topic)
     jobs.run()
     assert place is not None
-    kept = journal.cut()
+    kept = journal.rotate()
     jobs.run()
     journal.release(kept)
     assert fd_is_open(place.file)
@@ -539,7 +539,7 @@ def test_journal_files_of_a_killed_process_stay_until_the_first_sync_and_count(t
     jobs.run()
     left = redo_of(journal)
     successor = Journal(files, journal.directory, jobs.submit, FILE_BYTES)
-    successor.take_up(left.former, left.latest_created_ns)
+    successor.keep_former(left.former, left.latest_created_ns)
     assert successor.latest_created_ns == 0 == left.latest_created_ns
     successor.start()
     jobs.run()
@@ -547,7 +547,7 @@ def test_journal_files_of_a_killed_process_stay_until_the_first_sync_and_count(t
     assert place.file.path not in [path for _, path in left.former]
     assert generations(successor) == [1, 2]
     jobs.run()
-    kept = successor.cut()
+    kept = successor.rotate()
     jobs.run()
     successor.release(kept)
     assert not any(os.path.exists(path) for _, path in left.former)
@@ -560,13 +560,13 @@ def test_a_file_that_cannot_be_removed_is_left_to_the_next_start(journal, files,
     write(journal, topic)
     left = redo_of(journal).former
     jobs.run()
-    journal.take_up(left, 0)
+    journal.keep_former(left, 0)
 
     def refuse(path):
         raise StorageError("remove", path, 5, "Input/output error")
 
     monkeypatch.setattr(files, "remove", refuse)
-    journal.release(journal.cut())
+    journal.release(journal.rotate())
     assert "failed to remove" in caplog.text
     monkeypatch.undo()
 
@@ -587,7 +587,7 @@ def test_a_file_that_cannot_be_created_is_reported_once_and_retried_if_that_may_
     journal = Journal(refusing, str(tmp_path / "journal"), at_once, FILE_BYTES)
     journal.start()
     assert journal.begin() is None
-    journal.release(journal.cut())
-    journal.release(journal.cut())
+    journal.release(journal.rotate())
+    journal.release(journal.rotate())
     assert refusing.count == tries
     assert caplog.text.count("cannot create a journal file") == 1

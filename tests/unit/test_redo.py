@@ -575,7 +575,7 @@ def test_readers_find_after_a_kill_every_record_that_they_have_seen(tmp_path, sy
     if synced:
         killed = broker_on(tmp_path, sync_every=1)
         assert Syncer(killed, run_inline).sync_all()
-        killed.journal.release(killed.journal.cut())
+        killed.journal.release(killed.journal.rotate())
         assert not list((tmp_path / "journal").iterdir())
     topic, bodies = bodies_on(tmp_path)
     assert topic.log.first is not topic.log.active

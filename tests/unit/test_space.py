@@ -236,12 +236,12 @@ def test_some_space_is_reserved_even_with_a_floor_of_zero(tmp_path):
 
 @pytest.fixture
 def eager(monkeypatch):
-    monkeypatch.setattr(reclaimer, "STRAGGLER_AGE_NS", 0)
-    monkeypatch.setattr(reclaimer, "STRAGGLER_LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(reclaimer, "COMPACTED_AGE_NS", 0)
+    monkeypatch.setattr(reclaimer, "COMPACTED_LOG_BYTES_MIN", 0)
 
 
 @pytest.mark.parametrize("name", ["c", "c#ephemeral"])
-def test_stragglers_move_out_of_old_segments_unchanged(tmp_path, eager, name):
+def test_unfinished_messages_move_out_of_old_segments_unchanged(tmp_path, eager, name):
     broker = broker_on(tmp_path)
     topic = broker.topic("t")
     channel = topic.channel(name)
@@ -265,7 +265,7 @@ def test_stragglers_move_out_of_old_segments_unchanged(tmp_path, eager, name):
     assert channel.take_message(consumer) is None
 
 
-def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
+def test_a_moved_message_outlives_a_kill_with_its_attempts(tmp_path, eager):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)
@@ -284,7 +284,7 @@ def test_a_moved_straggler_outlives_a_kill_with_its_attempts(tmp_path, eager):
     assert channel.take_message(consumer_on(channel)) == (again[0], 3, *again[2:])
 
 
-def test_a_segment_with_stragglers_stays_until_their_copies_are_on_stable_storage(tmp_path, eager):
+def test_a_segment_with_moved_messages_stays_until_their_copies_are_on_stable_storage(tmp_path, eager):
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     channel.parking.durable = True
@@ -314,8 +314,8 @@ def test_a_queue_is_not_moved(tmp_path, eager):
     assert segment_count(topic.log) == 8
 
 
-def test_many_stragglers_move_a_bounded_number_at_a_time(tmp_path, eager, monkeypatch):
-    monkeypatch.setattr(reclaimer, "STRAGGLERS_PER_TURN", 5)
+def test_many_unfinished_messages_move_a_bounded_number_at_a_time(tmp_path, eager, monkeypatch):
+    monkeypatch.setattr(reclaimer, "MOVED_PER_TURN", 5)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)

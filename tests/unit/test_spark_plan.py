@@ -11,10 +11,10 @@ from pyqd_spark.plan import (
     count_between,
     ordinal_at,
     partitions_of,
-    pieces_of,
     position_after,
     position_at,
     shares,
+    slice_queue_of,
     split,
 )
 
@@ -106,7 +106,7 @@ def test_a_limit_is_shared_in_proportion_and_starves_no_range(counts, limit, fou
     ],
 )
 def test_ranges_are_cut_as_their_size_asks_for(count, total, partitions_min, records_max, pieces):
-    assert pieces_of(count, total, partitions_min, records_max) == pieces
+    assert slice_queue_of(count, total, partitions_min, records_max) == pieces
 
 
 def test_pieces_lie_one_behind_the_other():

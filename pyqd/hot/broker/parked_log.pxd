@@ -24,10 +24,9 @@ cdef class ParkedLog:
     cdef uint64_t origins_gap            # entries before them of records that are settled
     cdef readonly uint64_t settled       # the origins of records below are finished
     cdef readonly uint64_t dropped_below # records below do not count; the channel's ledger says so
-    cdef IdTable twins                   # id to last ordinal here, less the `settled` of the start; see design notes
-
-    cdef uint64_t last_twin_guid         # the highest of them; 0: there are none
-    # of the messages that the start found here, unfinished or with an origin to finish
+    cdef IdTable duplicates              # id to last ordinal here, less the `settled` of the start; see design notes
+    cdef uint64_t last_duplicate_guid    # the highest of them; 0: there are none
+    # Of the messages that the start found here, unfinished or with an origin to finish.
     cdef readonly uint64_t highest_guid
 
     cdef inline uint32_t count(self) noexcept:
@@ -67,9 +66,9 @@ cdef class ParkedLog:
     cdef int add_origin(self, uint64_t origin) noexcept
     cdef int forget_origins(self, uint64_t end) except -1
     cpdef int note_settled(self, uint64_t end) except -1
-    cdef int find_twins(self, uint64_t origins_unknown_below) except -1
+    cdef int find_duplicates(self, uint64_t origins_unknown_below) except -1
     cdef bint is_superseded(self, const Record* record) noexcept
-    cdef bint has_twin(self, const Record* record) noexcept
+    cdef bint has_duplicate(self, const Record* record) noexcept
     cdef int trim(self) except -1
     cdef const Record* pop_due(self, int64_t wall_now_ns) except? NULL
     cdef const Record* take(self, uint32_t slot) except NULL

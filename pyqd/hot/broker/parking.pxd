@@ -61,7 +61,7 @@ cdef class Parking:
 
     cdef inline bint is_parked(self, const Record* record) noexcept:
         # Return True if an earlier run ended between parking the message and finishing this record of it.
-        return self.parked is not None and self.parked.has_twin(record)
+        return self.parked is not None and self.parked.has_duplicate(record)
 
     cdef inline uint64_t waiting_count(self) noexcept:
         # Count the messages in the parked log that wait for their due time.
@@ -113,8 +113,8 @@ cdef class Parking:
     cdef int forget_lag(self) except -1
     cdef Progress catch_up(self, bint whole) except *
     cdef const Record* next_walked(self) except? NULL
-    cdef Progress stay_behind(self, error) except *
-    cdef int look_again_below_cursor(self) except -1
+    cdef Progress stop_for_space(self, error) except *
+    cdef int recheck_past_cursor(self) except -1
     cdef int drop_all(self) except -1
     cdef int abandon(self) except -1
     cdef int forget(self) except -1

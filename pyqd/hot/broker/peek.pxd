@@ -19,7 +19,7 @@ cdef class DeferredSearch:
     cdef uint64_t next_slot
     cdef bint reading_slots
 
-    cdef bint look_near(self) except -1
+    cdef bint step_near(self) except -1
     cdef int add_slot(self, uint64_t slot) except -1
 
 # Walk over the records of a log that a channel, if there is one, has not been given.
@@ -31,5 +31,5 @@ cdef class QueueWalk:
     cdef uint64_t room_bytes             # of bodies that still fit in the page
 
     cdef uint64_t end(self) noexcept
-    cdef bint passes(self, const Record* record) except -1
+    cdef bint skips(self, const Record* record) except -1
     cdef uint64_t next_unfinished(self, uint64_t ordinal) noexcept

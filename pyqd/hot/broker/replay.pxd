@@ -9,7 +9,7 @@ from pyqd.hot.diskqueue.segment cimport Segment
 cdef class SeekPlace:
     cdef ChannelCore channel
     cdef uint64_t change_count           # of the channel's list of cancelled messages
-    cdef Position position               # of the target; None before the first look
+    cdef Position position               # of the target; None before the first step
     cdef uint64_t count                  # deferred messages from the target to the walk's place
     cdef Segment segment                 # of that place
     cdef uint64_t offset

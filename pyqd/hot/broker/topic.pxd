@@ -87,7 +87,7 @@ cdef class TopicCore(Scheduled):
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1
 
     cdef int restore(self, bytes journaled, bint fresh) except -1
-    cdef uint64_t depth_here(self) noexcept
+    cdef uint64_t held_count(self) noexcept
     cdef int publish(self, const char* body, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
     cdef int publish_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1
     cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1

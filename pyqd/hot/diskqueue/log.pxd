@@ -40,12 +40,12 @@ cdef class Log:
     cdef int begin_batch(self, uint64_t span_bytes) except -1
     cdef int commit_batch(self) except -1
     cdef bint resume_batch(self) except -1
-    cdef int take_up(self, FoundSegments found) except -1
+    cdef int resume(self, FoundSegments found) except -1
     cdef int begin_first(self, bint found, bint exists) except -1
     cdef int begin_epoch(self) except -1
     cdef bint reuse_active(self, uint64_t need_bytes) except -1
     cdef int roll(self, uint64_t span_bytes) except -1
-    cdef int follow_with(self, Segment segment) except -1
+    cdef int continue_in(self, Segment segment) except -1
     cdef int trim(self, uint64_t floor) except -1
     cdef uint64_t floor_retained(self, uint64_t floor, uint64_t keep_bytes, int64_t keep_since_ns)
     cdef Segment segment_of(self, uint64_t ordinal)

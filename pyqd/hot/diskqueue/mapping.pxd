@@ -58,4 +58,4 @@ cdef class Mapping:
     cdef void stop_read_ahead(self) noexcept
     cdef void read_ahead(self) noexcept
     cdef void advise(self, bint alone) noexcept
-    cdef void bring_in(self, uint64_t start, uint64_t length) noexcept
+    cdef void prefetch(self, uint64_t start, uint64_t length) noexcept

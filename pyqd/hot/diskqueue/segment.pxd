@@ -52,12 +52,12 @@ cdef class Segment:
         return self.limit_bytes - self.tail
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1
-    cdef int begin_again(self, uint64_t first_seq, int64_t created_ns) except -1
-    cdef int take_no_more(self) except -1
-    cdef int take_more(self) except -1
+    cdef int renumber(self, uint64_t first_seq, int64_t created_ns) except -1
+    cdef int block_appends(self) except -1
+    cdef int unblock_appends(self) except -1
     cdef int set_checked(self, uint64_t checked_bytes) except -1
     cdef int leave(self) except -1
-    cdef bint open_up(self, files, uint64_t span_bytes) except -1
+    cdef bint check_next_pages(self, files, uint64_t span_bytes) except -1
     cdef bint read_to(self, files, uint64_t end) except -1
     cdef uint64_t deferred_end(self) noexcept
     cdef int note_journaled(self, uint64_t end_bytes) except -1

@@ -2,7 +2,7 @@ from typing import final
 
 from pyqd.hot.diskqueue.mapping import Mapping
 
-def check_less_at_once(size_bytes: int) -> int: ...
+def set_check_bytes_for_tests(size_bytes: int) -> int: ...
 
 @final
 class Segment:

@@ -28,16 +28,16 @@ cdef class SegmentPool:
     cdef bint spare_settled              # for the active segment a spare was asked for
     cdef bint short_of_spares            # the last segment was made on the spot, or is larger than the one before
 
-    cdef int take_up(self, Segment first, Segment active, list spares, uint64_t file_counter) except -1
+    cdef int resume(self, Segment first, Segment active, list spares, uint64_t file_counter) except -1
     cdef int activate(self, Segment segment) except -1
     cdef Segment next_segment(self, uint64_t span_bytes)
     cdef int replenish(self, bint has_backlog) except -1
     cdef int refill(self) except -1
-    cdef bint wants_pages(self) except -1
-    cdef int want_pages(self) except -1
-    cdef int want_spare(self) except -1
+    cdef bint needs_pages(self) except -1
+    cdef int request_pages(self) except -1
+    cdef int request_spare(self) except -1
     cdef Segment take_spare(self, uint64_t need_bytes)
-    cdef int take_back(self, Segment segment) except -1
+    cdef int recycle(self, Segment segment) except -1
     cdef bint is_recyclable(self, Segment segment) noexcept
     cdef uint64_t cycled_bytes(self) noexcept
     cdef uint64_t size_limit(self) noexcept

@@ -44,7 +44,7 @@ cdef inline bint has_table(SlotTable* table, uint64_t slot) noexcept nogil:
         table.tables[slot // TABLE_SLOTS] = <void**> calloc(TABLE_SLOTS, sizeof(void*))
     return table.tables[slot // TABLE_SLOTS] != NULL
 
-cdef inline int64_t take_slots(SlotTable* table, uint8_t order) noexcept nogil:
+cdef inline int64_t allocate_slots(SlotTable* table, uint8_t order) noexcept nogil:
     # Returns: the first of 2**order slots; -1 when there are no more, or no memory for their table.
     cdef FreeRanges* ranges = &table.free_ranges[order]
     cdef uint64_t slot = table.used_slots
@@ -64,7 +64,7 @@ cdef inline int64_t take_slots(SlotTable* table, uint8_t order) noexcept nogil:
     table.used_slots += count
     return <int64_t> slot
 
-cdef inline void give_slots(SlotTable* table, uint64_t slot, uint8_t order) noexcept nogil:
+cdef inline void free_slots(SlotTable* table, uint64_t slot, uint8_t order) noexcept nogil:
     # Make 2**order slots free again; without memory for the note they stay unused.
     cdef FreeRanges* ranges = &table.free_ranges[order]
     cdef uint64_t capacity

@@ -80,7 +80,7 @@ cdef inline int hex_to_id(const char* in16, uint64_t* out) noexcept nogil:
 
 
 # The id that a factory gives `steps` ids after this one while the clock stands still; before it if steps is negative.
-cdef inline uint64_t id_stepped(uint64_t guid, int64_t steps) noexcept nogil:
+cdef inline uint64_t id_after_steps(uint64_t guid, int64_t steps) noexcept nogil:
     cdef uint64_t node = guid & <uint64_t> (NODE_ID_COUNT - 1) << SEQUENCE_BITS
     cdef uint64_t sequence = guid & <uint64_t> ((1 << SEQUENCE_BITS) - 1)
     cdef uint64_t count = (guid >> TICK_SHIFT << SEQUENCE_BITS | sequence) + <uint64_t> steps

@@ -48,4 +48,4 @@ cdef class Scheduler:
     cdef int request_wake(self, Scheduled item) except -1
     cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1
     cdef int drop_timer(self, Scheduled item) except -1
-    cdef int put_off(self, list items) except -1
+    cdef int defer_remaining(self, list items) except -1

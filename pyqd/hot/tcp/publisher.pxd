@@ -19,7 +19,7 @@ cdef class Publisher:
     cdef ClientOutput output
     cdef ProtocolLimits limits
     cdef public bint auth_needed         # the client needs a permission to publish
-    cdef public bint tells_ids           # an OK carries the ids of its messages; negotiated in IDENTIFY
+    cdef public bint returns_ids           # an OK carries the ids of its messages; negotiated in IDENTIFY
 
     # The current pass.
     cdef bint eof                        # no bytes follow those of the pass

@@ -16,7 +16,7 @@ class PublisherClient(Protocol):
 @final
 class Publisher:
     auth_needed: bool
-    tells_ids: bool
+    returns_ids: bool
     publish_counts: dict[str, int]
     def __init__(self, output: ClientOutput, limits: ProtocolLimits, client: PublisherClient) -> None: ...
     def note_published(self) -> None: ...

@@ -166,9 +166,9 @@ class Root(CtlGroup):
             end(ctx, INTERRUPTED)
         except BrokenPipeError:
             # Loads the asynchronous client, which no command needs.
-            from pyqd.tools.common import die_of_broken_pipe
+            from pyqd.tools.common import exit_by_sigpipe
 
-            end(ctx, die_of_broken_pipe())
+            end(ctx, exit_by_sigpipe())
 
 
 def end(ctx: click.Context, code: int) -> NoReturn:

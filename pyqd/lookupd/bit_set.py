@@ -7,11 +7,11 @@ highest.
 
 from collections.abc import Iterator
 
-# Bits that are set, by the value of a byte.
+# BitSet that are set, by the value of a byte.
 _BITS_OF = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]
 
 
-class Bits:
+class BitSet:
     """Set of whole numbers from 0. Numbers are given out from the lowest free one, so that the highest stays low."""
 
     __slots__ = ("_bytes", "count")

@@ -1,4 +1,4 @@
-"""Stragglers: a few unfinished messages of an old segment are copied out of it, so that the segment can go.
+"""Compaction: the few unfinished messages of an old segment are copied out of it, so that the segment can be removed.
 
     topic's log   | first: 3 of 400,000 unfinished | ... all finished ... | active
     parked log    | ...                   copies of the 3, due at once | end
@@ -64,7 +64,7 @@ cdef int move_one(ChannelCore channel, const Record* record, ReadyEntry* place) 
     return 1
 
 
-def move_stragglers(ChannelCore channel not None, Segment segment not None, uint64_t count_max):
+def move_unfinished(ChannelCore channel not None, Segment segment not None, uint64_t count_max):
     """Copy the channel's unfinished records of a segment to its parked log; the channel has delivered all of the
     segment.
 

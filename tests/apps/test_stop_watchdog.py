@@ -19,11 +19,11 @@ LIMIT_S = 0.5
 PROGRAM = f"""
 import ctypes, signal, sys, time
 from functools import partial
-from pyqd.apps import daemon, stop_watch
+from pyqd.apps import daemon, stop_watchdog
 from pyqd.diskqueue.files import Files
 
-stop_watch.TIMER_LATER_S = 0.5
-daemon.StopWatch = partial(stop_watch.StopWatch, limit_s={LIMIT_S}, report_s=0.1)
+stop_watchdog.TIMER_LATER_S = 0.5
+daemon.StopWatchdog = partial(stop_watchdog.StopWatchdog, limit_s={LIMIT_S}, report_s=0.1)
 waits = dict(
     hung=lambda: time.sleep({2 * WAIT_S}),
     # Called with the interpreter's lock held, as a store to a page is.

@@ -1,4 +1,4 @@
-"""Tests of pyqd.diskqueue.standins: a start on a full disk with missing files, and the later fate of these files."""
+"""Tests of pyqd.diskqueue.placeholders: a start on a full disk with missing files, and what becomes of these files."""
 
 import errno
 import os
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pyqd.diskqueue.files import Files
-from pyqd.diskqueue.standins import StandIns
-from pyqd.hot.diskqueue.ledger import Ledger, begin_small
+from pyqd.diskqueue.placeholders import Placeholders
+from pyqd.hot.diskqueue.ledger import Ledger, set_limits_for_tests
 from pyqd.hot.diskqueue.mapping import Mapping
 from pyqd.primitives.errors import DiskFull, StorageError
 from tests.support.storage import FullFiles, broker_on, run_all_wakes
@@ -50,9 +50,9 @@ def files() -> FullDisk:
 
 @pytest.fixture
 def small_rings() -> Iterator[None]:
-    former = begin_small(64)
+    former = set_limits_for_tests(64)
     yield
-    begin_small(former)
+    set_limits_for_tests(former)
 
 
 def left_by_a_run(path: Path, *missing: str) -> None:
@@ -87,19 +87,19 @@ def test_a_start_without_space_for_missing_files_keeps_them_in_memory_until_ther
     broker = broker_on(tmp_path, files)
     (channel,) = broker.topic("t").channels_by_name.values()
     assert (channel.depth, channel.deferred_count) == (COUNT, 1)
-    assert sorted(broker.stand_ins.paths) == sorted(str(directory / name) for name in missing)
-    assert broker.health().startswith(f"NOK - the disk has no room for {broker.stand_ins.paths[0]}")
-    assert not broker.stand_ins.settle()
+    assert sorted(broker.placeholders.paths) == sorted(str(directory / name) for name in missing)
+    assert broker.health().startswith(f"NOK - the disk has no room for {broker.placeholders.paths[0]}")
+    assert not broker.placeholders.settle()
     broker.topic("t").pause(True)
     finish(channel.ledger, 2)
     files.full = False
-    assert broker.stand_ins.settle()
+    assert broker.placeholders.settle()
     assert broker.health() == "OK"
     assert all((directory / name).stat().st_size > 0 for name in missing)
     assert broker.topic("t").names, "the names wait for a sync"
     finish(channel.ledger, 1)
     again = broker_on(tmp_path)
-    assert not again.stand_ins
+    assert not again.placeholders
     (channel,) = again.topic("t").channels_by_name.values()
     assert again.topic("t").paused
     assert (channel.depth, channel.deferred_count) == (COUNT - 3, 1)
@@ -119,7 +119,7 @@ def test_a_topic_with_only_a_directory_starts_on_a_full_disk_and_accepts_message
     files.full = False
     topic.publish_body(b"x", NOW_NS)
     topic.channel("c")
-    assert not broker.stand_ins
+    assert not broker.placeholders
     assert str(tmp_path / "topics" / "t.topic") in topic.names.gather()
     assert broker_on(tmp_path).topic("t").channels_by_name["c"].depth == 1
 
@@ -151,7 +151,7 @@ def test_the_stand_in_of_a_deleted_object_is_not_written(tmp_path: Path, files: 
     files.full = True
     broker = broker_on(tmp_path, files)
     assert broker.delete_topic("t") if what == "topic" else broker.topic("t").delete_channel("c")
-    assert broker.stand_ins.settle()
+    assert broker.placeholders.settle()
     assert not list(tmp_path.glob("topics/*/c.channel"))
 
 
@@ -166,14 +166,14 @@ def test_a_deletion_takes_no_space(tmp_path: Path, files: FullDisk) -> None:
 
 @pytest.mark.usefixtures("small_rings")
 def test_a_ledger_that_has_grown_into_a_file_is_not_written_over(tmp_path: Path, files: FullDisk) -> None:
-    stand_ins = StandIns(files)
+    placeholders = Placeholders(files)
     path = str(tmp_path / "ledger")
     files.full = True
-    ledger = Ledger(files, path, stand_ins)
-    assert stand_ins.paths == [path]
+    ledger = Ledger(files, path, placeholders)
+    assert placeholders.paths == [path]
     files.full = False
     ledger.note_finished(1000)
-    assert stand_ins.settle()
+    assert placeholders.settle()
     again = Ledger(files, path)
     assert again.has_finished(1000)
     assert os.listdir(tmp_path) == ["ledger"]

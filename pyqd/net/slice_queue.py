@@ -16,10 +16,10 @@ from typing import Any
 from greenlet import getcurrent
 
 BUDGET_S = 0.004
-_ATTRIBUTE = "pyqd_pieces"
+_ATTRIBUTE = "pyqd_slice_queue"
 
 
-class Pieces:
+class SliceQueue:
     """Queue of the greenlets that wait for their slice, on one hub. clock: seconds of CPU time or of any clock."""
 
     def __init__(self, hub: Any, clock: Callable[[], float] = time.thread_time) -> None:
@@ -30,7 +30,7 @@ class Pieces:
         self._pass_s = 0.0
         self._end_s = 0.0
 
-    def wait_if_late(self) -> None:
+    def wait_if_busy(self) -> None:
         """Call `wait` if other greenlets wait, or if this pass of the loop has used up its budget.
 
         For short slices of which many may come in one pass: a lone slice runs at once. The budget of a pass begins with
@@ -70,10 +70,10 @@ class Pieces:
             self._timer.start(self._run)
 
 
-def pieces_of(hub: Any) -> Pieces:
+def slice_queue_of(hub: Any) -> SliceQueue:
     """Return the queue of a hub; each hub has one."""
-    pieces = getattr(hub, _ATTRIBUTE, None)
-    if pieces is None:
-        pieces = Pieces(hub)
-        setattr(hub, _ATTRIBUTE, pieces)
-    return pieces
+    found = getattr(hub, _ATTRIBUTE, None)
+    if found is None:
+        found = SliceQueue(hub)
+        setattr(hub, _ATTRIBUTE, found)
+    return found

@@ -29,7 +29,7 @@ STANDARD_ERROR = 2
 logger = logging.getLogger(__name__)
 
 
-class StopWatch:
+class StopWatchdog:
     """Watch over one stop. progress: a number that changes with each step of the stop; read in a thread.
 
     limit_s: the process ends after so many seconds without a step.
@@ -43,7 +43,7 @@ class StopWatch:
 
     def start(self) -> None:
         """Begin to watch."""
-        threading.Thread(target=self._run, name="stop watch", daemon=True).start()
+        threading.Thread(target=self._run, name="stop watchdog", daemon=True).start()
 
     def finish(self) -> None:
         """End the watch, because the stop is complete."""

@@ -1,4 +1,4 @@
-# Moving unfinished messages out of old segments. Design notes: pyx/broker/stragglers.pyx.
+# Compaction: moves unfinished messages out of old segments. Design notes: pyx/broker/compaction.pyx.
 from libc.stdint cimport int64_t
 
 from pyqd.hot.broker.channel cimport ChannelCore

@@ -1,9 +1,9 @@
-"""Tests of pyqd.net.pieces."""
+"""Tests of pyqd.net.slice_queue."""
 
 import gevent
 import pytest
 
-from pyqd.net.pieces import BUDGET_S, Pieces
+from pyqd.net.slice_queue import BUDGET_S, SliceQueue
 
 
 class Clock:
@@ -17,14 +17,14 @@ class Clock:
 
 
 class Passes:
-    """Greenlets that do pieces of work, and in which pass of the loop each piece was."""
+    """Greenlets that do slices of work, and in which pass of the loop each slice was."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.pieces = Pieces(gevent.get_hub(), self.clock)
+        self.queue = SliceQueue(gevent.get_hub(), self.clock)
         self.passes: list[list[str]] = []
-        self.run = self.pieces._run
-        self.pieces._run = self.note_pass  # type: ignore[method-assign]
+        self.run = self.queue._run
+        self.queue._run = self.note_pass  # type: ignore[method-assign]
 
     def note_pass(self) -> None:
         self.passes.append([])
@@ -32,7 +32,7 @@ class Passes:
 
     def work(self, name: str, count: int, piece_s: float) -> None:
         for _ in range(count):
-            self.pieces.wait()
+            self.queue.wait()
             self.passes[-1].append(name)
             self.clock.now_s += piece_s
 
@@ -50,7 +50,7 @@ def run(passes, names, count, piece_s):
     assert all(each.dead for each in greenlets)
 
 
-def test_pieces_of_one_pass_share_the_budget_however_many_greenlets_there_are(passes):
+def test_slices_of_one_pass_share_the_budget_however_many_greenlets_there_are(passes):
     run(passes, "abcdef", 2, BUDGET_S / 2)
     assert passes.passes == [["a", "b"], ["c", "d"], ["e", "f"]] * 2
 
@@ -78,7 +78,7 @@ def test_a_lone_slice_runs_at_once_and_many_slices_of_one_pass_share_the_budget(
     at_once: list[str] = []
 
     def work(name: str) -> None:
-        passes.pieces.wait_if_late()
+        passes.queue.wait_if_busy()
         if not passes.passes:
             at_once.append(name)
         else:
