@@ -16,8 +16,8 @@ from pyqd.tools.ctl.counters import HELD, NodeStats, read_stats
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.frame import command, yes_option
 from pyqd.tools.ctl.nodes import Broker, Node
-from pyqd.tools.ctl.output import messages
 from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.table import messages
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pyqd import __version__
 from pyqd.client.errors import AuthenticationError
 from pyqd.tools.ctl.cluster import bracketed
 from pyqd.tools.ctl.facts import Facts, LookupFacts
-from pyqd.tools.ctl.output import count, size
+from pyqd.tools.ctl.table import count, size
 
 OK: Final = "ok"
 WARNING: Final = "warning"

@@ -25,8 +25,9 @@ from pyqd.tools.ctl.exits import FAILED, OK, PartlyDoneError
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
 from pyqd.tools.ctl.messages import ID_HEADER, PAGE_MAX, ids_of, messages_of
 from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.output import messages, say
+from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.table import messages
 
 Row = dict[str, Any]
 

@@ -18,8 +18,8 @@ from pyqd.tools.ctl.exits import OK, UNHEALTHY
 from pyqd.tools.ctl.facts import broker_facts, lookup_facts
 from pyqd.tools.ctl.frame import command
 from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.output import count
 from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.table import count
 
 MACHINE: Final = "this machine"
 

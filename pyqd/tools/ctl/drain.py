@@ -13,8 +13,8 @@ from pyqd.primitives.durations import MILLISECOND_NS, format_duration
 from pyqd.tools.ctl.exits import PartlyDoneError
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.output import messages
 from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.table import messages
 
 POLL_S: Final = 0.2
 # After its deadline the broker writes everything to disk, and gives up after two minutes without progress.

@@ -13,7 +13,7 @@ import click
 from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
-from pyqd.tools.ctl import output, views
+from pyqd.tools.ctl import table, views
 from pyqd.tools.ctl.administration import check_names, require_pyqd, topic_argument
 from pyqd.tools.ctl.cluster import Failure
 from pyqd.tools.ctl.completion import complete_channels
@@ -155,7 +155,7 @@ def cancel(session: Session, topic: str, ids: tuple[str, ...], channel: str | No
     check_names(topic, channel)
     wanted = ids_of(ids)
     on = "all channels" if channel is None else f"channel {channel}"
-    session.confirm(f"Cancel {output.messages(len(wanted))} of topic {topic} on {on}?", yes)
+    session.confirm(f"Cancel {table.messages(len(wanted))} of topic {topic} on {on}?", yes)
     return change(session, "cancel", topic, wanted, channel)
 
 

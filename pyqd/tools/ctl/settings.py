@@ -14,8 +14,8 @@ from pyqd.tools.ctl.administration import check_names, places, topic_argument
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
 from pyqd.tools.ctl.frame import command, yes_option
 from pyqd.tools.ctl.nodes import Broker
-from pyqd.tools.ctl.output import count, messages
 from pyqd.tools.ctl.session import Session
+from pyqd.tools.ctl.table import count, messages
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,8 +10,9 @@ from pyqd.client.errors import SettingError
 from pyqd.tools.ctl.completion import SHELLS, complete_contexts
 from pyqd.tools.ctl.contexts import SECRETS, Context, unknown_context
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
-from pyqd.tools.ctl.output import Column, names, say, table
+from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import SETTINGS, Session
+from pyqd.tools.ctl.table import Column, Fitted, names
 
 NOTHING: Final = "Nothing."
 HIDDEN: Final = "***"
@@ -81,7 +82,7 @@ def list_contexts(session: Session) -> None:
         }
         for row in rows
     ]
-    session.output.show({"contexts": rows}, lambda: table(COLUMNS, for_people))
+    session.output.show({"contexts": rows}, lambda: Fitted(COLUMNS, for_people))
 
 
 def shown(each: Context) -> dict[str, Any]:

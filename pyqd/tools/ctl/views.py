@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS, format_duration
 from pyqd.tools.ctl.counters import paused_text
-from pyqd.tools.ctl.output import Column, cell, cells, count, names, rate, size, table
+from pyqd.tools.ctl.table import Column, Fitted, cell, count, names, new_table, rate, size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -25,59 +24,59 @@ CHANNEL: Final = Column("Channel", "channel", style="bold")
 STATE: Final = Column("State", "state")
 
 
-def number(title: str, key: str) -> Column:
+def number(title: str, key: str, rank: int = 0) -> Column:
     """Return the column of a count."""
-    return Column(title, key, count, is_number=True)
+    return Column(title, key, count, is_number=True, rank=rank)
 
 
-def per_second(title: str, key: str) -> Column:
+def per_second(title: str, key: str, rank: int = 0) -> Column:
     """Return the column of a rate."""
-    return Column(title, key, rate, is_number=True)
+    return Column(title, key, rate, is_number=True, rank=rank)
 
 
-def node_column(by_node: bool) -> Column:
+def node_column(by_node: bool, rank: int) -> Column:
     """Return the column with the broker's address, or with the number of brokers."""
-    return NODE if by_node else Column("Nodes", "node_count", count, is_number=True)
+    return NODE if by_node else number("Nodes", "node_count", rank)
 
 
-def topics(rows: Sequence[Row], by_node: bool = False) -> Table:
+def topics(rows: Sequence[Row], by_node: bool = False) -> Fitted:
     """Return the table of topics."""
     columns = (
         TOPIC,
-        node_column(by_node),
-        number("Channels", "channel_count"),
+        node_column(by_node, 5),
+        number("Channels", "channel_count", 4),
         number("Depth", "depth"),
         number("In channels", "channel_depth"),
-        number("In flight", "channel_in_flight_count"),
-        number("Deferred", "channel_deferred_count"),
-        number("Messages", "message_count"),
-        Column("Bytes", "message_bytes", size, is_number=True),
+        number("In flight", "channel_in_flight_count", 1),
+        number("Deferred", "channel_deferred_count", 2),
+        number("Messages", "message_count", 3),
+        Column("Bytes", "message_bytes", size, is_number=True, rank=6),
         STATE,
     )
-    return table(columns, [counted(row) for row in rows])
+    return Fitted(columns, [counted(row) for row in rows])
 
 
-def channels(rows: Sequence[Row], by_node: bool = False) -> Table:
+def channels(rows: Sequence[Row], by_node: bool = False) -> Fitted:
     """Return the table of channels. Limits and dead letters have columns if any channel has them."""
     columns = [
         TOPIC,
         CHANNEL,
-        node_column(by_node),
+        node_column(by_node, 6),
         number("Depth", "depth"),
-        number("In flight", "in_flight_count"),
-        number("Deferred", "deferred_count"),
-        number("Messages", "message_count"),
-        number("Requeued", "requeue_count"),
-        number("Timed out", "timeout_count"),
-        number("Clients", "client_count"),
+        number("In flight", "in_flight_count", 1),
+        number("Deferred", "deferred_count", 2),
+        number("Messages", "message_count", 5),
+        number("Requeued", "requeue_count", 7),
+        number("Timed out", "timeout_count", 8),
+        number("Clients", "client_count", 3),
     ]
     if any(row["limits"] for row in rows):
         columns += [
-            per_second("Rate/s", "rate"),
-            number("Attempts", "max_attempts"),
-            number("Dead letters", "dead_letter_count"),
+            per_second("Rate/s", "rate", 9),
+            number("Attempts", "max_attempts", 10),
+            number("Dead letters", "dead_letter_count", 4),
         ]
-    return table([*columns, STATE], [{**(row["limits"] or {}), **counted(row)} for row in rows])
+    return Fitted([*columns, STATE], [{**(row["limits"] or {}), **counted(row)} for row in rows])
 
 
 def counted(row: Row) -> Row:
@@ -85,25 +84,25 @@ def counted(row: Row) -> Row:
     return {**row, "node_count": len(row["nodes"]), "state": paused_text(row)}
 
 
-def nodes(rows: Sequence[Row], now_s: float | None = None) -> Table:
+def nodes(rows: Sequence[Row], now_s: float | None = None) -> Fitted:
     """Return the table of brokers. now_s: Unix time, for the time since each start; None for the current one."""
     now = time.time() if now_s is None else now_s
     columns = (
         Column("Node", "node", style="bold"),
-        Column("State", "shown_state", wraps=True),
-        Column("Kind", "kind"),
-        Column("NSQ", "nsq_version"),
-        Column("Host", "hostname"),
-        Column("Up", "up", is_number=True),
-        number("Topics", "topic_count"),
-        number("Channels", "channel_count"),
-        number("Clients", "client_count"),
+        Column("State", "shown_state"),
+        Column("Kind", "kind", rank=3),
+        Column("NSQ", "nsq_version", rank=9),
+        Column("Host", "hostname", rank=8),
+        Column("Up", "up", is_number=True, rank=5),
+        number("Topics", "topic_count", 6),
+        number("Channels", "channel_count", 7),
+        number("Clients", "client_count", 2),
         number("Depth", "depth"),
-        number("In flight", "in_flight_count"),
-        number("Deferred", "deferred_count"),
-        Column("Lookup", "lookup"),
+        number("In flight", "in_flight_count", 1),
+        number("Deferred", "deferred_count", 4),
+        Column("Lookup", "lookup", rank=3),
     )
-    return table(columns, [{**row, **node_extras(row, now)} for row in rows])
+    return Fitted(columns, [{**row, **node_extras(row, now)} for row in rows])
 
 
 def node_extras(row: Row, now_s: float) -> Row:
@@ -141,13 +140,13 @@ WATCH_COLUMNS: Final = (
     TOPIC,
     CHANNEL,
     number("Depth", "depth"),
-    number("In flight", "in_flight_count"),
-    number("Deferred", "deferred_count"),
+    number("In flight", "in_flight_count", 1),
+    number("Deferred", "deferred_count", 2),
     per_second("In/s", "in_per_s"),
     per_second("Done/s", "done_per_s"),
-    per_second("Requeued/s", "requeued_per_s"),
-    per_second("Timed out/s", "timed_out_per_s"),
-    number("Clients", "client_count"),
+    per_second("Requeued/s", "requeued_per_s", 4),
+    per_second("Timed out/s", "timed_out_per_s", 5),
+    number("Clients", "client_count", 3),
     STATE,
 )
 
@@ -160,7 +159,7 @@ def watch(reading: Row, note: str, height_lines: int | None = None) -> Renderabl
     # The title, the head with its line, the line of rows that do not fit, and the errors.
     room = len(rows) if height_lines is None else max(1, height_lines - 6 - len(reading["errors"]))
     title = f"{timestamp(reading['time_ns'])}  {note}"
-    parts: list[RenderableType] = [table(WATCH_COLUMNS, rows[:room], title)]
+    parts: list[RenderableType] = [Fitted(WATCH_COLUMNS, rows[:room], title)]
     if len(rows) > room:
         parts.append(cell(f"{len(rows) - room} more lines do not fit", "dim"))
     parts += [cell(error, "red") for error in reading["errors"]]
@@ -188,73 +187,74 @@ def duration(duration_ns: int) -> str:
 MESSAGE_STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
 
 
-def messages(rows: Sequence[Row], state: str, several_nodes: bool) -> Table:
+def messages(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitted:
     """Return the table of messages."""
     columns = [
         *([Column("Node", "node")] if several_nodes else []),
         Column("ID", "id", style="bold"),
-        Column("Published", "timestamp", timestamp),
-        Column("Attempts", "attempts", count, is_number=True),
-        Column("Size", "size", size, is_number=True),
+        Column("Published", "timestamp", timestamp, is_number=True, rank=3),
+        number("Attempts", "attempts", 4),
+        Column("Size", "size", size, is_number=True, rank=2),
     ]
     if state == "in_flight":
-        columns += [Column("Deadline", "deadline", timestamp), Column("Client", "client", client_text)]
+        columns.append(Column("Deadline", "deadline", timestamp, is_number=True, rank=1))
+        columns.append(Column("Client", "client", client_text))
     else:
-        columns.append(Column("Due", "due", timestamp))
+        columns.append(Column("Due", "due", timestamp, is_number=True, rank=1))
     if any("body" in row for row in rows):
         columns.append(Column("Body", "body"))
-    return table(columns, rows)
+    return Fitted(columns, rows)
 
 
-def dead_letters(rows: Sequence[Row]) -> Table:
+def dead_letters(rows: Sequence[Row]) -> Fitted:
     """Return the table of dead letters, those that wait included."""
     columns = [
         Column("Node", "node"),
         Column("Held by", "held_by", style="bold"),
         Column("ID", "id", style="bold"),
-        Column("State", "state"),
-        Column("Published", "timestamp", timestamp),
-        Column("Size", "size", size, is_number=True),
+        Column("State", "state", rank=2),
+        Column("Published", "timestamp", timestamp, is_number=True, rank=1),
+        Column("Size", "size", size, is_number=True, rank=3),
     ]
     if any("body" in row for row in rows):
         columns.append(Column("Body", "body"))
     held = [{**row, "held_by": "/".join(name for name in (row["topic"], row["channel"]) if name)} for row in rows]
-    return table(columns, held)
+    return Fitted(columns, held)
 
 
-def seeks(rows: Sequence[Row]) -> Table:
+def seeks(rows: Sequence[Row]) -> Fitted:
     """Return the table of the effects of a seek."""
     columns = (
         Column("Node", "node", style="bold"),
-        number("From", "from"),
-        number("To", "to"),
+        number("From", "from", 3),
+        number("To", "to", 2),
         number("Delivered again", "redeliver"),
-        number("Of these finished", "finished"),
+        number("Of these finished", "finished", 5),
         number("Skipped", "skip"),
-        number("In flight", "in_flight"),
-        number("Parked", "parked"),
-        number("Depth", "depth"),
+        number("In flight", "in_flight", 6),
+        number("Parked", "parked", 7),
+        number("Depth", "depth", 1),
         Column("State", "state"),
     )
-    return table(columns, [{**row, "state": "dry run" if row["dry_run"] else "done"} for row in rows])
+    return Fitted(columns, [{**row, "state": "dry run" if row["dry_run"] else "done"} for row in rows])
 
 
-def limits(rows: Sequence[Row]) -> Table:
+def limits(rows: Sequence[Row]) -> Fitted:
     """Return the table of a channel's limits."""
     columns = (
         Column("Node", "node", style="bold"),
         per_second("Rate/s", "rate"),
-        per_second("Burst", "burst"),
+        per_second("Burst", "burst", 2),
         number("Attempts", "max_attempts"),
         Column("Dead-letter topic", "dead_letter_topic"),
         number("Dead letters", "dead_letter_count"),
-        number("Waiting", "dead_letters_waiting"),
-        Column("Waiting for", "waiting_for", wraps=True),
+        number("Waiting", "dead_letters_waiting", 1),
+        Column("Waiting for", "waiting_for"),
     )
-    return table(columns, rows)
+    return Fitted(columns, rows)
 
 
-def retentions(rows: Sequence[Row]) -> Table:
+def retentions(rows: Sequence[Row]) -> Fitted:
     """Return the table of a topic's retention."""
     columns = (
         Column("Node", "node", style="bold"),
@@ -264,7 +264,7 @@ def retentions(rows: Sequence[Row]) -> Table:
         Column("Time from", "time_origin"),
     )
     origins = ("flag of the broker", "topic")
-    return table(
+    return Fitted(
         columns,
         [
             {**row, **{f"{key}_origin": origins[row[f"own_{key}"] is not None] for key in ("bytes", "time")}}
@@ -277,15 +277,13 @@ def findings(rows: Sequence[Row], summary: Row) -> RenderableType:
     """Return the table of doctor's findings, each with its fix on a line of its own."""
     from rich.console import Group
 
-    columns = (
-        Column("Node", "node", style="bold"),
-        Column("Check", "check"),
-        Column("State", "state"),
-        Column("Finding", "finding", wraps=True),
-    )
-    made = table(columns, [])
+    made = new_table()
+    for title in ("Node", "Check", "State"):
+        made.add_column(title, no_wrap=True)
+    made.add_column("Finding", overflow="fold")
+    state = Column("State", "state")
     for row in rows:
-        made.add_row(*cells(columns, row))
+        made.add_row(cell(row["node"], "bold"), cell(row["check"]), state.cell(row), cell(row["finding"]))
         if row["fix"] is not None:
             made.add_row("", "", "", cell(f"→ {row['fix']}", "cyan"))
     counts = ", ".join(f"{number} {name if number != 1 else name[:-1]}" for name, number in summary.items())
@@ -297,6 +295,6 @@ def client_text(client: Row) -> str:
     return f"{client['client_id']} {client['remote_address']}"
 
 
-def outcomes(columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Table:
+def outcomes(columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Fitted:
     """Return a table of titles and keys, for the results of changes."""
-    return table([Column(title, key) for title, key in columns], rows)
+    return Fitted([Column(title, key) for title, key in columns], rows)

@@ -1,0 +1,31 @@
+"""The pictures in docs/tools show what pyqctl shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tools.ctl.pictures import DIRECTORY, PICTURES, path_of, picture, shown_text
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_shows_the_table_of_today(name: str) -> None:
+    # The markup depends on the version of rich, and the text does not.
+    assert shown_text(path_of(name).read_text()) == shown_text(picture(name)), "run python -m tests.tools.ctl.pictures"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_made_alike_each_time_and_loads_nothing(name: str) -> None:
+    made = picture(name)
+    assert made == picture(name)
+    assert "url(http" not in made
+    assert made.count("http") == made.count('xmlns="http://www.w3.org/2000/svg"')
+
+
+def test_there_is_no_picture_of_anything_else() -> None:
+    assert sorted(path.name for path in DIRECTORY.iterdir()) == sorted(f"{name}.svg" for name in PICTURES)
+
+
+def test_the_text_of_a_picture_is_read() -> None:
+    lines = shown_text(picture("topics"))
+    assert any(line.startswith("$ pyqctl topics") for line in lines)
+    assert any(line.split()[:3] == ["orders", "2", "2"] for line in lines), lines
