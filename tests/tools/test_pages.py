@@ -15,7 +15,7 @@ from tests.support.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-PAGES = ("to_pyq.md", "pyq_tail.md", "pyq_stat.md")
+PAGES = ("pyqctl.md", "to_pyq.md", "pyq_tail.md", "pyq_stat.md")
 SECTIONS = {page: sections_of(ROOT / "docs" / "tools" / page) for page in PAGES}
 
 
