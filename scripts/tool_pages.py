@@ -131,7 +131,9 @@ def body(tokens: Sequence[Token]) -> list[str]:
         elif token.type == "list_item_close":
             in_list = False
         elif token.type == "inline":
-            lines += [inline(token)] if in_list else [".PP", inline(token)]
+            # A picture has no text.
+            if text := inline(token):
+                lines += [text] if in_list else [".PP", text]
         elif token.type == "fence":
             lines += [".PP", ".in +4n", ".EX", escaped(token.content.rstrip("\n")), ".EE", ".in"]
     return lines

@@ -37,6 +37,13 @@ LIMITS: Final = {
     "mappings": "raise vm.max_map_count: sysctl -w vm.max_map_count=1048576",
 }
 
+FAILURES: Final = {
+    "pyqd_sync_failures_total": ("syncs failed", "check the disk and its driver: `dmesg`; replace a failing disk"),
+    "pyqd_write_failures_total": (
+        "messages could not be stored",
+        "the log of the broker has the reason: no space, a quota, or a failing disk",
+    ),
+}
 NO_ANSWER: Final = (
     "is it running, and is this its HTTP address? If a lookup daemon names it, --broadcast-address and"
     " --broadcast-http-port must lead there from this machine"
@@ -180,12 +187,10 @@ def damage(facts: Facts) -> Made:
         text = f"{count(found)} damaged places found on disk, {count(lost)} messages lost"
         fix = "check the disk; `pyqd inspect` on a copy of the data directory shows the places"
         yield finding("damage", WARNING, text, fix)
-    failed = {"pyqd_sync_failures_total": "syncs", "pyqd_write_failures_total": "writes"}
-    for name, words in failed.items():
+    for name, (words, fix) in FAILURES.items():
         if metrics.get(name):
-            fix = "check the disk and its driver: `dmesg`; replace a failing disk"
-            yield finding("disk writes", WARNING, f"{count(metrics[name])} failed {words} since the start", fix)
-    if metrics and not found and not any(metrics.get(name) for name in failed):
+            yield finding("disk writes", WARNING, f"{count(metrics[name])} {words} since the start", fix)
+    if metrics and not found and not any(metrics.get(name) for name in FAILURES):
         yield finding("damage", OK, "no damage and no failed writes since the start")
 
 
@@ -197,9 +202,9 @@ def registration(facts: Facts, lookups: Sequence[LookupFacts]) -> Made:
         if daemon["connected"]:
             yield finding("registration", OK, text)
         else:
-            reason = daemon["last_error"] or "not connected yet"
-            fix = "is the lookup daemon running, and is this its TCP address? --lookupd-tcp-address names it"
-            yield finding("registration", FAILURE, f"not {text}: {reason}", fix)
+            cause, _, remedy = str(daemon["last_error"] or "not connected yet").partition("; ")
+            fix = remedy or "is the lookup daemon running, and is this its TCP address? --lookupd-tcp-address names it"
+            yield finding("registration", FAILURE, f"not {text}: {cause}", fix)
     for lookup in lookups:
         if lookup.error is None:
             yield from registered_at(facts, lookup)

@@ -197,7 +197,10 @@ def doctor() -> RenderableType:
         version=__version__,
         file_system=FileSystem("/var/lib/pyqd", "/var/lib", "xfs", 500 << 30, 381 << 30),
     )
-    lost = "not an address of a lookup daemon: connection refused"
+    lost = (
+        "cannot connect: connection refused; check that the lookup daemon runs, and that"
+        " --lookupd-tcp-address names its TCP port"
+    )
     troubled = replace(
         sound,
         address=BROKERS[1],
