@@ -12,6 +12,9 @@ POINT_COUNT: Final = 360
 # A ring that got no value for this long belongs to a deleted topic or channel.
 STALE_POINTS: Final = POINT_COUNT
 
+# Points of the spans that a chart has while the history is young.
+SPANS: Final = (60, 180)
+
 Key = tuple[str, ...]
 
 
@@ -97,3 +100,10 @@ def thinned(values: list[float], count: int) -> list[float]:
 def greatest(values: Iterable[float]) -> float:
     """Return the greatest number; NaN if there is none."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def since_first(values: list[float]) -> list[float]:
+    """Return the last 10 or 30 minutes or the last hour: the shortest that has all the values."""
+    first = next((number for number, value in enumerate(values) if not math.isnan(value)), len(values))
+    needed = len(values) - first
+    return values[-next((count for count in SPANS if needed <= count), len(values)) :]

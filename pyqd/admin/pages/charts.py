@@ -9,7 +9,7 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from pyqd.admin.history import POINT_COUNT, STEP_S, greatest, thinned
+from pyqd.admin.history import STEP_S, greatest, since_first, thinned
 
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 20
@@ -23,7 +23,7 @@ MARGIN_TOP: Final = 8
 
 def spark(values: Sequence[float], label: str) -> Markup:
     """Return a small line of values, oldest first. label: for readers that do not see it."""
-    points = thinned(list(values), SPARK_POINTS)
+    points = thinned(since_first(list(values)), SPARK_POINTS)
     top = greatest(points)
     if math.isnan(top):
         return Markup('<span class="spark empty"></span>')
@@ -33,7 +33,8 @@ def spark(values: Sequence[float], label: str) -> Markup:
 
 
 def chart(values: Sequence[float], title: str, unit: str, now_s: float) -> Markup:
-    """Return a chart of the last hour with axes. unit: after each number, such as `/s`."""
+    """Return a chart with axes of the last hour, or of less while there is less. unit: after each number."""
+    values = since_first(list(values))
     top = nice_ceiling(greatest(values))
     width, height = CHART_WIDTH - MARGIN_LEFT, CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
     parts = []
@@ -42,7 +43,7 @@ def chart(values: Sequence[float], title: str, unit: str, now_s: float) -> Marku
         text = f"{short(top * (4 - step) / 4)}{unit}"
         parts.append(f'<line class="grid" x1="{MARGIN_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{MARGIN_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
-    span_s = POINT_COUNT * STEP_S
+    span_s = len(values) * STEP_S
     for quarter in range(5):
         x = MARGIN_LEFT + width * quarter / 4
         clock = time.strftime("%H:%M", time.localtime(now_s - span_s * (4 - quarter) / 4))

@@ -1,0 +1,130 @@
+"""Pictures of the web admin for docs/admin.md: a small cluster under load, looked at by Chromium.
+
+.venv/bin/python scripts/admin_screenshots.py docs/images
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from playwright.sync_api import sync_playwright
+
+from pyqd.client import Consumer, Producer
+
+TOPICS: Final = {"orders": ("email", "warehouse"), "payments": ("ledger",), "page_views": ("analytics", "archive")}
+WARM_S: Final = 150.0
+DESK: Final = {"width": 1280, "height": 760}
+PHONE: Final = {"width": 390, "height": 760}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def publish(address: str, ended: threading.Event) -> None:
+    """Publish to all topics at rates that change."""
+    dice = random.Random(1)
+    with Producer(address) as producer:
+        while not ended.wait(0.1):
+            wave = 1 + (time.monotonic() // 15) % 3
+            for number, topic in enumerate(TOPICS):
+                bodies = [
+                    b'{"id": %d, "total": %.2f}' % (dice.randrange(10**6), dice.random() * 99)
+                    for _ in range(int(wave) + 2 * number)
+                ]
+                producer.publish_many(topic, bodies)
+            if dice.random() < 0.1:
+                producer.publish("orders", b'{"id": 7, "reminder": true}', delay=600)
+
+
+def consume(address: str, topic: str, channel: str, pause_s: float, ended: threading.Event) -> None:
+    """Consume slowly, and requeue now and then."""
+    dice = random.Random(channel)
+    with Consumer(topic, channel, nsqd=address, max_in_flight=5) as consumer:
+        while not ended.is_set():
+            for message in consumer.fetch(5, timeout=0.5):
+                time.sleep(pause_s)
+                if dice.random() < 0.02:
+                    message.requeue(5)
+                else:
+                    message.finish()
+
+
+def take(directory: Path, base: str) -> None:
+    """Save the pictures."""
+    pages: dict[str, tuple[str, dict[str, Any]]] = {
+        "admin-streams": ("/", {"color_scheme": "light"}),
+        "admin-channel": ("/topics/orders/email", {"color_scheme": "light"}),
+        "admin-topic-dark": ("/topics/orders", {"color_scheme": "dark"}),
+        "admin-messages": ("/topics/orders/email/messages?state=deferred&body=json", {"color_scheme": "light"}),
+        "admin-health": ("/health", {"color_scheme": "dark"}),
+        "admin-phone": ("/topics/payments", {"color_scheme": "light", "viewport": PHONE}),
+    }
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (path, options) in pages.items():
+            context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **options})
+            page = context.new_page()
+            page.goto(base + path)
+            page.screenshot(path=str(directory / f"{name}.png"))
+            context.close()
+        browser.close()
+
+
+def main() -> int:
+    """Run the cluster, and save the pictures. Returns: the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    directory = parser.parse_args().directory
+    directory.mkdir(parents=True, exist_ok=True)
+    ports = free_ports(5)
+    names = ("tcp-port", "http-port", "lookupd-tcp-port", "lookupd-http-port", "admin-port")
+    flags = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
+    with tempfile.TemporaryDirectory() as data:
+        group = subprocess.Popen([sys.executable, "-m", "pyqd.apps.cli", "up", f"--data-path={data}", *flags])
+        ended = threading.Event()
+        address = f"127.0.0.1:{ports[0]}"
+        work: list[Callable[[], None]] = [lambda: publish(address, ended)]
+        work += [
+            lambda topic=topic, channel=channel, pause_s=pause_s: consume(address, topic, channel, pause_s, ended)  # type: ignore[misc]
+            for (topic, channel), pause_s in {
+                ("orders", "email"): 0.02,
+                ("orders", "warehouse"): 0.06,
+                ("payments", "ledger"): 0.01,
+                ("page_views", "analytics"): 0.005,
+            }.items()
+        ]
+        try:
+            time.sleep(8)
+            for topic, channels in TOPICS.items():
+                for channel in channels:
+                    Consumer(topic, channel, nsqd=address).close()
+            threads = [threading.Thread(target=each) for each in work]
+            for thread in threads:
+                thread.start()
+            time.sleep(WARM_S)
+            take(directory, f"http://127.0.0.1:{ports[-1]}")
+        finally:
+            ended.set()
+            group.terminate()
+            group.wait(60)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
