@@ -55,6 +55,10 @@ def make_targets() -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+# Commands with flags of their own, which the help of the program does not list.
+SUBCOMMANDS = {"pyqd": (("up",), ("drain",), ("restart",)), "pyqadmin": (("user", "add"),)}
+
+
 @cache
 def flags_of(program: str) -> frozenset[str] | None:
     """Return the flags in a program's --help, without dashes; None while the program is not written."""
@@ -62,9 +66,12 @@ def flags_of(program: str) -> frozenset[str] | None:
     if importlib.util.find_spec(module) is None:
         return None
     code = f"import sys; sys.argv[0] = {program!r}; from {module} import {function} as main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "--help"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    return frozenset(FLAG.findall(result.stdout + result.stderr))
+    found: set[str] = set()
+    for words in ((), *SUBCOMMANDS.get(program, ())):
+        command = [sys.executable, "-c", code, *words, "--help"]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        found.update(FLAG.findall(result.stdout + result.stderr))
+    return frozenset(found)
 
 
 def program_of(command: str) -> str | None:

@@ -34,7 +34,7 @@ def test_a_first_start_needs_neither_the_packages_of_tests_nor_the_load_generato
     commands = would_do(clone, "run")
     # Packages are installed while the extensions are compiled: neither waits for the other.
     assert commands.index("scripts/setup.sh --to-compile") < commands.index("scripts/setup.sh")
-    assert commands[-1].startswith("exec .venv/bin/pyqd --data-path=data")
+    assert commands[-1].startswith("exec .venv/bin/pyqd up --data-path=data")
     assert [command for command in commands if "--for-tests" in command or "PYQD_BUILD_BENCH" in command] == []
 
 
