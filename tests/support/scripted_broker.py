@@ -70,6 +70,7 @@ class ScriptedBroker:
         self._max_rdy_count = max_rdy_count
         # Sent in the answer to IDENTIFY: the broker's time for a message.
         self.msg_timeout_ms = 60_000
+        self.more_facts: dict[str, object] = {}
         self._admitted = threading.Event()
         self.is_asked = False
         self._message_count = 0
@@ -202,7 +203,7 @@ class ScriptedBroker:
 
     def _facts(self) -> bytes:
         facts = {"max_rdy_count": self._max_rdy_count, "msg_timeout": self.msg_timeout_ms, "version": "1.3.0"}
-        return json.dumps(facts).encode()
+        return json.dumps(facts | self.more_facts).encode()
 
     def _answer(self, command: str) -> None:
         if command == "IDENTIFY" and self.identify_error:

@@ -21,6 +21,7 @@ def connection_options(options: argparse.Namespace) -> ansq.ConnectionOptions:
         features=ansq.ConnectionFeatures(
             heartbeat_interval=options.heartbeat_ms,
             msg_timeout=options.msg_timeout_ms,
+            tls_v1="tls_v1" in options.upgrades,
         ),
     )
 
@@ -42,7 +43,17 @@ class Consumer:
         match command.op:
             case "fin":
                 await self.held.pop(command.id).fin()
+            case "fin_twice":
+                message = self.held.pop(command.id)
+                await message.fin()
+                try:
+                    await message.fin()
+                except Exception as error:
+                    report("answered", error=f"{type(error).__name__}: {error}")
+                else:
+                    report("answered", error="")
             case "req":
+                # There is no back-off.
                 await self.held.pop(command.id).req(command.delay_ms)
             case "touch":
                 await self.held[command.id].touch()
@@ -86,7 +97,12 @@ async def main() -> None:
         client = Producer(await ansq.create_writer([options.address], connection_options(options)))
     else:
         reader = await ansq.create_reader(
-            options.topic, options.channel, [options.address], connection_options=connection_options(options)
+            options.topic,
+            options.channel,
+            options.address.split(",") if options.address else None,
+            [options.lookupd] if options.lookupd else None,
+            lookupd_poll_interval=1000,
+            connection_options=connection_options(options),
         )
         client = Consumer(reader)
     commands: asyncio.Queue[Command] = asyncio.Queue()

@@ -4,11 +4,12 @@ A script runs one client library as either a producer or a consumer. It reads co
 events to standard output, both one JSON object a line, bodies in base64. The test so decides every step, and the
 script's event loop never meets pytest's.
 
-Commands: ``pub``, ``mpub`` (topic, bodies), ``dpub`` (topic, bodies, delay_ms) of a producer; ``fin``, ``touch`` (id),
-``req`` (id, delay_ms), ``cls`` of a consumer; ``close`` of both, the last one: the script then leaves with status 0.
+Commands: ``pub``, ``mpub`` (topic, bodies), ``dpub`` (topic, bodies, delay_ms) of a producer; ``fin``, ``touch``,
+``fin_twice`` (id), ``req`` (id, delay_ms, backoff), ``cls`` of a consumer; ``close`` of both, the last one: the script
+then leaves with status 0.
 
 Events: ``connected`` (a producer may publish), ``published``, ``failed`` (error), ``message`` (id, attempts, body),
-``heartbeat``, ``close_wait`` (the daemon agreed to CLS).
+``heartbeat``, ``close_wait`` (the daemon agreed to CLS), ``answered`` (error: of the second FIN, or empty).
 """
 
 import argparse
@@ -28,6 +29,7 @@ class Command:
     topic: str = ""
     bodies: list[bytes] = field(default_factory=list)
     delay_ms: int = 0
+    backoff: bool = False
     id: str = ""
 
 
@@ -35,7 +37,8 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line every client script takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--role", choices=["producer", "consumer"], required=True)
-    parser.add_argument("--address", required=True, help="host:port of the daemon's TCP protocol")
+    parser.add_argument("--lookupd", default="", help="host:port of a lookup daemon, instead of --address")
+    parser.add_argument("--address", default="", help="host:port of the daemon; several with commas")
     parser.add_argument("--topic", default="")
     parser.add_argument("--channel", default="")
     parser.add_argument("--max-in-flight", type=int, default=1)
@@ -68,6 +71,17 @@ def report(event: str, **fields: object) -> None:
 def report_message(message_id: str, attempts: int, body: bytes) -> None:
     """Write the arrival of one message."""
     report("message", id=message_id, attempts=attempts, body=base64.b64encode(body).decode())
+
+
+def report_second_answer(finish: Callable[[], object]) -> None:
+    """Finish a message twice, and write the error of the second time."""
+    finish()
+    try:
+        finish()
+    except Exception as error:
+        report("answered", error=f"{type(error).__name__}: {error}")
+    else:
+        report("answered", error="")
 
 
 def on_thread(hand_over: Callable[[Command], object]) -> None:

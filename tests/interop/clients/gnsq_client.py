@@ -6,7 +6,14 @@ import sys
 import gnsq
 from gevent.fileobject import FileObjectThread
 
-from tests.interop.clients.dialogue import Command, parse_arguments, read_commands, report, report_message
+from tests.interop.clients.dialogue import (
+    Command,
+    parse_arguments,
+    read_commands,
+    report,
+    report_message,
+    report_second_answer,
+)
 
 
 class Consumer:
@@ -16,10 +23,13 @@ class Consumer:
         self.consumer = gnsq.Consumer(
             options.topic,
             options.channel,
-            options.address,
+            options.address.split(",") if options.address else [],
+            [options.lookupd] if options.lookupd else [],
+            lookupd_poll_interval=1,
             message_handler=self.on_message,
             max_in_flight=options.max_in_flight,
             heartbeat_interval=options.heartbeat_ms // 1000,
+            tls_v1="tls_v1" in options.upgrades,
         )
         self.consumer.on_response.connect(self.on_response)
         self.consumer.start(block=False)
@@ -40,8 +50,10 @@ class Consumer:
         match command.op:
             case "fin":
                 self.held.pop(command.id).finish()
+            case "fin_twice":
+                report_second_answer(self.held.pop(command.id).finish)
             case "req":
-                self.held.pop(command.id).requeue(command.delay_ms, backoff=False)
+                self.held.pop(command.id).requeue(command.delay_ms, backoff=command.backoff)
             case "touch":
                 self.held[command.id].touch()
             case "cls":

@@ -8,7 +8,14 @@ import nsq
 from tornado import gen
 from tornado.ioloop import IOLoop
 
-from tests.interop.clients.dialogue import Command, on_thread, parse_arguments, report, report_message
+from tests.interop.clients.dialogue import (
+    Command,
+    on_thread,
+    parse_arguments,
+    report,
+    report_message,
+    report_second_answer,
+)
 
 
 class ReportingReader(nsq.Reader):  # type: ignore[misc] # the library has no types
@@ -34,7 +41,9 @@ class Consumer:
             options.topic,
             options.channel,
             message_handler=self.on_message,
-            nsqd_tcp_addresses=[options.address],
+            nsqd_tcp_addresses=options.address.split(",") if options.address else None,
+            lookupd_http_addresses=[options.lookupd] if options.lookupd else None,
+            lookupd_poll_interval=1,
             max_in_flight=options.max_in_flight,
             heartbeat_interval=options.heartbeat_ms // 1000,
             msg_timeout=options.msg_timeout_ms / 1000,
@@ -55,8 +64,10 @@ class Consumer:
         match command.op:
             case "fin":
                 self.held.pop(command.id).finish()
+            case "fin_twice":
+                report_second_answer(self.held.pop(command.id).finish)
             case "req":
-                self.held.pop(command.id).requeue(backoff=False, time_ms=command.delay_ms)
+                self.held.pop(command.id).requeue(backoff=command.backoff, time_ms=command.delay_ms)
             case "touch":
                 self.held[command.id].touch()
             case "cls":
