@@ -87,7 +87,7 @@ class MessageRoutes:
     def deliver_now(self, request: Request) -> Response:
         """Make a message due now. Switches: yes."""
         now_ns = wall()
-        return self.change(request, lambda topic: message_lookup.reschedule_to(topic, now_ns))
+        return self.change(request, lambda topic: message_lookup.reschedule_to(topic, now_ns, at_once=True))
 
     def change(self, request: Request, change_for: Any, **shown_too: int) -> Response:
         """Change a message and return the outcome for each channel."""

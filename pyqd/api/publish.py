@@ -19,6 +19,7 @@ from pyqd.broker.topic import Topic
 from pyqd.config.options import Options
 from pyqd.hot.api.plain_publish import PlainPublisher
 from pyqd.hot.broker.intake import enqueue_frames, must_queue
+from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.primitives.guid import id_after, to_hex
 from pyqd.hot.wire.bodies import BinaryFramer, Frames, LineFramer
@@ -96,6 +97,7 @@ class PublishRoutes:
         now_ns = wall()
         due_ns = self.due_asked(query, now_ns)
         try:
+            note_publisher(topic, request)
             if topic.busy:
                 guid = self.store_queued(topic, one_frame(request.body), now_ns, due_ns)
             else:
@@ -121,6 +123,7 @@ class PublishRoutes:
         if frames.count == 0:
             return text_response("OK")
         try:
+            note_publisher(topic, request)
             if must_queue(topic, frames):
                 guid = self.store_queued(topic, frames, now_ns, due_ns)
             else:
@@ -136,6 +139,8 @@ class PublishRoutes:
         Raises: StorageError, HttpError if the topic is deleted meanwhile. Switches: yes.
         """
         queued = enqueue_frames(topic, frames, now_ns, due_ns)
+        if topic.trace is not None:
+            queued.publisher = topic.trace.publisher
         finished = Event()
         queued.on_done = finished.set
         try:
@@ -204,6 +209,13 @@ class PublishRoutes:
         """Record that storage refused a message. Returns: the answer to the client."""
         self.broker.note_failed_write(error)
         return HttpError(503, "EXITING")
+
+
+def note_publisher(topic: Topic, request: Request) -> None:
+    """Name the client of the publish that follows at once, if the topic is traced."""
+    if topic.trace is not None:
+        user_agent = request.headers.get(b"user-agent", b"").decode("latin-1")
+        topic.published_by(TraceClient(request.remote, user_agent))
 
 
 def one_frame(body: bytes) -> Frames:

@@ -14,6 +14,7 @@ from pyqd.api.replay import ReplayRoutes
 from pyqd.api.restart import NoRestarts, Restarting, RestartRoutes
 from pyqd.api.status import MetricsRoutes, StatusRoutes
 from pyqd.api.topics import TopicRoutes
+from pyqd.api.trace import TraceRoutes
 from pyqd.broker.broker import Broker
 from pyqd.broker.topic import Topic
 from pyqd.config.live_options import LiveOptions
@@ -52,6 +53,7 @@ def daemon_routes(
         *ReplayRoutes(broker).routes(),
         *MessageRoutes(broker).routes(),
         *TopicRoutes(broker).routes(),
+        *TraceRoutes(broker).routes(),
         *AdminRoutes(broker).routes(),
         *LimitRoutes(broker).routes(),
         *MetricsRoutes(metrics or Metrics(broker)).routes(),

@@ -83,6 +83,8 @@ class StatusRoutes:
         if lookup_daemons := list(self.identity.lookup_daemons()):
             # Without them the keys are nsqd's alone.
             head["lookup_daemons"] = lookup_daemons
+        if (trace := self.broker.tracing.stats()) is not None:
+            head["trace"] = trace
         memory = memory_stats() if selection.include_mem else None
         producers = None
         if selection.include_clients and topics is not None:

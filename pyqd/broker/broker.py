@@ -17,6 +17,7 @@ from pyqd.broker.channel import Channel
 from pyqd.broker.observer import NoObserver, TopicObserver
 from pyqd.broker.topic import Topic
 from pyqd.broker.topic_quota import RESERVE_BYTES
+from pyqd.broker.tracing import Tracing
 from pyqd.config.options import Options
 from pyqd.diskqueue.damage import BAD, DamageCount, set_aside
 from pyqd.diskqueue.files import MAKING, PAGE_BYTES, Files
@@ -69,7 +70,7 @@ def later_format(path: str, found: object) -> StartupError:
 
 
 def read_boot_id(files: Files) -> str:
-    """Return the id that the kernel has given to this boot; "" if it gives none."""
+    """Return the kernel's id of the boot it runs since; "" if it tells none."""
     return files.read(BOOT_ID).decode().strip() if files.exists(BOOT_ID) else ""
 
 
@@ -164,11 +165,13 @@ class Broker:
         self.deleted_end = 0
         # Publishes and new consumers are refused: the daemon is about to stop.
         self.draining = False
+        self.tracing = Tracing(self)
 
     def change_options(self, options: Options) -> None:
         """Replace the options. Those of space are passed on here; the others are read at their use."""
-        self.options = options
+        before, self.options = self.options, options
         self.reserve.floor_bytes = max(options.min_free_bytes, RESERVE_BYTES)
+        self.tracing.change_options(before, options)
         for topic in self.topics.values():
             topic.quota.apply()
 
@@ -187,8 +190,10 @@ class Broker:
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
             self.load_journal()
+            self.tracing.load()
             self.load_topics(topics)
             self.redo = None
+            self.tracing.recover()
             self.note_loaded()
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
@@ -257,7 +262,7 @@ class Broker:
         StorageError.
         """
         changed: dict[str, Any] = {}
-        # A closed log has no record of its epoch yet, so the next start would find it in no other file.
+        # A closed log has no record of its epoch yet, so no file but this one could tell the next start of it.
         self.epoch = max(
             [self.epoch, *(log.epoch for topic in self.topics.values() for log in topic.logs() if log.closed)]
         )
@@ -415,6 +420,7 @@ class Broker:
                     self.remove_partial(directory)
                 raise
             self.add_topic(topic)
+            self.tracing.apply(topic)
             logger.info("TOPIC(%s): created", name)
             self.observer.topic_created(topic)
         return topic
@@ -475,6 +481,7 @@ class Broker:
         del self.topics[name]
         self.topic_names.remove(name)
         self.deleted_end += topic.log.end
+        topic.trace_deleted()
         self.observer.topic_deleted(topic)
         topic.abandon()
         if directory is not None:
@@ -565,7 +572,7 @@ class Broker:
         logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 
     def note_synced(self) -> None:
-        """Clear a failed sync from the broker's health: a sync has succeeded."""
+        """Note that a sync has succeeded."""
         self.failed_sync = None
 
     def close(self) -> None:
@@ -574,7 +581,7 @@ class Broker:
         self.mark_clean()
 
     def mark_clean(self) -> None:
-        """Mark the data directory as cleanly stopped; if power matters, also on stable storage. Logs a failure.
+        """Note that all files are as this process left them; if power matters, on stable storage. A failure is logged.
 
         Attempts that could not be saved do not count: the mark spares a start on another boot the recovery from a power
         failure, which would not bring them back.
@@ -604,3 +611,4 @@ class Broker:
         for topic in self.topics.values():
             topic.close()
             self.closed_count += 1
+        self.tracing.close()

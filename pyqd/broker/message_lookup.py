@@ -56,9 +56,12 @@ def cancel(lookup: MessageLookup) -> None:
     lookup.cancel()
 
 
-def reschedule_to(topic: Topic, due_ns: int) -> Change:
-    """Return the change that makes a message due at a time (Unix); a time that has passed: at once."""
-    return lambda lookup: lookup.reschedule(due_ns, topic.reader)
+def reschedule_to(topic: Topic, due_ns: int, at_once: bool = False) -> Change:
+    """Return the change that makes a message due at a time (Unix); a time that has passed: at once.
+
+    at_once: for its trace, which does not show a due time then.
+    """
+    return lambda lookup: lookup.reschedule(due_ns, topic.reader, at_once)
 
 
 def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change: Change, pause: Pause) -> list[Outcome]:

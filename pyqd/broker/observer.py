@@ -15,16 +15,16 @@ class TopicObserver(Protocol):
     """Receiver of the events of a broker. Every method returns at once and neither switches greenlets nor raises."""
 
     def topic_created(self, topic: Topic) -> None:
-        """Handle a new topic, before its first channel and its first message."""
+        """Note a new topic, before its first channel and its first message."""
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Handle the deletion of a topic with its channels, which it still names. Its name is free again."""
+        """Note that a topic is deleted with its channels, which it still names. Its name is free again."""
 
     def channel_created(self, topic: Topic, channel: str) -> None:
-        """Handle a new channel."""
+        """Note a new channel."""
 
     def channel_deleted(self, topic: Topic, channel: str) -> None:
-        """Handle the deletion of a channel whose topic remains. Its name is free again."""
+        """Note that a channel of a remaining topic is deleted. Its name is free again."""
 
 
 class NoObserver:

@@ -139,7 +139,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
     """Read records from a place to before the position `stop`: whole ones, and at least one if there is one.
 
     bytes_max: of records. Raises: as `find`. If records are trimmed during a pause, the answer ends there; it is valid,
-    and the answer to the next request names the gap.
+    and the next request is told of the gap.
     """
     reader, log = topic.reader, topic.log
     prepare_in_steps(topic, lambda: reader.prepare(find(topic, place, pause)), pause)
@@ -235,7 +235,8 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
             break
         pause()
     done = effect(topic, channel, target)
-    seek(channel, target, counted)
+    guid = seek(channel, target, counted)
+    channel.trace_moved(guid, done["skip"], done["redeliver"])
     logger.info("TOPIC(%s): channel %s moved to position %d", topic.name, channel.name, done["to"])
     channel.continue_parking()
     return done

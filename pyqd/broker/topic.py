@@ -22,6 +22,7 @@ from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.logreader import LogReader
 from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.wire.trace_events import REASONS
 from pyqd.primitives.errors import CorruptionError, DiskFull, LaterFormatError, LimitReached, StorageError
 from pyqd.primitives.names import channel_of_dir, is_ephemeral_str
 
@@ -34,6 +35,8 @@ KNOWN_ENTRIES = (LOG_DIRECTORY, STATE_FILE, DAMAGED_DIRECTORY)
 
 # Names, the number of their changes, and the sum of all other changes of the topic's files.
 DirtyVersion = tuple[Names, int, int]
+
+CHANNEL_DELETED = REASONS.index("channel_deleted")
 
 # A channel takes some 20 us.
 CHANNELS_DROPPED_AT_ONCE = 25
@@ -171,6 +174,8 @@ class Topic(TopicCore):
         for channel in self.channels_by_name.values():
             if channel.parked is not None:
                 self.resume_ids_after(channel.parked.highest_guid)
+        # Before messages that an earlier run held are given to the channels.
+        self.broker.tracing.apply(self)
         self.recover()
         self.note_found_durable()
 
@@ -183,7 +188,7 @@ class Topic(TopicCore):
             logger.warning("skipping %s in %s: not a channel", entry, self.directory)
 
     def note_found_durable(self) -> None:
-        """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
+        """Note if all that the start has found is on stable storage. Here, while its files are mapped."""
         logs = self.logs()
         dirty = [log.dirty_ranges() for log in logs]
         if not self.names and not any(ranges for ranges, _ in dirty):
@@ -223,6 +228,7 @@ class Topic(TopicCore):
             self.broker.capacity.check(f"channel {name} of topic {self.name}")
             channel = Channel(self, name)
             self.channels_by_name[name] = channel
+            self.broker.tracing.apply_to_new(channel)
             self.attach(channel)
             logger.info("TOPIC(%s): new channel(%s)", self.name, name)
             self.broker.observer.channel_created(self, name)
@@ -245,6 +251,7 @@ class Topic(TopicCore):
             channel.files_moved(directory, moved)
             self.names.forget(directory)
             self.names.changed(self.directory)
+        channel.trace_dropped(CHANNEL_DELETED)
         self.drop_channel(channel)
         self.broker.observer.channel_deleted(self, name)
         if directory is not None:
@@ -343,7 +350,7 @@ class Topic(TopicCore):
         self.held_version = version
 
     def files_moved(self, directory: str, moved: str) -> None:
-        """Set the path that the topic's directory has until it is removed."""
+        """Note that the topic's directory has another path until it is removed."""
         logs = [channel.parked.log for channel in self.channels_by_name.values() if channel.parked is not None]
         for log in (self.log, *logs):
             if log.directory is not None:

@@ -34,6 +34,7 @@ pyqd restart [--http-address=ADDR]          have a running pyqd hand over to a n
 """
 NODE_ID_COUNT: Final = 1024
 DEFAULT_TCP_PORT: Final = 4150
+TRACE_BODY_BYTES_MAX: Final = 8192
 # A due time is at most this much after now, and is an int64.
 DEFER_NS_MAX: Final = 100 * 365 * 24 * HOUR_NS
 
@@ -83,6 +84,33 @@ TLS_NEED: Final = FlagType(
     "", parse_tls_required, ("false", "tcp-https", "true").__getitem__, is_boolean=True, read=read_tls_required
 )
 TLS_VERSION: Final = FlagType("version", parse_tls_version, show_tls_version)
+
+
+def parse_rate(text: str) -> float:
+    """Return a fraction from 0 to 1. Raises: ValueError."""
+    try:
+        rate = float(text)
+    except ValueError:
+        raise ValueError("must be a number such as 0.25") from None
+    check_rate(rate)
+    return rate
+
+
+def read_rate(found: Any) -> float:
+    """Return a fraction in a configuration file. Raises: ValueError."""
+    if isinstance(found, bool) or not isinstance(found, (int, float, str)):
+        raise ValueError("must be a number from 0 to 1")
+    return parse_rate(str(found))
+
+
+def check_rate(rate: float) -> None:
+    """Raise ValueError if a number is no fraction."""
+    if not 0 <= rate <= 1:
+        raise ValueError("must be from 0 to 1")
+
+
+# A fraction of messages.
+RATE: Final = FlagType("rate", parse_rate, lambda rate: f"{rate:g}", check=check_rate, read=read_rate)
 
 
 def parse_percentiles(text: str) -> Percentiles:
@@ -284,6 +312,38 @@ class Options(ProgramOptions):
         "bytes to leave free on the disk; publishing fails instead of using them",
         minimum=0,
         live=True,
+    )
+    trace_topic: tuple[str, ...] = declare(
+        "trace-topic",
+        STRING,
+        (),
+        "pattern of topics whose messages are traced, such as 'orders*'; may be given several times",
+        key="trace_topics",
+        repeatable=True,
+        live=True,
+    )
+    trace_rate: float = declare(
+        "trace-rate", RATE, 1.0, "fraction of their messages that is traced, from 0 to 1", live=True
+    )
+    trace_body_bytes: int = declare(
+        "trace-body-bytes",
+        INT,
+        0,
+        "bytes of each traced message's body to keep in its trace",
+        minimum=0,
+        maximum=TRACE_BODY_BYTES_MAX,
+        live=True,
+    )
+    trace_retention_bytes: int = declare(
+        "trace-retention-bytes",
+        INT,
+        1024 * 1024 * 1024,
+        "bytes of trace events to keep; the oldest are overwritten",
+        minimum=1024 * 1024,
+        live=True,
+    )
+    trace_retention_time_ns: int = declare(
+        "trace-retention-time", DURATION, 0, "time to keep trace events for; 0 is no limit", minimum=0, live=True
     )
     # nsqd reads 0 as "sync always" in some places and as "never" in others, so 0 is refused.
     sync_every: int = declare("sync-every", INT, 2500, "operations of the disk queue per fsync", minimum=1)

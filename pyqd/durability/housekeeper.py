@@ -55,6 +55,7 @@ class Housekeeper:
         """Tend every topic once, after the placeholders of missing files. Switches: yes."""
         self._broker.placeholders.settle()
         self._broker.retry_removals()
+        self._broker.tracing.tend()
         for index, topic in enumerate(list(self._broker.topics.values()), 1):
             if not topic.exiting:
                 try:

@@ -81,7 +81,7 @@ class Request:
 
     target: as received. path: of the target, as received. content_length: of the body as announced, or CHUNKED. body:
     at most the route's limit. body_too_big: the body is longer than the limit; the rest was dropped. complete: the body
-    has been read to its end. keep_alive: the client means to send another request.
+    has been read to its end. keep_alive: the client means to send another request. remote: address of the client.
     """
 
     __slots__ = (
@@ -96,6 +96,7 @@ class Request:
         "method",
         "path",
         "query_text",
+        "remote",
         "target",
         "version",
     )
@@ -113,6 +114,7 @@ class Request:
         self.body_too_big = False
         self.complete = False
         self.keep_alive = False
+        self.remote = ""
         self._query: Query | None = None
 
     def query(self) -> Query:

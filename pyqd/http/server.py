@@ -177,6 +177,7 @@ class HttpServer:
         if self._refusal is not None:
             return self._refusal()
         started_ns = time.monotonic_ns()
+        request.remote = remote
         match = request.match
         response = match.answer
         if response is None:

@@ -20,6 +20,7 @@ from pyqd import __version__
 from pyqd.broker.broker import Broker
 from pyqd.broker.capacity import RESOURCES
 from pyqd.broker.stats import StatsDict
+from pyqd.broker.tracing import STATS
 from pyqd.hot.diskqueue import arena
 from pyqd.hot.diskqueue.mapping import unmanaged_count
 from pyqd.hot.net import buffers
@@ -134,6 +135,7 @@ class DaemonCollector(Collector):
         yield from self.collect_limits()
         yield from self.collect_machine()
         yield from self.collect_disk()
+        yield from self.collect_trace()
         yield gauge("pyqd_metrics_series", "Time series of topics and channels in this scrape.", metrics.series_count)
         yield gauge(
             "pyqd_metrics_topics_summed",
@@ -219,6 +221,22 @@ class DaemonCollector(Collector):
             ("pyqd_sync_failures", "Syncs that failed, since the start.", broker.sync_failure_count),
         ):
             yield CounterMetricFamily(name, text, value=value)
+
+    def collect_trace(self) -> Iterator[Metric]:
+        """Yield the metrics of trace events."""
+        stats = self._broker.tracing.stats() or dict.fromkeys(STATS, 0)
+        for name, text, key in (
+            ("pyqd_trace_events", "Events of traced messages, since the start.", "events"),
+            ("pyqd_trace_events_lost", "Of these, events that could not be stored.", "lost"),
+            (
+                "pyqd_trace_events_overwritten",
+                "Events that newer ones have replaced, since the start.",
+                "overwritten",
+            ),
+        ):
+            yield CounterMetricFamily(name, text, value=stats[key])
+        yield gauge("pyqd_trace_bytes", "Bytes on disk of trace events.", stats["bytes"])
+        yield gauge("pyqd_trace_kept_events", "Events that can be read.", stats["next"] - stats["oldest"])
 
 
 def file_count() -> int:

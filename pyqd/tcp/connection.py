@@ -131,6 +131,7 @@ class Connection:
         self.client_id = identity.client_id
         self.hostname = identity.hostname
         self.user_agent = identity.user_agent
+        self.output.traced = None
         self.topology_region = identity.topology_region
         self.topology_zone = identity.topology_zone
         self.output.locality = negotiate.locality(identity, self.server.options)

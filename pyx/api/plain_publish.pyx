@@ -115,7 +115,8 @@ cdef class PlainPublisher(ShortPath):
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
         """Store a publish. Returns: as `store`; NOT_STORED also after a StorageError, and the routes try again."""
         cdef TopicCore topic = self.topic_for(found)
-        if topic is None or topic.busy:
+        # For a traced topic, the routes name the client.
+        if topic is None or topic.busy or topic.trace is not None:
             return NOT_STORED
         try:
             return self.store(topic, found, now_ns)

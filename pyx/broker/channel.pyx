@@ -54,8 +54,23 @@ from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
-from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
+from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
+from pyqd.hot.wire.trace_events cimport (
+    CLIENT_GONE,
+    DROPPED,
+    FINISHED,
+    REASON_COPY,
+    REASON_EMPTIED,
+    REASON_EPHEMERAL,
+    REASON_SAMPLED,
+    REASON_SEEK,
+    REQUEUED,
+    SENT,
+    STORED,
+    TIMED_OUT,
+    TOUCHED,
+)
 
 from pyqd.primitives.errors import StorageError
 
@@ -143,7 +158,7 @@ cdef class ChannelCore(Scheduled):
                 self.ready_turn = False
                 entry = self.ready.pop()
             if consumer.sample_rate != 0 and consumer.sampled_out():
-                if not self.try_finish(&entry):
+                if not self.try_finish(&entry, REASON_SAMPLED):
                     return 0
                 continue
             if self.slots.add(
@@ -152,7 +167,7 @@ cdef class ChannelCore(Scheduled):
                 break
             if self.is_copy(&entry):
                 # A kill between parking a message and finishing its old record leaves it twice; once is enough.
-                if not self.try_finish(&entry):
+                if not self.try_finish(&entry, REASON_COPY):
                     return 0
                 continue
             self.ready.push(entry.record, entry.attempts, entry.source)
@@ -163,6 +178,8 @@ cdef class ChannelCore(Scheduled):
         if entry.source == FROM_PARKED:
             # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
             (<Record*> entry.record).handed_out = entry.attempts + 1
+        if self.trace is not None:
+            self.note_sent(consumer, &entry, now_ns)
         consumer.in_flight += 1
         consumer.message_count += 1
         self.delivered_count += 1
@@ -183,7 +200,7 @@ cdef class ChannelCore(Scheduled):
         """FIN: the consumer is done with the message.
 
         Returns: an Answer; after BEYOND_LEDGER the caller makes the message finishable and calls again, so that a FIN
-        which needs no larger ledger pays for no exception handler.
+        which needs no room pays for no exception handler.
         """
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
@@ -200,6 +217,9 @@ cdef class ChannelCore(Scheduled):
         if not self.parking.ledger_of(source).reaches(record_ordinal(record)):
             return BEYOND_LEDGER
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
+        if self.trace is not None:
+            # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
+            self.trace.note(FINISHED, guid, held.attempts, 0, consumer.traced_client(), consumer.acted_ns or wall_ns())
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
         self.parking.finish(record, source)
@@ -216,7 +236,7 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     def end_fin_sync(self, list covered not None):
-        """Release FINs that are on stable storage, as `UnsyncedFins.begin_sync` returned them."""
+        """Note that FINs are on stable storage, as `UnsyncedFins.begin_sync` returned them."""
         self.unsynced_fins.end_sync(covered)
         self.readable.scheduler.request_wake(self)
 
@@ -225,8 +245,8 @@ cdef class ChannelCore(Scheduled):
         cdef Slot* held = &self.slots.slots[self.slots.find(guid)]
         return self.parking.reach(held.record, held.source)
 
-    cdef bint try_finish(self, const ReadyEntry* entry) except -1:
-        """Finish a message that was taken and is delivered to no client.
+    cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1:
+        """Finish a message that was taken and is delivered to no client. reason: for its trace.
 
         Returns: False if its ledger cannot grow; the message waits for redelivery then, and a timer retries.
         """
@@ -236,6 +256,8 @@ cdef class ChannelCore(Scheduled):
             self.ready.push(entry.record, entry.attempts, entry.source)
             self.retry_soon()
             return False
+        if self.trace is not None:
+            self.trace.note(DROPPED, entry.record.guid, entry.attempts, reason, None, wall_ns())
         self.parking.finish(entry.record, entry.source)
         return True
 
@@ -245,27 +267,47 @@ cdef class ChannelCore(Scheduled):
         Raises: StorageError when it cannot be parked; it stays in flight then.
         """
         cdef int64_t slot = self.slots.find(guid)
-        cdef Slot held
         if slot < 0:
             return NOT_IN_FLIGHT
-        held = self.slots.slots[slot]
-        if held.consumer != consumer.number:
+        if self.slots.slots[slot].consumer != consumer.number:
             return NOT_OWNER
+        if self.trace is not None and self.trace.samples(guid):
+            self.requeue_traced(consumer, <uint32_t> slot, delay_ns)
+        else:
+            self.give_back(consumer, <uint32_t> slot, delay_ns)
+        return DONE
+
+    cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
+        """Do as `give_back`, after an event, which is taken back if that fails."""
+        cdef const Slot* held = &self.slots.slots[slot]
+        self.trace.note(
+            REQUEUED, held.record.guid, held.attempts, <uint32_t> min(delay_ns // NS_PER_MS, <int64_t> 0xFFFFFFFF),
+            consumer.traced_client(), consumer.acted_ns or wall_ns())
+        try:
+            self.give_back(consumer, slot, delay_ns)
+        except BaseException:
+            self.trace.log.take_back()
+            raise
+        return 0
+
+    cdef int give_back(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
+        """Take a message back from its consumer. Raises: StorageError (nothing changed)."""
+        cdef Slot held = self.slots.slots[slot]
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
             self.parking.reach(held.record, held.source)
             self.parking.park(held.record, held.source, held.attempts, wall_ns() + delay_ns)
-            self.slots.remove(<uint32_t> slot)
+            self.slots.remove(slot)
             self.parking.settle_now()
             self.after_parking()
         else:
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
-            self.slots.remove(<uint32_t> slot)
+            self.slots.remove(slot)
         consumer.in_flight -= 1
         consumer.requeue_count += 1
         self.ledger.header.requeue_count += 1
         self.readable.scheduler.request_wake(self)
-        return DONE
+        return 0
 
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1:
         """TOUCH: defer the message's deadline, at most to its delivery plus --max-msg-timeout."""
@@ -279,7 +321,53 @@ cdef class ChannelCore(Scheduled):
         self.slots.deadlines.update(
             <uint32_t> slot,
             min(now_ns + consumer.msg_timeout_ns, held.delivered_ns + self.max_msg_timeout_ns))
+        if self.trace is not None:
+            self.trace.note(TOUCHED, guid, held.attempts, 0, consumer.traced_client(), consumer.acted_ns or wall_ns())
         return DONE
+
+    cdef int note_sent(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1:
+        """Add the event of a delivery. now_ns: monotonic."""
+        if self.trace_mono_ns != now_ns:
+            # One time for all deliveries of a run: reading the clock costs as much as the rest of the event.
+            self.trace_mono_ns, self.trace_wall_ns = now_ns, wall_ns()
+        return self.trace.note(
+            SENT, entry.record.guid, entry.attempts + 1, 0, consumer.traced_client(), self.trace_wall_ns)
+
+    cdef int note_timed_out(self, const Slot* held, Consumer consumer) except -1:
+        """Add the event of a timeout. consumer: None if it has left."""
+        return self.trace.note(
+            TIMED_OUT, held.record.guid, held.attempts, 0, None if consumer is None else consumer.traced_client(),
+            wall_ns())
+
+    cdef int note_gone(self, Consumer consumer) except -1:
+        """Add an event for each message in flight of a client that leaves. Cost: O(slots)."""
+        cdef const Slot* held
+        cdef uint32_t slot
+        cdef int64_t now_ns = wall_ns()
+        for slot in range(self.slots.capacity):
+            held = self.slots.used(slot)
+            if held != NULL and held.consumer == consumer.number:
+                self.trace.note(
+                    CLIENT_GONE, held.record.guid, held.attempts, 0, consumer.traced_client(), now_ns)
+        return 0
+
+    cdef uint64_t unfinished_count(self) noexcept:
+        """Count the messages that the channel has not finished."""
+        return (
+            self.available() + self.slots.count() + self.parking.pending() + self.parking.waiting_count()
+            + self.dead_letters.pending.count + self.dead_letters.unsynced.count)
+
+    def trace_dropped(self, uint32_t reason):
+        """Add an event for all unfinished messages, which are about to be dropped."""
+        if self.trace is not None:
+            self.trace.note_many(DROPPED, 0, reason, self.unfinished_count(), wall_ns())
+
+    def trace_moved(self, uint64_t guid, uint64_t dropped_count, uint64_t stored_count):
+        """Add the events of a seek to after the message with that id. stored_count: messages that come again."""
+        cdef int64_t now_ns = wall_ns()
+        if self.trace is not None:
+            self.trace.note_many(DROPPED, guid, REASON_SEEK, dropped_count, now_ns)
+            self.trace.note_many(STORED, guid, REASON_SEEK, stored_count, now_ns)
 
     cdef int wake(self) except -1:
         """Sort and publish dead letters, park, and deliver, as far as the work of this turn goes."""
@@ -373,10 +461,12 @@ cdef class ChannelCore(Scheduled):
         while self.slots.next_deadline() <= now_ns and (count == 0 or self.readable.scheduler.spend(DUE_WORK)):
             slot = self.slots.next_slot()
             held = self.slots.slots[slot]
+            consumer = self.dispatcher.by_number.get(held.consumer)
+            if self.trace is not None:
+                self.note_timed_out(&held, consumer)
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
-            consumer = self.dispatcher.by_number.get(held.consumer)
             if consumer is not None:
                 consumer.in_flight -= 1
             count += 1
@@ -474,6 +564,8 @@ cdef class ChannelCore(Scheduled):
         if not self.ledger.header.paused and self.dispatcher.can_dispatch():
             return 0
         excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
+        if self.trace is not None:
+            self.trace.note_many(DROPPED, 0, REASON_EPHEMERAL, excess, wall_ns())
         return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
 
     cdef bint sort_rest(self) except -1:
@@ -566,7 +658,13 @@ cdef class ChannelCore(Scheduled):
 
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; its messages in flight wait for their timeouts."""
+        if self.trace is not None and consumer.number in self.dispatcher.by_number:
+            self.note_gone(consumer)
         self.dispatcher.remove(consumer)
+
+    def trace_as(self, TracePlace place):
+        """Trace the channel's messages from now on; None: do not."""
+        self.trace = self.dead_letters.trace = place
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
@@ -604,7 +702,10 @@ cdef class ChannelCore(Scheduled):
 
     def empty(self):
         """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
+        cdef uint64_t count = 0 if self.trace is None else self.unfinished_count()
         self.start_over(self.readable.end_position())
+        if self.trace is not None:
+            self.trace.note_many(DROPPED, 0, REASON_EMPTIED, count, wall_ns())
         # Nothing times out and nothing is due any more.
         self.readable.scheduler.drop_timer(self)
 
@@ -621,7 +722,7 @@ cdef class ChannelCore(Scheduled):
         self.readable.scheduler.drop_timer(self)
 
     def note_cancelled(self, uint64_t ordinal):
-        """Record a message of the topic's log as cancelled: a seek skips it. Raises: StorageError (nothing changed)."""
+        """Have a seek leave a record of the topic's log out. Raises: StorageError (nothing changed)."""
         if self.cancelled is None:
             self.cancelled = self.files.open_cancelled()
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)

@@ -29,6 +29,14 @@ cdef class Consumer(Scheduled):
         self.random_state ^= self.random_state << 17
         return <int32_t> ((self.random_state >> 32) % 100) > self.sample_rate
 
+    cdef TraceClient traced_client(self):
+        """Return the client in trace events, as it has described itself."""
+        if self.traced is None:
+            # A client of a test may describe nothing.
+            self.traced = TraceClient(
+                getattr(self.client, "remote_address", ""), getattr(self.client, "user_agent", ""))
+        return self.traced
+
     cdef int deliver(self, uint64_t quota) except -1:
         raise AssertionError("a plain consumer takes messages only when it is asked to")
 

@@ -28,6 +28,7 @@ from libc.stdint cimport uint64_t
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_body
+from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
 
 from pyqd.primitives.errors import StorageError
 
@@ -134,7 +135,10 @@ cdef class DeadLetterPolicy:
         cdef uint64_t guid = record.guid
         # Finishing the message must not fail any more.
         self.parking.reach(record, entry.source)
+        topic.published_by(None)
         letter = topic.publish_body(record_body(record)[:record.size_bytes], wall_ns())
+        if self.trace is not None:
+            self.trace.note(DEAD_LETTERED, guid, entry.attempts, REASON_ATTEMPTS, None, wall_ns())
         entry = self.pending.pop()
         if self.parking.durable:
             self.unsynced.push(entry.record, entry.attempts, entry.source)

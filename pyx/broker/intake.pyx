@@ -42,7 +42,7 @@ cdef uint64_t PART_BYTES_MAX = 64 << 10          # of a slice: between them the 
 
 
 def set_limits_for_tests(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
-    """Set the size above which batches are stored in slices, and that of a slice, for tests. Returns: the former."""
+    """Have smaller batches stored in slices, and set their size, for tests. Returns: both former sizes."""
     global SLICED_BYTES_MIN, SLICE_BYTES_MAX
     former = (SLICED_BYTES_MIN, SLICE_BYTES_MAX)
     SLICED_BYTES_MIN, SLICE_BYTES_MAX = sliced_bytes_min, slice_bytes_max
@@ -89,7 +89,7 @@ cdef class QueuedBatch:
     """One publish in the queue of a topic."""
 
     cdef int moved(self, const char* start) noexcept:
-        """Set the new address of the messages; none has been added yet."""
+        """Note that the messages lie elsewhere now; none has been added yet."""
         assert not self.begun
         self.start = self.batch.at = start
         return 0
@@ -149,6 +149,8 @@ cdef class Intake(Scheduled):
         except BaseException:
             self.topic.drop_messages(batch)
             raise
+        if self.topic.trace is not None:
+            self.topic.trace.publisher = queued.publisher
         self.topic.accept_messages(batch)
         return True
 

@@ -30,6 +30,7 @@ from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, fingerprint
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_ordinal
+from pyqd.hot.wire.trace_events cimport CANCELLED, DELIVERED_NOW, RESCHEDULED
 
 cdef enum:
     SLOTS_PER_STEP = 1 << 22             # 8 MiB
@@ -86,7 +87,7 @@ cdef class MessageLookup:
         return self.found(UNKNOWN if self.record == NULL else FINISHED, self.record, 0)
 
     cdef bint step_in_log(self, LogReader reader) except -1:
-        """Find the message in the topic's log, if the log has it. Returns: True if the place is known then."""
+        """Find the message in the topic's log, if the log has it. Returns: True if that tells the place."""
         cdef ChannelCore channel = self.channel
         cdef const Record* record = reader.find(self.guid)
         cdef uint64_t ordinal
@@ -190,17 +191,20 @@ cdef class MessageLookup:
             channel.parking.finish(self.record, FROM_TOPIC)
             channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
+        if channel.trace is not None:
+            channel.trace.note(CANCELLED, self.guid, 0, 0, None, wall_ns())
 
     cdef int note_cancelled(self) except -1:
-        """Record the message as cancelled, if the log has it: seeks skip it. Raises: StorageError (nothing changed)."""
+        """Have a seek leave the message out, if the topic's log has it. Raises: StorageError (nothing changed)."""
         if self.kept != NULL:
             self.channel.note_cancelled(record_ordinal(self.kept))
         return 0
 
-    def reschedule(self, int64_t due_ns, LogReader reader not None):
+    def reschedule(self, int64_t due_ns, LogReader reader not None, bint at_once=False):
         """Give the message, which was found queued, returned or deferred since the loop ran, another due time.
 
         due_ns: Unix. A message that is due stays in its place if this time has passed, too. reader: as for `step`.
+        at_once: the message is to be delivered now, for its trace.
         Raises: StorageError, MemoryError (nothing changed).
         """
         cdef ChannelCore channel = self.channel
@@ -229,3 +233,7 @@ cdef class MessageLookup:
             channel.parking.reschedule_queued(self.record, due_ns)
         channel.parking.settle_now()
         channel.after_parking()
+        if channel.trace is not None and at_once:
+            channel.trace.note(DELIVERED_NOW, self.guid, 0, 0, None, wall_ns())
+        elif channel.trace is not None:
+            channel.trace.note_due(RESCHEDULED, self.guid, due_ns, wall_ns())

@@ -26,7 +26,7 @@ cdef class ReadableLog:
         self.parking = set()
 
     cdef int request_trim(self) except -1:
-        """Schedule a run of the topic, which trims its log."""
+        """Have the topic trim its log in its next turn."""
         self.trim_wanted = True
         return self.scheduler.request_wake(self.topic)
 
@@ -43,7 +43,7 @@ cdef class ReadableLog:
         return 0
 
     cdef int forget_held(self) except -1:
-        """Forget the remembered place: no message is held any more."""
+        """Note that no message is held any more."""
         self.held = None
         return 0
 

@@ -19,8 +19,10 @@ up to `readable.end`.
 """
 
 cimport cython
+from libc.stdint cimport INT64_MAX
 
 from pyqd.hot.broker.channel cimport ChannelCore
+from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.topic cimport TopicCore
 from pyqd.hot.diskqueue.logreader cimport LogReader, record_at
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
@@ -164,11 +166,19 @@ cdef class SeekPlace:
             and self.first_number >= log.first.number)
 
 
+cdef uint64_t guid_before(LogCursor cursor) noexcept:
+    """Return an id between those before a cursor and those from there on. The greatest at the end of the log."""
+    if cursor.offset == cursor.segment.tail:
+        return <uint64_t> INT64_MAX
+    return (<const Record*> (cursor.segment.base + cursor.offset)).guid - 1
+
+
 def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     """Move a channel; its deferred messages are still to be parked again. target: of `seek_target`.
 
-    place: that of the target, with all deferred messages after it counted in this slice. Raises: StorageError if a hole
-    or a cancelled message is beyond the ledger's ring (nothing changed).
+    place: that of the target, with all deferred messages after it counted in this slice. Returns: an id at or above
+    those of the messages before the target, and below those after. Raises: StorageError if a hole or a cancelled
+    message is beyond the ledger's ring (nothing changed).
     """
     cdef Ledger ledger = channel.ledger
     cdef uint64_t end, ordinal
@@ -190,3 +200,4 @@ def seek(ChannelCore channel not None, uint64_t target, SeekPlace place=None):
     for ordinal in left_out:
         ledger.finish(ordinal)
     channel.cursor.finish_missing(target, channel.readable.end)
+    return guid_before(channel.cursor)

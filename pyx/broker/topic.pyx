@@ -27,15 +27,27 @@ from pyqd.hot.broker.channel cimport ChannelCore
 from pyqd.hot.broker.parked_log cimport ParkedLog
 from pyqd.hot.broker.parking cimport OPEN_WORK, PARK_WORK
 from pyqd.hot.broker.readable_log cimport ReadableLog
+from pyqd.hot.broker.trace cimport TraceClient, TracePlace
 from pyqd.hot.diskqueue.journal cimport CommitBuffer
 from pyqd.hot.diskqueue.log cimport Log, Position
+from pyqd.hot.diskqueue.logreader cimport LogReader
 from pyqd.hot.diskqueue.mapping cimport store_barrier
+from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES, Segment
 from pyqd.hot.primitives.clock cimport wall_ns
 from pyqd.hot.primitives.guid cimport id_after_steps
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.bodies cimport Frames
 from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
 from pyqd.hot.wire.scanner cimport read_be32
+from pyqd.hot.wire.trace_events cimport (
+    DROPPED,
+    EXPIRED,
+    REASON_EMPTIED,
+    REASON_EPHEMERAL,
+    REASON_RELEASED,
+    REASON_TOPIC_DELETED,
+    STORED,
+)
 
 from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
 
@@ -164,11 +176,13 @@ cdef class TopicCore(Scheduled):
         if due_ns != 0 and self.is_readable():
             at_once = self.parks_at_once(record_span(body_bytes), 1)
             self.prepare_park(record_span(body_bytes), 1 if at_once else 0)
+        if self.trace is not None:
+            self.trace.begin_publish(self.guids.last_id)
         self.state.message_count += 1
         self.state.message_bytes += body_bytes
         self.state.last_guid = self.guids.next_id(now_ns)
         if self.ephemeral and self.held_count() >= self.memory_count_max and not self.is_readable():
-            return 0
+            return self.note_unkept(self.guids.last_id, body_bytes, now_ns, due_ns)
         if due_ns != 0:
             self.state.deferred_below = self.log.end + 1
         store_barrier()
@@ -179,7 +193,19 @@ cdef class TopicCore(Scheduled):
                 self.park_readable(<const Record*> at, 1, 1, at_once)
         elif due_ns != 0:
             self.held_deferred += 1
+        if self.trace is not None:
+            self.trace.end_publish(<const Record*> at, 1, self.is_readable())
         return 0
+
+    cdef int note_unkept(self, uint64_t guid, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1:
+        """Add the events of a message that is accepted and dropped, for an ephemeral topic holds no more."""
+        cdef Record record
+        if self.trace is None:
+            return 0
+        memset(&record, 0, sizeof(Record))
+        record.size_bytes, record.guid, record.timestamp_ns, record.due_ns = body_bytes, guid, now_ns, due_ns
+        self.trace.note_unkept(&record)
+        return self.trace.end_publish(NULL, 0, False)
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
         """Return True if the channels park the messages of this publish at once; that is then work of this turn."""
@@ -194,7 +220,7 @@ cdef class TopicCore(Scheduled):
         return True
 
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
-        """Reserve space so that the channels can park the messages published next. count: of these; 0: not at once.
+        """Make room so that the channels can park the messages published next. count: of these; 0: not at once.
 
         Raises: StorageError, MemoryError.
         """
@@ -209,7 +235,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
-        """Park, in all channels, those of the last `count` records that have a due time: now or in later runs."""
+        """Have the channels park those of the last `count` records that have a due time, now or in turns to come."""
         cdef ChannelCore channel
         cdef uint64_t before = self.readable.deferred_count
         cdef uint64_t offset = <const char*> first - self.log.active.base
@@ -235,8 +261,8 @@ cdef class TopicCore(Scheduled):
     cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
         """Add messages to an open batch, which `commit_batches` accepts and `abort_batches` drops, as a whole.
 
-        In between, nothing else is done with the topic, and nothing switches. `joins` returns whether more can be
-        added. Raises: as publish_batch (the open batch is dropped).
+        In between, nothing else is done with the topic, and nothing switches. `joins` tells whether more can be added.
+        Raises: as publish_batch (the open batch is dropped).
         """
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
@@ -264,9 +290,13 @@ cdef class TopicCore(Scheduled):
         """Accept all messages of the open batch, or none. Raises: StorageError (nothing was accepted)."""
         cdef uint64_t count = self.open_count
         cdef uint64_t bytes_total = self.open_bytes
+        cdef const Record* first
         if count == 0:
             return 0
+        first = <const Record*> self.log.batch.first
         self.open_count = self.open_bytes = 0
+        if self.trace is not None:
+            self.trace.begin_publish(self.state.last_guid)
         self.state.last_guid = self.guids.last_id
         store_barrier()
         self.log.commit_batch()
@@ -274,6 +304,8 @@ cdef class TopicCore(Scheduled):
         self.state.message_bytes += bytes_total
         if self.is_readable():
             self.advance_end()
+        if self.trace is not None:
+            self.trace.end_publish(first, <uint32_t> count, self.is_readable())
         return 0
 
     cdef int abort_batches(self) except -1:
@@ -304,7 +336,7 @@ cdef class TopicCore(Scheduled):
         return self.accept_messages(&batch)
 
     cdef int begin_messages(self, MessageBatch* batch) except -1:
-        """Reserve space for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
+        """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
         cdef uint64_t held = self.held_count()
         batch.kept = batch.count
@@ -363,6 +395,8 @@ cdef class TopicCore(Scheduled):
                 raise
         if batch.deferred_count != 0:
             self.state.deferred_below = batch.deferred_end
+        if self.trace is not None:
+            self.trace.begin_publish(self.state.last_guid)
         self.state.last_guid = self.guids.last_id
         store_barrier()
         if batch.kept != 0:
@@ -375,6 +409,9 @@ cdef class TopicCore(Scheduled):
                 self.park_readable(first, batch.kept, batch.deferred_count, batch.at_once)
         else:
             self.held_deferred += batch.deferred_count
+        if self.trace is not None:
+            self.trace.end_publish(first, batch.kept, self.is_readable())
+            self.trace.note_many(DROPPED, 0, REASON_EPHEMERAL, batch.count - batch.kept, batch.now_ns)
         return 0
 
     cdef int drop_messages(self, MessageBatch* batch) except -1:
@@ -441,7 +478,23 @@ cdef class TopicCore(Scheduled):
             since_ns = wall_ns() - self.retention_time_ns
         if self.retention_bytes != 0 or since_ns != INT64_MAX:
             floor = self.log.floor_retained(floor, self.retention_bytes, since_ns)
+            if self.trace is not None:
+                return self.trim_traced(floor)
         self.log.trim(floor)
+        return 0
+
+    cdef int trim_traced(self, uint64_t floor) except -1:
+        """Trim finished messages that retention kept so far, and add their event."""
+        cdef uint64_t before = self.log.first.first_ordinal
+        cdef Segment first
+        cdef uint64_t following
+        self.log.trim(floor)
+        first = self.log.first
+        if first.first_ordinal != before:
+            following = self.guids.last_id + 1
+            if first.count != 0:
+                following = (<const Record*> (first.base + SEGMENT_HEADER_BYTES)).guid
+            self.trace.note_many(EXPIRED, following - 1, 0, first.first_ordinal - before, wall_ns())
         return 0
 
     def trim_finished(self):
@@ -542,6 +595,7 @@ cdef class TopicCore(Scheduled):
     def attach(self, ChannelCore channel not None):
         """Add a channel; the first one gets the held messages, unless the topic is paused or awaits channels."""
         self.channels.append(channel)
+        self.note_members()
         self.readable.all_lag = False
         if self.is_readable():
             self.release_held()
@@ -557,6 +611,8 @@ cdef class TopicCore(Scheduled):
             for channel in self.channels:
                 channel.parking.lag_from(position.segment, position.offset, position.ordinal)
             self.readable.all_lag = True
+        if self.trace is not None:
+            self.note_released(self.log.end - start)
         self.advance_end()
         self.finish_missing(start)
         if are_held and self.held_known:
@@ -569,7 +625,7 @@ cdef class TopicCore(Scheduled):
             channel.catch_up(False)
 
     cdef int finish_missing(self, uint64_t start) except -1:
-        """Finish, in all channels, the readable records of `[start, end)` that the log has lost."""
+        """Have the channels finish the records that the log has lost between `start` and `end`, which they may read."""
         cdef ChannelCore channel
         if start == self.readable.end or not self.log.holes:
             return 0
@@ -583,7 +639,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     def forget_held(self):
-        """Reset the counts of held messages: none is held any more."""
+        """Note that no message is held any more."""
         self.readable.forget_held()
         self.held_deferred = 0
         self.held_known = True
@@ -592,6 +648,7 @@ cdef class TopicCore(Scheduled):
         """Remove a channel; its unfinished messages keep no segment any more."""
         cdef bint was_readable = self.is_readable()
         self.channels.remove(channel)
+        self.note_members()
         if was_readable and not self.channels:
             self.readable.note_held()
         self.readable.request_trim()
@@ -647,8 +704,83 @@ cdef class TopicCore(Scheduled):
                 channel.ledger.header.spared += end - start
             self.forget_held()
             self.readable.note_held()
+            if self.trace is not None:
+                self.trace.note_many(DROPPED, 0, REASON_EMPTIED, end - start, wall_ns())
         self.readable.trim_wanted = True
         self.scheduler.request_wake(self)
+
+    cdef int note_members(self) except -1:
+        """Tell the trace which channels get published messages from now on."""
+        cdef ChannelCore channel
+        cdef list members = []
+        if self.trace is not None:
+            for channel in self.channels:
+                if channel.trace is not None:
+                    members.append(channel.trace)
+            self.trace.set_members(members)
+        return 0
+
+    cdef int note_released(self, uint64_t count) except -1:
+        """Add an event for each channel that gets the held messages."""
+        cdef ChannelCore channel
+        cdef int64_t now_ns = wall_ns()
+        for channel in self.channels:
+            if channel.trace is not None:
+                channel.trace.note_many(STORED, 0, REASON_RELEASED, count, now_ns)
+        return 0
+
+    def trace_deleted(self):
+        """Add an event for all messages of the topic, which are about to be dropped."""
+        cdef ChannelCore channel
+        if self.trace is not None:
+            for channel in self.channels:
+                channel.trace_dropped(REASON_TOPIC_DELETED)
+            self.trace.note_many(DROPPED, 0, REASON_TOPIC_DELETED, self.held_count(), wall_ns())
+
+    def trace_as(self, TracePlace place, list places not None):
+        """Trace the topic's messages from now on. places: of its channels, in their order. None: do not trace."""
+        cdef ChannelCore channel
+        assert len(places) == len(self.channels)
+        self.trace = place
+        for channel, channel_place in zip(self.channels, places):
+            channel.trace_as(channel_place)
+        self.note_members()
+
+    def published_by(self, TraceClient client):
+        """Name the client of the publish that follows, for the trace."""
+        if self.trace is not None:
+            self.trace.publisher = client
+
+    def add_events_after(self, uint64_t guid, TraceClient client):
+        """Add the events of messages with ids above one, whose publish was under way at a kill. Returns: their number.
+
+        Cost: a walk over the headers of one segment.
+        """
+        cdef LogReader reader = LogReader(self.log)
+        cdef uint64_t start = reader.ordinal_after_guid(guid)
+        cdef Position position
+        cdef uint64_t count = 0
+        if self.trace is not None and start < self.log.end:
+            position = self.log.locate(start)
+            count = position.segment.end_ordinal() - position.ordinal
+            self.trace.publisher = client
+            self.trace.end_publish(
+                <const Record*> (position.segment.base + position.offset), <uint32_t> count, self.is_readable())
+        return count
+
+    @property
+    def own_trace(self) -> tuple[int, int] | None:
+        """The topic's own (threshold, bytes of a body) of its trace; None: the daemon's flags apply."""
+        if self.state.trace_threshold == 0:
+            return None
+        return (self.state.trace_threshold - 1, self.state.trace_body_bytes)
+
+    @own_trace.setter
+    def own_trace(self, tuple setting):
+        threshold, body_bytes = (-1, 0) if setting is None else setting
+        self.state.trace_threshold = threshold + 1
+        self.state.trace_body_bytes = body_bytes
+        self.state_change_count += 1
 
     def refuse_publishes(self):
         """Refuse publishes from now on, because the daemon drains. Those that wait in the intake are stored."""
@@ -673,7 +805,7 @@ cdef class TopicCore(Scheduled):
                 self.state_change_count += 1
 
     def note_given(self, uint64_t end):
-        """Record that all messages below an ordinal were given to channels with durable names and ledgers.
+        """Note that all messages below an ordinal were given to channels with durable names and ledgers.
 
         After a power failure the topic holds the messages from there on that no remaining channel was given. May be
         called in a thread: nothing else stores there.

@@ -36,7 +36,7 @@ from libc.stdlib cimport free, realloc
 
 from pyqd.hot.diskqueue.segment cimport SEGMENT_HEADER_BYTES
 from pyqd.hot.primitives.debug cimport debug_require
-from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, record_ordinal, record_span
+from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, RECORD_LOST, record_ordinal, record_span
 
 cdef uint64_t MARK_BYTES = 64 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
@@ -368,6 +368,29 @@ cdef class LogReader:
             offset += record_span(record.size_bytes)
             ordinal = record_ordinal(record) + 1
         return NULL
+
+    def ordinal_after_guid(self, uint64_t guid):
+        """Return the ordinal of the first record with a greater id; the log's end if there is none. Cost: as `find`."""
+        cdef Segment segment = self.segment_of_guid(guid)
+        cdef SegmentIndex index
+        cdef const Record* record
+        cdef uint64_t offset, ordinal
+        if segment is None:
+            return self.log.first.first_ordinal
+        index = self.index_of(segment)
+        while index.guid <= guid and not index.complete(segment):
+            index.extend(segment, WALK_BYTES_PER_TURN)
+        offset = index.mark_before_guid(guid).offset
+        ordinal = index.mark_before_guid(guid).ordinal
+        while offset < min(index.offset, segment.tail):
+            record = record_at(segment, offset, ordinal)
+            if record == NULL:
+                break
+            if record.guid > guid and not record.flags & RECORD_LOST:
+                return record_ordinal(record)
+            offset += record_span(record.size_bytes)
+            ordinal = record_ordinal(record) + 1
+        return segment.end_ordinal() if segment.next is None else segment.next.first_ordinal
 
     def ordinal_of_guid(self, uint64_t guid):
         """Return the ordinal of the record with that id; None if none is kept. Cost: as `find`."""

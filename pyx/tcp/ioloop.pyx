@@ -427,7 +427,8 @@ cdef class IoLoop:
         cdef uint64_t commands = self.command_count
         cdef Publisher publisher = self.publisher
         assert self.pending == PENDING_NOTHING
-        publisher.begin_pass(wall_ns(), self.eof)
+        self.output.acted_ns = wall_ns()
+        publisher.begin_pass(self.output.acted_ns, self.eof)
         try:
             while at < size_bytes or self.eof:
                 used = self.step(buffer + at, size_bytes - at)

@@ -191,6 +191,8 @@ cdef class Publisher:
             if topic.busy:
                 return self.queue_batch(
                     topic, at, 4 + size, 1, (<uint64_t> size + 7) >> 3, due_ns, NULL)
+            if topic.trace is not None:
+                topic.trace.publisher = self.output.traced_client()
             topic.publish(at + 4, <uint32_t> size, self.wall_now_ns, due_ns)
         except StorageError as error:
             self.refuse_write(text_of(&line.name), error)
@@ -240,6 +242,8 @@ cdef class Publisher:
         cdef TopicCore topic = self.open_topic
         assert self.open_batches > 0
         self.open_topic = None
+        if topic.trace is not None:
+            topic.trace.publisher = self.output.traced_client()
         try:
             topic.commit_batches()
         except StorageError as error:
@@ -284,6 +288,8 @@ cdef class Publisher:
                 self.queue_batch(topic, at + 8, used, self.batch.count, self.batch.body_words, due_ns, dues)
                 dues = NULL
                 return used
+            if topic.trace is not None:
+                topic.trace.publisher = self.output.traced_client()
             topic.publish_deferred_batch(
                 at + 8, self.batch.count, self.batch.body_words, self.wall_now_ns, due_ns, dues)
         except StorageError as error:
@@ -310,6 +316,8 @@ cdef class Publisher:
         batch.at, batch.count, batch.body_words = at, count, body_words
         batch.now_ns, batch.due_ns, batch.dues = self.wall_now_ns, due_ns, dues
         self.queued = enqueue(topic, &batch, None)
+        if topic.trace is not None:
+            self.queued.publisher = self.output.traced_client()
         self.queued_dues = dues
         self.queued_bytes = <uint64_t> used
         self.queued_topic = topic

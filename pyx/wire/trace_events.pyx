@@ -161,7 +161,7 @@ def decode(bytes data not None, int64_t expected, bint skip_damaged=False):
         columns = allocated(&walk)
         columns.damaged = walk.damaged
         columns.following = max(expected, walk.end)
-        Filler(columns, data, expected, walk.damaged != 0).fill(&tables)
+        _Filler(columns, data, expected, walk.damaged != 0).fill(&tables)
     finally:
         free(tables.sets)
     return columns
@@ -320,7 +320,7 @@ cdef TraceColumns allocated(const Walk* walk):
 
 
 @cython.final
-cdef class Filler:
+cdef class _Filler:
     """Second walk: fills the columns from checked records."""
 
     cdef TraceColumns columns
@@ -543,3 +543,40 @@ cdef void put_extras(Buffers* to, uint64_t row, const Event* event, const char* 
         memcpy(to.bodies + to.body_end, extra, event.attempt)
         to.body_end += event.attempt
         set_bit(to.body_bits, row)
+
+
+def survey(bytes block not None):
+    """Walk a block whose header is not filled in. Returns: (number of events, topic and id of the last publish).
+
+    Raises: ValueError if it is not of this format.
+    """
+    cdef const char* at = PyBytes_AS_STRING(block) + BLOCK_HEADER_BYTES
+    cdef const char* end = PyBytes_AS_STRING(block) + len(block)
+    cdef const Event* event
+    cdef uint64_t rows = 0
+    cdef uint64_t span
+    cdef uint16_t place = 0
+    cdef list topics = [b""]
+    cdef dict sets = {}
+    last = (b"", 0)
+    while at < end:
+        event = <const Event*> at
+        span = 0 if end - at < EVENT_BYTES else entry_span(at)
+        if span == 0 or span > <uint64_t> (end - at):
+            raise ValueError(FAULTS[BAD_ENTRY])
+        if event.kind == PLACE:
+            topics.append(at[ENTRY_HEADER_BYTES:ENTRY_HEADER_BYTES + (<const Place*> at).topic_bytes])
+        elif event.kind == CONTEXT:
+            place = (<const Context*> at).place
+        elif event.kind == CHANNELS:
+            sets[(<const Channels*> at).place] = (<const Channels*> at).count
+        elif event.kind < FIRST_DEFINITION:
+            if not 0 < place < len(topics):
+                raise ValueError(FAULTS[BAD_REFERENCE])
+            rows += 1
+            if event.flags & IS_STORED:
+                rows += sets.get(place, 0)
+            if event.kind == PUBLISHED:
+                last = (topics[place], event.guid)
+        at += span
+    return rows, last[0], last[1]

@@ -227,6 +227,8 @@ void deaths_arm(long nth)
     for (int index = 0; index < mapping_count; index++)
         if (is_accessible(mappings[index].base))
             mprotect(mappings[index].base, mappings[index].size, PROT_READ);
+    /* A start that finds no topic maps no file after it has begun to load them. */
+    deaths_again();
 }
 
 /* Be the first again to handle faults: the arena has put its handler before when it mapped a file. */

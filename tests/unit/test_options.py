@@ -99,6 +99,11 @@ OWN_DEFAULTS = {
     "http-write-timeout": 60 * S,
     "max-http-header-size": 65536,
     "drain-timeout": 0,
+    "trace-topic": (),
+    "trace-rate": 1.0,
+    "trace-body-bytes": 0,
+    "trace-retention-bytes": 1 << 30,
+    "trace-retention-time": 0,
 }
 
 

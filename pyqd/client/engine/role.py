@@ -9,29 +9,26 @@ from typing import Protocol
 
 
 class Waiter:
-    """Thread that sleeps until it is woken. other: another one, which waits for the same result, and is woken too."""
+    """Thread that sleeps until it is woken."""
 
-    __slots__ = ("_lock", "is_woken", "other")
+    __slots__ = ("_lock", "is_woken")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.is_woken = False
-        self.other: Waiter | None = None
 
     def wake(self) -> None:
         if not self.is_woken:
             self.is_woken = True
             self._lock.release()
-        if self.other is not None:
-            self.other.wake()
 
     def sleep(self, timeout_s: float | None) -> None:
         self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
 
 class Awaited(Protocol):
-    """Result that threads may wait for. waiter: the last one of them."""
+    """Result that one thread may wait for."""
 
     waiter: Waiter | None
 
@@ -64,7 +61,6 @@ class Role:
         waiter = Waiter()
         self.waiters.append(waiter)
         if result is not None:
-            waiter.other = result.waiter
             result.waiter = waiter
         lock.release()
         try:

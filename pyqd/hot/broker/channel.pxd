@@ -8,7 +8,8 @@ from pyqd.hot.broker.latency cimport LatencyBuffer
 from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.readable_log cimport ReadableLog
-from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, SlotTable
+from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot, SlotTable
+from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
@@ -51,6 +52,9 @@ cdef class ChannelCore(Scheduled):
     cdef readonly uint64_t region_local_count # to others in its region
     cdef public bint exiting
     cdef public Ledger cancelled         # records of the topic's log that a seek leaves out; None: there are none
+    cdef readonly TracePlace trace       # None: the channel is not traced
+    cdef int64_t trace_mono_ns           # this and the next: time of the last delivery that was traced, by both clocks
+    cdef int64_t trace_wall_ns
 
     cdef uint64_t available(self) noexcept
     cdef const Record* take_fresh(self) except? NULL
@@ -59,7 +63,13 @@ cdef class ChannelCore(Scheduled):
     cdef int finish(self, Consumer consumer, uint64_t guid) except -1
     cdef int make_finishable(self, uint64_t guid) except -1
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept
-    cdef bint try_finish(self, const ReadyEntry* entry) except -1
+    cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1
+    cdef int note_sent(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1
+    cdef int give_back(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
+    cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
+    cdef int note_timed_out(self, const Slot* held, Consumer consumer) except -1
+    cdef int note_gone(self, Consumer consumer) except -1
+    cdef uint64_t unfinished_count(self) noexcept
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
     cdef int expire(self, int64_t now_ns) except -1

@@ -1,6 +1,7 @@
 # A subscribed client, as its channel sees it. Design notes: pyx/broker/consumer.pyx.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from pyqd.hot.broker.trace cimport TraceClient
 from pyqd.hot.primitives.schedule cimport Scheduled
 
 # Distance of a client from the daemon; the nearest client that can take a message gets it.
@@ -24,11 +25,14 @@ cdef class Consumer(Scheduled):
     cdef public int32_t locality         # a Locality; GLOBAL unless the topology experiment is on
     cdef bint blocked                    # takes nothing now: its socket is full, or its answers wait for a sync
     cdef uint64_t random_state
+    cdef int64_t acted_ns                # Unix, of the pass whose commands are executed; 0: unknown
+    cdef public TraceClient traced       # the client in trace events; None: not needed yet
 
     cdef inline bint can_take(self) noexcept:
         return self.in_flight + self.unsynced_count < self.rdy and not self.blocked
 
     cdef bint sampled_out(self) noexcept
+    cdef TraceClient traced_client(self)
     # Take and send up to `quota` messages of the channel. Never switches greenlets.
     cdef int deliver(self, uint64_t quota) except -1
 

@@ -2,6 +2,7 @@ from typing import Any, Protocol, type_check_only
 
 from typing_extensions import Self
 
+from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.schedule import Scheduled
 
 @type_check_only
@@ -23,6 +24,7 @@ class Consumer(Scheduled):
     msg_timeout_ns: int
     sample_rate: int
     locality: int
+    traced: TraceClient | None
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     @property
     def number(self) -> int: ...

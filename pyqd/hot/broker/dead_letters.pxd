@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing
+from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.primitives.schedule cimport Scheduler
 from pyqd.hot.wire.record cimport Record
 
@@ -17,6 +18,7 @@ cdef class DeadLetterPolicy:
     cdef int64_t retry_ns                # monotonic; nothing is published before
     cdef uint32_t pending_unsorted       # first entries of `pending` that an earlier limit has put there
     cdef uint32_t ready_unsorted         # likewise of `ready`
+    cdef TracePlace trace                # of the channel; None: it is not traced
 
     cdef inline bint is_spent(self, uint16_t attempts) noexcept:
         # Return True if a message has been delivered often enough to be a dead letter.

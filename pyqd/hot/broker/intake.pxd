@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyqd.hot.broker.topic cimport MessageBatch, TopicCore
+from pyqd.hot.broker.trace cimport TraceClient
 from pyqd.hot.primitives.schedule cimport Scheduled
 
 cdef class QueuedBatch:
@@ -14,6 +15,7 @@ cdef class QueuedBatch:
     cdef readonly bint finished          # it is stored, refused or cancelled
     cdef readonly object error           # error of storing it; None: none, or the topic is deleted
     cdef readonly uint64_t last_id       # of the last message; 0 until it is stored
+    cdef public TraceClient publisher    # for the trace; None: unknown
     cdef public object on_done           # called without arguments when it is stored or refused; may be None
 
     cdef int moved(self, const char* start) noexcept

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 from pyqd.hot.broker.topic import TopicCore
+from pyqd.hot.broker.trace import TraceClient
 from pyqd.hot.primitives.schedule import Scheduled
 from pyqd.hot.wire.bodies import Frames
 from pyqd.primitives.errors import StorageError
@@ -11,6 +12,7 @@ def enqueue_frames(topic: TopicCore, frames: Frames, now_ns: int, due_ns: int = 
 
 class QueuedBatch:
     on_done: Callable[[], object] | None
+    publisher: TraceClient | None
     @property
     def finished(self) -> bool: ...
     @property

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from pyqd.hot.broker.readable_log cimport ReadableLog
+from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.diskqueue.log cimport Log
 from pyqd.hot.diskqueue.mapping cimport Mapping
 from pyqd.hot.primitives.guid cimport GuidFactory
@@ -26,6 +27,8 @@ cdef struct TopicState:
     uint64_t bytes_max
     int64_t created_ns                   # wall clock; 0: unknown, created by an early version
     uint64_t given_below                 # 1 + the end of the messages given to channels with durable names; 0: unknown
+    uint64_t trace_threshold             # this and the next: 1 + the topic's own setting of its trace; 0: it has none
+    uint64_t trace_body_bytes
 
 # Fields of a state that the journal stores beside the records, so that the state's page need not be synced with them.
 cdef struct JournaledState:
@@ -81,6 +84,7 @@ cdef class TopicCore(Scheduled):
     cdef uint64_t open_bytes             # of their bodies
     cdef uint64_t held_deferred          # messages with a due time among those held, if that is known
     cdef bint held_known                 # False if an earlier run held some of the messages
+    cdef readonly TracePlace trace       # None: the topic is not traced
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1
@@ -106,3 +110,7 @@ cdef class TopicCore(Scheduled):
     cdef int wake_channels(self) except -1
     cdef int finish_missing(self, uint64_t start) except -1
     cdef int trim(self) except -1
+    cdef int trim_traced(self, uint64_t floor) except -1
+    cdef int note_unkept(self, uint64_t guid, uint32_t body_bytes, int64_t now_ns, int64_t due_ns) except -1
+    cdef int note_members(self) except -1
+    cdef int note_released(self, uint64_t count) except -1

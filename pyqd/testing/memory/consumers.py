@@ -199,7 +199,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
         self.finish(message)
 
     def _answer(self, message: Message) -> bool:
-        """Record an answer; return False if the message is lost. Raises: AnsweredError."""
+        """Note an answer; return False if the message is lost. Raises: AnsweredError."""
         if message.is_answered:
             raise AnsweredError(f"message {message.id} was answered before")
         message.is_answered = True

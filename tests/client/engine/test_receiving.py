@@ -106,7 +106,7 @@ def test_another_thread_may_close_the_link_that_is_waited_for(scripted: PublishB
 
         def close() -> None:
             with engine.lock:
-                producer._publishing.close()
+                waited.close()
 
         closing = threading.Thread(target=close)
         with engine.lock:

@@ -1,0 +1,358 @@
+"""Traced topics, and the log of their events: opened, kept within its limits, read.
+
+The events are the compiled half's (pyx/broker/trace.pyx). The log is made when the first topic is traced. If it cannot
+be opened, no topic is traced, and the broker serves: a trace is never a reason to refuse a message.
+
+Source: docs/trace.md.
+"""
+
+import logging
+import os
+import struct
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyqd.broker.channel import Channel
+from pyqd.broker.trace_space import TraceSpace
+from pyqd.config.options import Options
+from pyqd.diskqueue.damage import BAD
+from pyqd.hot.broker.channel import ChannelCore
+from pyqd.hot.broker.trace import OPEN_BYTES, THRESHOLD_MAX, TraceLog, TracePlace, check_open
+from pyqd.hot.diskqueue.log import Log
+from pyqd.hot.diskqueue.logreader import LogReader
+from pyqd.hot.diskqueue.mapping import Mapping
+from pyqd.hot.primitives.clock import wall
+from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageError
+
+if TYPE_CHECKING:
+    from pyqd.broker.broker import Broker
+    from pyqd.broker.topic import Topic
+
+TRACE_DIRECTORY: Final = "trace"
+LOG_DIRECTORY: Final = "log"
+OPEN_FILE: Final = "open"
+FORMAT: Final = 1
+PAGE_BYTES: Final = 4096
+# Keys of the counters in /stats.
+STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
+ORDINAL_MASK: Final = (1 << 48) - 1
+
+_RECORD = struct.Struct("<IIQQ")
+_BLOCK = struct.Struct("<HHIq")
+_BLOCK_AT: Final = 48
+
+Pause = Callable[[], None]
+
+logger = logging.getLogger(__name__)
+
+
+class TraceSetting(NamedTuple):
+    """Setting of a traced topic. rate: fraction of its messages, above 0 and up to 1. body_bytes: to keep of a body."""
+
+    rate: float
+    body_bytes: int = 0
+
+    @property
+    def threshold(self) -> int:
+        """Number of 2**32 fingerprints of ids whose messages are traced."""
+        return round(self.rate * THRESHOLD_MAX)
+
+
+class Page(NamedTuple):
+    """Blocks read. first: position of the first event. next: the next page begins there. oldest: that is kept."""
+
+    data: bytes
+    first: int
+    next: int
+    oldest: int
+
+
+class Tracing:
+    """Trace of one broker's messages."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._files = broker.files
+        self._directory = os.path.join(broker.root, TRACE_DIRECTORY)
+        self.space = TraceSpace(broker.reserve, lambda: broker.options.trace_retention_bytes)
+        self.log: TraceLog | None = None
+        self._reader: LogReader | None = None
+        # The active segment when segments were trimmed last.
+        self._trimmed_at = 0
+        self._syncing = False
+        self.overwritten_count = 0
+        # Called when there are events again: for readers that wait at the end.
+        self.waiting: list[Callable[[], object]] = []
+
+    # Settings.
+
+    def load(self) -> None:
+        """Open the log that an earlier run left, before the topics."""
+        if self._files.exists(self._directory):
+            self.open()
+
+    def setting_of(self, topic: "Topic") -> TraceSetting | None:
+        """Return the setting of a topic: its own, or that of the flags; None if the topic is not traced."""
+        options = self._broker.options
+        own = topic.own_trace
+        if own is not None:
+            threshold, body_bytes = own
+            return TraceSetting(threshold / THRESHOLD_MAX, body_bytes) if threshold else None
+        if options.trace_rate and any(fnmatchcase(topic.name, pattern) for pattern in options.trace_topic or ()):
+            return TraceSetting(options.trace_rate, options.trace_body_bytes)
+        return None
+
+    def set_own(self, topic: "Topic", setting: TraceSetting | None) -> None:
+        """Change a topic's own setting, at once and over restarts; None: the flags count. A rate of 0: not traced."""
+        topic.own_trace = None if setting is None else (setting.threshold, setting.body_bytes)
+        self.apply(topic)
+
+    def apply(self, topic: "Topic") -> None:
+        """Put a topic's setting in force, for its channels too."""
+        setting = self.setting_of(topic)
+        log = None if setting is None else self.log or self.open()
+        place = None
+        if setting is not None and log is not None:
+            place = TracePlace(log, topic.name, "", setting.threshold, setting.body_bytes)
+        topic.trace_as(place, [channel_place(place, channel) for channel in topic.channels])
+
+    def apply_to_new(self, channel: Channel) -> None:
+        """Trace a new channel as its topic, before the topic gives it messages."""
+        channel.trace_as(channel_place(channel.topic.trace, channel))
+
+    def change_options(self, before: Options, after: Options) -> None:
+        """Put changed flags in force."""
+        names = ("trace_topic", "trace_rate", "trace_body_bytes")
+        if any(getattr(before, name) != getattr(after, name) for name in names):
+            for topic in self._broker.topics.values():
+                self.apply(topic)
+        if before.trace_retention_bytes != after.trace_retention_bytes:
+            self.trim()
+
+    # The log.
+
+    def open(self) -> TraceLog | None:
+        """Open the log, or make it. Returns: None if that fails; then nothing is traced until it is tried again."""
+        try:
+            try:
+                self.log = self._open_log()
+            except CorruptionError as error:
+                if isinstance(error, LaterFormatError):
+                    raise
+                self._set_aside(error)
+                self.log = self._open_log()
+        except (StorageError, CorruptionError) as error:
+            logger.error("TRACE: cannot open the log of events: %s; no message is traced", error)
+            return None
+        self._reader = LogReader(self.log.log)
+        self.log.on_begun = self.tell_waiting
+        self.log.on_sealed = self.trim
+        return self.log
+
+    def _open_log(self) -> TraceLog:
+        self._files.make_directory(self._directory)
+        mapping = self._open_block(os.path.join(self._directory, OPEN_FILE))
+        log = Log(
+            self._files,
+            os.path.join(self._directory, LOG_DIRECTORY),
+            self.space.segment_bytes(),
+            self._broker.epoch,
+            self._broker.power_failed,
+        )
+        log.pool.jobs = self._broker.segment_jobs
+        log.pool.limit = self.space
+        self.space.log = log
+        return TraceLog(log, mapping, self._broker.options.node_id, self._broker.power_failed)
+
+    def _open_block(self, path: str) -> Mapping:
+        if self._files.exists(path):
+            try:
+                mapping = self._files.open_mapped(path)
+                mapping.require_readable()
+                check_open(mapping)
+            except LaterFormatError:
+                raise
+            except CorruptionError as error:
+                logger.error("TRACE: %s; the events in it are lost", error)
+                self._files.remove(path)
+            else:
+                return mapping
+        return self._files.new_mapped(path, OPEN_BYTES, True)
+
+    def _set_aside(self, error: CorruptionError) -> None:
+        """Move a damaged log out of the way, replacing one that was damaged before. Raises: StorageError."""
+        aside = self._directory + BAD
+        self._files.remove_tree(aside)
+        self._files.rename(self._directory, aside)
+        logger.error("TRACE: %s; the log of events is in %s now, and begins anew", error, aside)
+
+    def recover(self) -> None:
+        """After a start, with all topics loaded: add the events of a publish that a kill interrupted."""
+        unfinished = None if self.log is None else self.log.unfinished_publish
+        if unfinished is None:
+            return
+        name, guid, client = unfinished
+        topic = self._broker.topics.get(name)
+        if topic is not None:
+            topic.add_events_after(guid, client)
+
+    def tell_waiting(self) -> None:
+        """Wake the readers that wait for events."""
+        for wake in self.waiting:
+            wake()
+
+    def trim(self) -> None:
+        """Remove the oldest events beyond the limit of bytes. Does nothing unless a segment has been added."""
+        log = None if self.log is None else self.log.log
+        if log is None or log.active.number == self._trimmed_at:
+            return
+        self._trimmed_at = log.active.number
+        kept_bytes = self.space.chain_bytes() - self.space.chain_bytes_max()
+        segment = log.first
+        while segment is not log.active and kept_bytes > 0 and segment.next is not None:
+            kept_bytes -= segment.file_bytes
+            segment = segment.next
+        self._trim_below(segment.first_ordinal)
+
+    def trim_expired(self) -> None:
+        """Remove the events that are older than --trace-retention-time, as far as whole segments are."""
+        time_ns = self._broker.options.trace_retention_time_ns
+        if self.log is None or self._reader is None or not time_ns:
+            return
+        log, since_ns = self.log.log, wall() - time_ns
+        floor = log.first.first_ordinal
+        if log.active.count and (self._reader.timestamp_of(log.end - 1) or since_ns) < since_ns:
+            # Nothing is added any more: without this, the last segment would stay for ever.
+            log.shrink()
+            floor = log.end
+        for position, _, _, created_ns, _ in self._reader.segments()[1:]:
+            if created_ns < since_ns:
+                floor = max(floor, position & ORDINAL_MASK)
+        self._trim_below(floor)
+
+    def _trim_below(self, ordinal: int) -> None:
+        if self.log is None or ordinal <= self.log.log.first.first_ordinal:
+            return
+        before = self.log.oldest_position
+        self.log.log.trim_below(ordinal)
+        self.overwritten_count += self.log.oldest_position - before
+
+    def tend(self) -> None:
+        """Keep the log within its limits, and write it to stable storage in a thread: once every few seconds."""
+        try:
+            self.trim_expired()
+        except StorageError as error:
+            logger.warning("TRACE: cannot remove old events: %s", error)
+        if self.log is None or self._syncing:
+            return
+        log = self.log.log
+        ranges, end = log.dirty_ranges()
+        if not ranges:
+            return
+        self._syncing = True
+
+        def job() -> None:
+            for segment, start_bytes, length_bytes in ranges:
+                self._files.sync(segment.mapping, start_bytes, length_bytes)
+
+        def done(_result: None, error: BaseException | None) -> None:
+            self._syncing = False
+            if error is None:
+                log.mark_synced(ranges, end)
+            else:
+                logger.warning("TRACE: cannot sync events to stable storage: %s; the sync is retried", error)
+
+        self._broker.in_background(job, done)
+
+    def close(self) -> None:
+        """Write all events to stable storage, as a clean stop does. A failure is logged."""
+        if self.log is None:
+            return
+        self.log.seal()
+        ranges, end = self.log.log.dirty_ranges()
+        try:
+            for segment, start_bytes, length_bytes in ranges:
+                self._files.sync(segment.mapping, start_bytes, length_bytes)
+            self._files.sync(self.log.mapping, 0, PAGE_BYTES)
+            self._files.sync_directory(os.path.join(self._directory, LOG_DIRECTORY))
+            self._files.sync_directory(self._directory)
+        except StorageError as error:
+            logger.error("TRACE: cannot sync events to stable storage: %s", error)
+        else:
+            self.log.log.mark_synced(ranges, end)
+
+    def stats(self) -> dict[str, int] | None:
+        """Return the counters, those of events since the start; None if nothing has been traced in this directory."""
+        if self.log is None:
+            return None
+        log = self.log
+        values = (
+            log.oldest_position,
+            log.next_position,
+            self.space.used_bytes(),
+            log.event_count + log.next_position - log.sealed_position,
+            log.lost_count,
+            self.overwritten_count,
+        )
+        return dict(zip(STATS, values, strict=True))
+
+    # Reads.
+
+    def has_events(self, position: int) -> bool:
+        """Return whether there is an event at a position or after it, sealed or not."""
+        return self.log is not None and self.log.next_position > max(position, self.log.oldest_position)
+
+    def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
+        """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
+
+        If the reader has come to the end, the open block is sealed. pause: yields to the event loop.
+        """
+        if self.log is None or self._reader is None:
+            return Page(b"", position, position, position)
+        log, reader = self.log, self._reader
+        if max(position, log.oldest_position) >= log.sealed_position:
+            log.seal()
+            if position >= log.sealed_position:
+                return Page(b"", log.sealed_position, log.sealed_position, log.oldest_position)
+        while not reader.prepare_guid(position):
+            pause()
+        oldest = log.oldest_position
+        # The block before that one may have the event.
+        ordinal = max(log.log.first.first_ordinal, reader.ordinal_after_guid(position) - 1)
+        data, count, following = reader.read_raw(ordinal, log.log.end, bytes_max)
+        if count == 0:
+            return Page(b"", log.sealed_position, log.sealed_position, oldest)
+        return Page(data, first_position(data), self._position_of(following, data), oldest)
+
+    def _position_of(self, ordinal: int, data: bytes) -> int:
+        """Return the position of the block with an ordinal; data: the blocks before it."""
+        assert self.log is not None
+        assert self._reader is not None
+        if ordinal >= self.log.log.end:
+            return self.log.sealed_position
+        found, count, _ = self._reader.read_raw(ordinal, ordinal + 1, 1)
+        return (first_position(found) if count else 0) or end_position(data)
+
+
+def channel_place(place: TracePlace | None, channel: ChannelCore) -> TracePlace | None:
+    """Return the place of a channel in the trace of its topic."""
+    assert isinstance(channel, Channel)
+    return None if place is None else TracePlace(place.log, channel.topic.name, channel.name, place.threshold)
+
+
+def first_position(data: bytes) -> int:
+    """Return the position of the first event in records; 0 if the first record stands for a lost one."""
+    return int(_RECORD.unpack_from(data)[3])
+
+
+def end_position(data: bytes) -> int:
+    """Return the position after the last event in records."""
+    at = end = 0
+    while at < len(data):
+        size_bytes, _, _, position = _RECORD.unpack_from(data, at)
+        if position:
+            _, _, row_count, _ = _BLOCK.unpack_from(data, at + _BLOCK_AT)
+            end = position + row_count
+        at += (_BLOCK_AT + size_bytes + 7) & -8
+    return end
