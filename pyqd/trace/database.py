@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
@@ -22,8 +22,13 @@ from pyqd.trace.versions import VERSION_TABLE, Versions
 
 # Keys of one query.
 KEYS: Final = 500
+# Words of all databases about a table that is not there.
+MISSING: Final = ("no such table", "does not exist", "doesn't exist")
 # One of so many rows is measured for the estimate of the size.
 SAMPLE: Final = 64
+# Limits of a portion.
+PORTION_ROWS: Final = 200_000
+PORTION_TIME: Final = timedelta(hours=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -37,18 +42,30 @@ class Node:
     position: int
 
 
+@dataclass(frozen=True)
+class Portion:
+    """Rows of consecutive events; see the table trace_portions."""
+
+    first_position: int
+    end_position: int
+    oldest_at: datetime
+    newest_at: datetime
+    row_count: int
+    size_bytes: int
+
+
 class Database:
     """A trace database.
 
-    url: of SQLAlchemy. answer_s: longest time for an answer of the database. A database belongs to one thread.
-    Raises: UrlError.
+    url: of SQLAlchemy. answer_s: longest time for an answer of the database. versions: of the tables. Only one thread
+    at a time may write. Raises: UrlError.
     """
 
-    def __init__(self, url: str, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, url: str, answer_s: float = ANSWER_S, versions: Versions | None = None) -> None:
         self.store = store_of(url, answer_s)
         self.name = shown(self.store.url)
         self.engine = self.store.engine()
-        self._versions = Versions()
+        self._versions = versions or Versions()
         # Statements for many rows bypass SQLAlchemy.
         self._driver_error = self.engine.dialect.loaded_dbapi.Error
         # By number of the node.
@@ -71,11 +88,12 @@ class Database:
             cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
             # The other connections of the pool are as old as this one.
             self.engine.dispose()
-            raise DatabaseError(f"cannot {operation} {self.name}: {_text(cause)}{self._missing(error)}") from error
+            text = _text(cause)
+            raise DatabaseError(f"cannot {operation} {self.name}: {text}{self._missing(text)}") from error
 
-    def _missing(self, error: Exception) -> str:
+    def _missing(self, text: str) -> str:
         """Return the remedy for an error that has its cause in a missing table; "" for any other."""
-        if not isinstance(error, ProgrammingError | OperationalError) or error.connection_invalidated:
+        if not any(words in text for words in MISSING):
             return ""
         with contextlib.suppress(SQLAlchemyError), self.engine.connect() as connection:
             there = set(sa.inspect(connection).get_table_names())
@@ -214,8 +232,8 @@ class Database:
                 size_bytes += round(len(rows) * (store.row_bytes + store.bytes_of_text * _mean_chars(rows)))
         values: dict[str, Any] = {"position": following, "shipped_at": datetime.now(timezone.utc)}
         if batch.event_count:
-            values["event_at"] = _time(batch.last_us)
-            self._note_hour(connection, node, values["event_at"], following, row_count, size_bytes)
+            at = values["event_at"] = _time(batch.last_us)
+            self._note_portion(connection, node, Portion(node.position, following, at, at, row_count, size_bytes))
         connection.execute(sa.update(schema.nodes).where(schema.nodes.c.node_id == node.node_id).values(values))
 
     def _last_deliveries(
@@ -237,24 +255,26 @@ class Database:
                     found[key] = position, outcome
         return found
 
-    def _note_hour(
-        self, connection: sa.Connection, node: Node, at: datetime, following: int, row_count: int, size_bytes: int
-    ) -> None:
-        """Count the rows for retention."""
-        table = schema.hours
-        hour = at.replace(minute=0, second=0, microsecond=0)
-        counted = {
-            "end_position": following,
-            "row_count": table.c.row_count + row_count,
-            "size_bytes": table.c.size_bytes + size_bytes,
+    def _note_portion(self, connection: sa.Connection, node: Node, added: Portion) -> None:
+        """Count rows for retention: with those of the newest portion, or as a new one."""
+        table = schema.portions
+        newest = connection.execute(
+            sa.select(table).where(table.c.node_id == node.node_id).order_by(table.c.first_position.desc()).limit(1)
+        ).one_or_none()
+        if newest is None or newest.row_count >= PORTION_ROWS or added.newest_at - newest.oldest_at > PORTION_TIME:
+            connection.execute(sa.insert(table).values(node_id=node.node_id, **asdict(added)))
+            return
+        changed = {
+            "end_position": added.end_position,
+            "newest_at": max(newest.newest_at, added.newest_at),
+            "row_count": newest.row_count + added.row_count,
+            "size_bytes": newest.size_bytes + added.size_bytes,
         }
-        key = {"node_id": node.node_id, "hour": hour}
-        done = connection.execute(
-            sa.update(table).where(table.c.node_id == node.node_id, table.c.hour == hour).values(counted)
+        connection.execute(
+            sa.update(table)
+            .where(table.c.node_id == node.node_id, table.c.first_position == newest.first_position)
+            .values(changed)
         )
-        if done.rowcount == 0:
-            first = {"end_position": following, "row_count": row_count, "size_bytes": size_bytes}
-            connection.execute(sa.insert(table).values(key | first))
 
 
 def _cancel(node_id: int, drop: Drop) -> sa.Update:

@@ -122,13 +122,16 @@ gaps: Final = _table(
     sa.Column("reason", free_text(TEXT_CHARS)),
 )
 
-# Rows by hour of their events, for retention. size_bytes: an estimate of their size in the database, indexes included.
-hours: Final = _table(
-    "trace_hours",
+# Rows of consecutive events of a broker, which retention removes together. size_bytes: an estimate of their size in the
+# database, indexes included.
+portions: Final = _table(
+    "trace_portions",
     sa.Column("node_id", sa.SmallInteger, primary_key=True, autoincrement=False),
-    sa.Column("hour", UtcTime, primary_key=True),
-    # Of the events after the last one of the hour.
+    sa.Column("first_position", BIG, primary_key=True, autoincrement=False),
+    # After the last event.
     sa.Column("end_position", BIG, nullable=False),
+    sa.Column("oldest_at", UtcTime, nullable=False),
+    sa.Column("newest_at", UtcTime, nullable=False),
     sa.Column("row_count", BIG, nullable=False),
     sa.Column("size_bytes", BIG, nullable=False),
 )

@@ -101,6 +101,8 @@ class Server:
     def kill(self) -> None:
         """Send SIGKILL and wait for the end."""
         if self._process is not None:
+            # Children of PostgreSQL that were stopped would never notice the end of the first process.
+            self.send_signal(signal.SIGCONT)
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -202,6 +204,10 @@ class Mariadb(Server):
         identity = as_unprivileged()
         if identity:
             os.chown(data, identity["user"], identity["group"])
+        # The files of a new directory are complete after the first stop: a server that is killed before would not start
+        # again.
+        self.start()
+        self.stop()
 
     def arguments(self) -> Sequence[str]:
         """Return the command of the server."""

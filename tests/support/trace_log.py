@@ -109,10 +109,10 @@ class TraceLog:
     def answer(self, position: int, bytes_max: int = 1 << 30) -> bytes:
         """Return whole blocks from the one that holds a position on; at least one, if there is any."""
         self.seal()
-        ends = [*(first for first, _ in self.records[1:]), self.next]
         found: list[bytes] = []
         size = 0
-        for (_, record), end in zip(self.records, ends, strict=True):
+        for number, (_, record) in enumerate(self.records, start=1):
+            end = self.records[number][0] if number < len(self.records) else self.next
             if end > position:
                 size += len(record)
                 if found and size > bytes_max:

@@ -13,6 +13,7 @@ from pyqd.trace import schema
 from pyqd.trace.database import Database, Node
 from tests.support.databases import Mariadb, Postgresql, Server, program_of_mariadb, programs_of_postgresql, running
 from tests.support.needs import skip_outside_ci
+from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog
 
 Store = Callable[[], Node]
@@ -66,6 +67,12 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) 
     return servers.get(request.param).new_database("fresh")
 
 
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """URL of a file of SQLite that does not exist yet."""
+    return f"sqlite:///{tmp_path}/trace.db"
+
+
 @pytest.fixture(scope="session")
 def databases(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Database]]:
     """Function that returns the database of a kind without rows. Making tables takes longer than most tests."""
@@ -79,6 +86,8 @@ def databases(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 url = servers.get(kind).new_database("trace")
             opened[kind] = Database(url)
             opened[kind].upgrade()
+        # A test may have killed the server.
+        opened[kind].engine.dispose()
         with opened[kind].transaction("empty") as connection:
             for table in schema.metadata.sorted_tables:
                 connection.execute(sa.delete(table))
@@ -119,3 +128,10 @@ def store(database: Database, log: TraceLog) -> Store:
         return node
 
     return store_
+
+
+@pytest.fixture
+def brokers() -> Iterator[list[TraceBroker]]:
+    """Two brokers."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(TraceBroker(name).serving()) for name in ("one", "two")]

@@ -72,6 +72,8 @@ class MysqlStore(Store):
             raise DatabaseError(f"another process has been changing the tables for {UPGRADE_WAIT_S} s")
         try:
             yield
+            # The next process must see the version when it gets the lock.
+            connection.exec_driver_sql("COMMIT")
         finally:
             connection.execute(sa.select(sa.func.release_lock(UPGRADE_LOCK)))
 

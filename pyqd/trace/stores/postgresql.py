@@ -35,7 +35,8 @@ class PostgresqlStore(Store):
 
     def engine(self) -> sa.Engine:
         """Return a new engine."""
-        engine = sa.create_engine(self.url, connect_args={"connect_timeout": round(CONNECT_S)}, hide_parameters=True)
+        arguments = {"connect_timeout": round(CONNECT_S)}
+        engine = sa.create_engine(self.url, connect_args=arguments, hide_parameters=True)
         sa.event.listen(engine, "connect", self._prepare)
         return engine
 

@@ -72,7 +72,7 @@ def key() -> tuple[sa.Column[Any], ...]:
 
 
 def make_nodes() -> None:
-    """Make the tables of brokers and of hours."""
+    """Make the tables of brokers and of portions of their rows."""
     table(
         "trace_nodes",
         sa.Column("node_id", sa.SmallInteger, primary_key=True, autoincrement=False),
@@ -83,10 +83,12 @@ def make_nodes() -> None:
         sa.Column("shipped_at", UtcTime),
     )
     table(
-        "trace_hours",
+        "trace_portions",
         sa.Column("node_id", sa.SmallInteger, primary_key=True, autoincrement=False),
-        sa.Column("hour", UtcTime, primary_key=True),
+        sa.Column("first_position", BIG, primary_key=True, autoincrement=False),
         sa.Column("end_position", BIG, nullable=False),
+        sa.Column("oldest_at", UtcTime, nullable=False),
+        sa.Column("newest_at", UtcTime, nullable=False),
         sa.Column("row_count", BIG, nullable=False),
         sa.Column("size_bytes", BIG, nullable=False),
     )

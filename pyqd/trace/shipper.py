@@ -1,0 +1,229 @@
+"""Shipper: reads the event logs of brokers and stores them in a database, until it is stopped.
+
+One thread per broker reads ahead. The thread of `run` writes: it is the only one that uses the database. While the
+database does not answer, the queue is full and the readers wait. So memory is bounded, and the brokers keep the events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from pyqd.client.errors import ClientError
+from pyqd.client.http import HttpClient
+from pyqd.trace.backoff import Backoff
+from pyqd.trace.database import Database, Node
+from pyqd.trace.errors import DatabaseError, MovedError
+from pyqd.trace.fetcher import Arrival, Ended, Events, Fetcher, Message
+from pyqd.trace.retention import Retention
+from pyqd.trace.source import Identity, TraceSource
+
+# Pages that wait for the writer.
+PAGES_AHEAD: Final = 2
+POLL_S: Final = 0.2
+# A fetcher may be waiting for an answer, and is then left behind.
+JOIN_S: Final = 1.0
+DISCOVERY_S: Final = 30.0
+REPORT_S: Final = 60.0
+# Without an end, a database is retried for ever; with one, so often.
+ONCE_RETRIES: Final = 5
+
+T = TypeVar("T")
+
+logger = logging.getLogger("pyqd.trace")
+
+
+@dataclass(frozen=True)
+class ShipOptions:
+    """Settings of a shipper.
+
+    interval_s: see Fetcher. is_once: end when all events are stored. standby_s: time for which a shipper leaves a
+    broker to another one that it finds at work.
+    """
+
+    interval_s: float = 0.5
+    is_once: bool = False
+    discovery_s: float = DISCOVERY_S
+    standby_s: float = 5.0
+
+
+class Shipper:
+    """Shipper of brokers to one database.
+
+    brokers: returns clients of the brokers known now; asked again from time to time. The clients must not retry, and
+    their timeout must be longer than the wait for events.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        brokers: Callable[[], Sequence[HttpClient]],
+        retention: Retention,
+        options: ShipOptions | None = None,
+    ) -> None:
+        self._database = database
+        self._brokers = brokers
+        self._retention = retention
+        self._options = options or ShipOptions()
+        self._stopped = threading.Event()
+        self._queue: queue.Queue[Message] = queue.Queue(PAGES_AHEAD)
+        self._fetchers: dict[str, Fetcher] = {}
+        self._nodes: dict[Fetcher, Node] = {}
+        # Time at which a fetcher goes on that has found another shipper at work.
+        self._standby_s: dict[Fetcher, float] = {}
+        self._backoff = Backoff()
+        self._event_count = 0
+        self._lags: dict[Fetcher, int] = {}
+        self._reported_s = time.monotonic()
+
+    def stop(self) -> None:
+        """End `run` after the transaction under way. May be called by a signal handler."""
+        self._stopped.set()
+
+    def run(self) -> list[ClientError]:
+        """Ship until stopped or, if once, until all is stored. Returns: errors of brokers that were given up.
+
+        Raises: SchemaError; with `is_once` also DatabaseError, and ClientError of `brokers`.
+        """
+        self._persist(self._database.upgrade)
+        if self._options.is_once:
+            self._start_fetchers()
+        else:
+            threading.Thread(target=self._discover, name="discovery", daemon=True).start()
+        errors: list[ClientError] = []
+        ended = 0
+        try:
+            while not self._stopped.is_set() and not (self._options.is_once and ended == len(self._fetchers)):
+                message = self._next()
+                if isinstance(message, Ended):
+                    ended += 1
+                    errors += [message.error] if message.error else []
+                elif message is not None:
+                    self._handle(message)
+                self._tend()
+        finally:
+            self._stopped.set()
+            for fetcher in list(self._fetchers.values()):
+                fetcher.join(JOIN_S)
+        return errors
+
+    def _next(self) -> Message | None:
+        try:
+            return self._queue.get(timeout=POLL_S)
+        except queue.Empty:
+            return None
+
+    def _put(self, message: Message) -> None:
+        """Hand a message to the writer; called by the fetchers' threads."""
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(message, timeout=POLL_S)
+                return
+
+    def _discover(self) -> None:
+        """Start fetchers for all brokers that are found, from time to time."""
+        backoff = Backoff()
+        while not self._stopped.is_set():
+            try:
+                self._start_fetchers()
+                backoff.recovered("brokers are found again")
+                self._stopped.wait(self._options.discovery_s)
+            except ClientError as error:
+                backoff.note(f"cannot find brokers: {error}")
+                self._stopped.wait(backoff.next_s())
+
+    def _start_fetchers(self) -> None:
+        for client in self._brokers():
+            if client.address not in self._fetchers:
+                fetcher = Fetcher(
+                    TraceSource(client),
+                    self._put,
+                    self._stopped,
+                    interval_s=self._options.interval_s,
+                    is_once=self._options.is_once,
+                )
+                self._fetchers[client.address] = fetcher
+                fetcher.start()
+
+    def _persist(self, write: Callable[[], T]) -> T | None:
+        """Call a function until the database does not fail. Returns: its result; None if stopped.
+
+        Raises: DatabaseError if once.
+        """
+        while not self._stopped.is_set():
+            try:
+                result = write()
+            except DatabaseError as error:
+                if self._options.is_once and self._backoff.count >= ONCE_RETRIES:
+                    raise
+                self._backoff.note(str(error))
+                self._stopped.wait(self._backoff.next_s())
+            else:
+                self._backoff.recovered(f"{self._database.name} is used again")
+                return result
+        return None
+
+    def _handle(self, message: Arrival | Events) -> None:
+        if isinstance(message, Arrival):
+            self._begin(message.fetcher, message.identity)
+        elif message.turn == message.fetcher.turn:
+            self._store(message)
+
+    def _begin(self, fetcher: Fetcher, identity: Identity) -> None:
+        """Have a fetcher read from the position that the database has."""
+        for other, used in self._nodes.items():
+            if other is not fetcher and used.log == identity.log and other.is_alive():
+                addresses = f"{fetcher.source.address} and {other.source.address}"
+                logger.warning("%s are the same broker: the first one is not used", addresses)
+                return
+        node = self._persist(lambda: self._database.node(identity.log, identity.nsqd))
+        if node is not None:
+            self._nodes[fetcher] = node
+            logger.info("%s: storing events from position %d on", identity.nsqd, node.position)
+            fetcher.begin(node.position)
+
+    def _store(self, message: Events) -> None:
+        fetcher = message.fetcher
+        node = self._nodes[fetcher]
+        failures = self._backoff.total
+        written: Node | None
+        try:
+            written = self._persist(lambda: self._database.write(node, message.events))
+        except MovedError as moved:
+            if self._backoff.total == failures or moved.position != message.events.following:
+                self._stand_by(fetcher, moved)
+                return
+            # The connection was lost after the database had stored the events, and before it could say so.
+            written = replace(node, position=moved.position)
+        if written is not None:
+            self._nodes[fetcher] = written
+            self._event_count += message.events.rows
+            self._lags[fetcher] = max(0, message.end - written.position)
+
+    def _stand_by(self, fetcher: Fetcher, moved: MovedError) -> None:
+        """Leave a broker to another shipper for a while."""
+        logger.info("%s: %s; standing by", self._nodes[fetcher].nsqd, moved)
+        fetcher.pause()
+        self._standby_s[fetcher] = time.monotonic() + self._options.standby_s
+
+    def _tend(self) -> None:
+        """Do what is due: go on after standing by, remove old rows, report."""
+        now_s = time.monotonic()
+        for fetcher in [fetcher for fetcher, at_s in self._standby_s.items() if at_s <= now_s]:
+            del self._standby_s[fetcher]
+            node = self._nodes[fetcher]
+            self._begin(fetcher, Identity(node.log, node.nsqd))
+        if self._retention.is_due(now_s):
+            self._persist(lambda: self._retention.remove_some(self._database))
+        if now_s - self._reported_s > REPORT_S:
+            behind = sum(self._lags.values())
+            logger.info(
+                "stored %d events in %.0f s, %d are waiting", self._event_count, now_s - self._reported_s, behind
+            )
+            self._event_count, self._reported_s = 0, now_s

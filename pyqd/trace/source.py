@@ -1,0 +1,90 @@
+"""Event log of one broker, read over HTTP.
+
+Source: docs/trace.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pyqd.client.errors import ClientError, ProtocolError
+from pyqd.client.http import HttpClient, Reply
+from pyqd.fallback import trace_events
+from pyqd.fallback.trace_events import Decoded
+
+try:
+    from pyqd.hot.wire.trace_events import decode as compiled_decode
+except ImportError:  # For a copy of the Python modules without the compiled ones.
+    decode: Callable[[bytes, int, bool], Decoded] = trace_events.decode
+else:
+    decode = compiled_decode
+
+# Bytes of one answer: some 150,000 events.
+PAGE_BYTES: Final = 2 << 20
+OK: Final = 200
+NOT_FOUND: Final = 404
+
+
+class NoTraceError(ClientError):
+    """The broker has no event log that this program can read."""
+
+
+class Identity(NamedTuple):
+    """Broker behind an address. log: stays the same over restarts, and is another one in a new data directory."""
+
+    log: str
+    nsqd: str
+
+
+class Page(NamedTuple):
+    """Some events of a log. end: position after the newest event that the broker has."""
+
+    log: str
+    events: Decoded
+    end: int
+
+
+class TraceSource:
+    """Event log of the broker that a client is connected to. All methods raise ClientError."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self.address = client.address
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def identity(self) -> Identity:
+        """Return the identity of the broker."""
+        info = self._client.json("/info")
+        try:
+            nsqd = f"{info['broadcast_address']}:{info['http_port']}"
+        except (KeyError, TypeError):
+            raise ProtocolError(f"{self.address}: /info is not the answer of a broker") from None
+        reply = self._get(position=0, max_bytes=1)
+        return Identity(self._header(reply, "x-pyqd-node"), nsqd)
+
+    def read(self, position: int, wait_ms: int) -> Page:
+        """Return the events from a position on. wait_ms: longest wait for the first one, if there is none yet."""
+        reply = self._get(position=position, max_bytes=PAGE_BYTES, wait_ms=wait_ms)
+        try:
+            events = decode(reply.body, position, True)
+        except ValueError as error:
+            raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
+        return Page(self._header(reply, "x-pyqd-node"), events, int(self._header(reply, "x-pyqd-end")))
+
+    def _get(self, **query: int) -> Reply:
+        reply = self._client.request("GET", "/trace/log", query, retry=False)
+        if reply.status == OK:
+            return reply
+        if reply.status == NOT_FOUND:
+            raise NoTraceError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
+        raise self._client.refusal("/trace/log", query, reply)
+
+    def _header(self, reply: Reply, name: str) -> str:
+        try:
+            return reply.headers[name]
+        except KeyError:
+            raise ProtocolError(f"{self.address}: /trace/log: the answer has no header {name}") from None

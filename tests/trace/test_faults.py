@@ -1,0 +1,221 @@
+"""Databases that fail: a clear answer, no row lost, none doubled."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from pyqd.trace.database import Database
+from pyqd.trace.errors import DatabaseError, SchemaError, UrlError
+from tests.support import small_disk
+from tests.support.databases import Server
+from tests.support.server import wait_until
+from tests.support.trace_broker import TraceBroker
+from tests.support.trace_log import TraceLog
+from tests.support.trace_shipping import clients, ids_of, publish, shipping, wait_for_ids
+
+MESSAGES = list(range(1, 7))
+
+
+@pytest.fixture
+def broker(brokers: list[TraceBroker]) -> TraceBroker:
+    """A broker that has published half of the messages."""
+    publish(1, 3)(brokers[0].log)
+    return brokers[0]
+
+
+def check_outage(
+    database: Database,
+    broker: TraceBroker,
+    caplog: pytest.LogCaptureFixture,
+    begin: Callable[[], object],
+    end: Callable[[], object],
+    said: str,
+) -> None:
+    """Check that a shipper waits through an outage, says its reason, and stores all events afterwards."""
+    caplog.set_level(logging.INFO)
+    database.upgrade()
+    with shipping(database, clients(broker.address)):
+        wait_for_ids(database, "one", MESSAGES[:3])
+        begin()
+        try:
+            broker.change(publish(4, 3))
+            wait_until(lambda: said in caplog.text, f"the words {said!r}")
+        finally:
+            end()
+        wait_until(lambda: "is used again" in caplog.text, "the end of the outage")
+    assert ids_of(database, "one") == MESSAGES
+    assert "trying again" in caplog.text
+
+
+def test_a_server_that_is_down_is_awaited(
+    mariadb: Server, broker: TraceBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(mariadb.new_database("down"))
+    check_outage(database, broker, caplog, mariadb.kill, mariadb.start, "Can't connect to MySQL server")
+    database.close()
+
+
+def test_a_server_that_hangs_is_awaited(
+    postgresql: Server, broker: TraceBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(postgresql.new_database("hangs"), answer_s=1.0)
+    check_outage(
+        database,
+        broker,
+        caplog,
+        lambda: postgresql.send_signal(signal.SIGSTOP),
+        lambda: postgresql.send_signal(signal.SIGCONT),
+        "cannot write to postgresql://pyqd@/hangs",
+    )
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "end", "said"),
+    [
+        (
+            "postgresql",
+            "ALTER DATABASE readonly SET default_transaction_read_only = on",
+            "ALTER DATABASE readonly RESET default_transaction_read_only",
+            "in a read-only transaction",
+        ),
+        ("mariadb", "SET GLOBAL tx_read_only = ON", "SET GLOBAL tx_read_only = OFF", "in a READ ONLY transaction"),
+    ],
+)
+def test_a_read_only_server_is_awaited(
+    request: pytest.FixtureRequest,
+    broker: TraceBroker,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    begin: str,
+    end: str,
+    said: str,
+) -> None:
+    server: Server = request.getfixturevalue(kind)
+    database = Database(server.new_database("readonly"))
+
+    def change(statement: str) -> None:
+        server.execute(statement)
+        # The setting is that of new connections.
+        database.engine.dispose()
+
+    check_outage(database, broker, caplog, lambda: change(begin), lambda: change(end), said)
+    database.close()
+
+
+def test_a_read_only_file_is_refused_with_its_name(sqlite_url: str) -> None:
+    Database(sqlite_url).upgrade()
+    path = sqlite_url.removeprefix("sqlite:///")
+    database = Database(f"sqlite:///file:{path}?mode=ro&uri=true")
+    with pytest.raises(DatabaseError, match=r"cannot write to sqlite:///.*: attempt to write a readonly database"):
+        database.node("log", "broker:4151")
+
+
+def test_a_full_disk_is_awaited(tmp_path: Path, broker: TraceBroker, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk.mounted_or_skipped(tmp_path / "disk", 1 << 20) as disk:
+        database = Database(f"sqlite:///{disk}/trace.db")
+        ballast = disk / "ballast"
+        check_outage(
+            database, broker, caplog, lambda: small_disk.fill(ballast), ballast.unlink, "database or disk is full"
+        )
+        database.close()
+
+
+def test_a_locked_file_is_awaited(sqlite_url: str, broker: TraceBroker, caplog: pytest.LogCaptureFixture) -> None:
+    database = Database(sqlite_url, answer_s=0.05)
+    database.upgrade()
+    other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    check_outage(
+        database,
+        broker,
+        caplog,
+        lambda: other.execute("BEGIN IMMEDIATE"),
+        lambda: other.execute("COMMIT"),
+        "database is locked",
+    )
+    other.close()
+    database.close()
+
+
+def test_a_dropped_table_is_named_with_the_remedy_and_no_event_is_skipped(
+    empty_url: str, broker: TraceBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(empty_url)
+
+    def drop() -> None:
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("DROP VIEW event_log"))
+            connection.execute(sa.text("DROP TABLE trace_events"))
+
+    def repair() -> None:
+        # As the message says, and then as the next start of the shipper does.
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("DROP TABLE trace_schema"))
+        other = Database(empty_url)
+        assert other.upgrade()
+        other.close()
+
+    def event(log: TraceLog) -> None:
+        publish(4, 3)(log)
+        log.add("touched", 4, channel="a")
+
+    caplog.set_level(logging.INFO)
+    database.upgrade()
+    with shipping(database, clients(broker.address)):
+        wait_for_ids(database, "one", MESSAGES[:3])
+        drop()
+        broker.change(event)
+        wait_until(lambda: "missing are trace_events: to have" in caplog.text, "the remedy")
+    repair()
+    with shipping(database, clients(broker.address)):
+        wait_for_ids(database, "one", MESSAGES)
+    database.close()
+
+
+def test_a_schema_of_a_newer_version_is_refused(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    database.upgrade()
+    node = database.node("log", "broker:4151")
+    with database.transaction("test") as connection:
+        connection.execute(sa.text("UPDATE trace_schema SET version_num = '9999'"))
+    newer = "version 9999 of a newer pyqd, this one knows 0001: upgrade this pyqd"
+    with pytest.raises(SchemaError, match=newer):
+        database.upgrade()
+    with pytest.raises(SchemaError, match=newer):
+        database.write(node, TraceLog().decoded())
+
+
+def test_a_database_without_tables_is_named_as_such(empty_url: str) -> None:
+    database = Database(empty_url)
+    with pytest.raises(SchemaError, match="no tables of traces: `pyq_trace ship` makes them"):
+        database.nodes()
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("trace.db", "no URL of a database such as sqlite:///trace.db"),
+        ("oracle://host/x", "traces cannot be stored in 'oracle'"),
+        ("postgresql+asyncpg://u:secret@host/x", "postgresql://u:***@host/x: the driver 'asyncpg' is not supported"),
+    ],
+)
+def test_a_wrong_url_is_refused(url: str, said: str) -> None:
+    with pytest.raises(UrlError) as caught:
+        Database(url)
+    assert said in str(caught.value)
+
+
+def test_errors_show_no_password() -> None:
+    database = Database("postgresql://user:secret@127.0.0.1:1/x")
+    with pytest.raises(DatabaseError) as caught:
+        database.nodes()
+    assert "postgresql://user:***@127.0.0.1:1/x" in str(caught.value)
+    assert "secret" not in str(caught.value)

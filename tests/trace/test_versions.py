@@ -1,0 +1,118 @@
+"""The tables are made and upgraded by themselves."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from pyqd.trace import schema, versions
+from pyqd.trace.database import Database
+from pyqd.trace.errors import SchemaError
+from pyqd.trace.versions import VERSION_TABLE, Versions
+from tests.support.trace_log import TraceLog
+from tests.support.trace_tables import rows_of
+
+SECOND = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("trace_nodes", sa.Column("comment", sa.String(20)))
+"""
+
+
+@pytest.fixture
+def with_second(tmp_path: Path) -> Versions:
+    """Versions of a later pyqd, which has a second one."""
+    directory = tmp_path / "migrations"
+    shutil.copytree(versions.DIRECTORY, directory)
+    (directory / "versions" / "v0002_comment.py").write_text(SECOND)
+    return Versions(directory)
+
+
+def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
+    database = Database(empty_url)
+    assert database.upgrade()
+    inspector = sa.inspect(database.engine)
+    assert set(inspector.get_table_names()) == {*schema.metadata.tables, VERSION_TABLE}
+    assert set(inspector.get_view_names()) == set(schema.VIEWS)
+    for table in schema.metadata.sorted_tables:
+        found = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
+        assert found == {column.name: column.nullable for column in table.columns}, table.name
+        assert list(found) == [column.name for column in table.columns], table.name
+        key = inspector.get_pk_constraint(table.name)["constrained_columns"]
+        assert key == [column.name for column in table.primary_key], table.name
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        assert {index.name for index in table.indexes} <= indexes
+    database.close()
+
+
+def test_the_views_have_the_columns_that_the_documentation_promises(sqlite: Database) -> None:
+    inspector = sa.inspect(sqlite.engine)
+    columns = {name: [column["name"] for column in inspector.get_columns(name)] for name in schema.VIEWS}
+    assert columns["publish_log"] == [
+        "message_id",
+        "topic",
+        "nsqd",
+        "client",
+        "size",
+        "body",
+        "published_at",
+        "due_at",
+    ]
+    assert columns["consume_log"] == [
+        "message_id",
+        "topic",
+        "channel",
+        "nsqd",
+        "client",
+        "attempt",
+        "sent_at",
+        "outcome",
+        "outcome_at",
+    ]
+
+
+def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:
+    databases = [Database(empty_url) for _ in range(4)]
+    with ThreadPoolExecutor(len(databases)) as pool:
+        made = list(pool.map(Database.upgrade, databases))
+    assert sorted(made) == [False, False, False, True]
+    for database in databases:
+        database.close()
+
+
+def test_making_the_tables_goes_on_where_a_killed_process_has_left_it(empty_url: str) -> None:
+    database = Database(empty_url)
+    database.upgrade()
+    with database.engine.begin() as connection:
+        for statement in ("DROP TABLE trace_schema", "DROP VIEW gap_log", "DROP TABLE trace_gaps"):
+            connection.execute(sa.text(statement))
+    assert database.upgrade()
+    assert rows_of(database, "gap_log", "position") == []
+    database.close()
+
+
+def test_rows_survive_an_upgrade(empty_url: str, with_second: Versions, log: TraceLog) -> None:
+    database = Database(empty_url)
+    database.upgrade()
+    log.add("published", 1)
+    database.write(database.node("log", "broker:4151"), log.decoded())
+    later = Database(empty_url, versions=with_second)
+    with pytest.raises(SchemaError, match="old version 0001: `pyq_trace ship` of this pyqd upgrades them"):
+        later.nodes()
+    assert later.upgrade()
+    assert not later.upgrade()
+    assert len(rows_of(later, "publish_log")) == 1
+    with pytest.raises(SchemaError, match="version 0002 of a newer pyqd"):
+        database.nodes()
+    for opened in (database, later):
+        opened.close()
