@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 from pyqd.client.errors import ClientError, ProtocolError
 from pyqd.tools.ctl.nodes import Broker, LookupDaemon, Node, https_address
@@ -16,21 +17,24 @@ N = TypeVar("N", bound=Node)
 T = TypeVar("T")
 
 
-class Answer(NamedTuple, Generic[N, T]):
+@dataclass(frozen=True)
+class Answer(Generic[N, T]):
     """Answer of one daemon to a call."""
 
     node: N
     value: T
 
 
-class Failure(NamedTuple):
+@dataclass(frozen=True)
+class Failure:
     """Error of one daemon. address: as it was given, or as a lookup daemon named it."""
 
     address: str
     error: ClientError
 
 
-class Answers(NamedTuple, Generic[N, T]):
+@dataclass(frozen=True)
+class Answers(Generic[N, T]):
     """Answers of several daemons to one call, in the order of the daemons, and the errors of the others."""
 
     answers: list[Answer[N, T]]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from collections.abc import Callable
@@ -245,11 +246,12 @@ def picture(name: str) -> str:
 
 
 def shown_text(svg: str) -> list[str]:
-    """Return the lines of text in a picture, without the spaces at their ends."""
+    """Return the lines of text in a picture, without spaces and lengths of rules, which depend on rich's version."""
     lines: dict[float, list[tuple[float, str]]] = defaultdict(list)
     for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
         lines[float(element.get("y", 0))].append((float(element.get("x", 0)), element.text or ""))
-    return ["".join(text for _, text in sorted(lines[y])).replace("\u00a0", " ").rstrip() for y in sorted(lines)]
+    texts = ("".join(text for _, text in sorted(lines[y])) for y in sorted(lines))
+    return [re.sub("─+", "─", "".join(text.split())) for text in texts]
 
 
 def path_of(name: str) -> Path:
