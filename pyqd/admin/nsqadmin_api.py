@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
@@ -110,7 +110,8 @@ class Handlers:
 
     def rules(self) -> dict[str, dict[str, Callable[..., Response]]]:
         """Return the handlers by path and method."""
-        return {
+        proxied = {"/render": {"GET": self.render}} if self.site.options.proxy_graphite else {}
+        return proxied | {
             "/api/topics": {"GET": self.topics, "POST": self.create},
             "/api/topics/<topic>": {"GET": self.topic, "POST": self.change, "DELETE": self.delete_topic},
             "/api/topics/<topic>/<channel>": {
@@ -211,12 +212,23 @@ class Handlers:
             "until": f"-{interval_s}sec",
         }
         try:
-            answer = self.site.fetch_url(f"{options.graphite_url}/render?{urlencode(query)}")
+            path = urlsplit(options.graphite_url).path
+            _status, _type, answer = self.site.ask_graphite(f"{path}/render?{urlencode(query)}")
             rate = float(json.loads(answer)[0]["datapoints"][0][0])
         except (OSError, ValueError, LookupError, TypeError) as error:
             logger.error("graphite request failed - %s", error)
             raise ApiError(500, "INTERNAL_ERROR") from None
         return json_reply({"rate": "N/A" if rate < 0 else f"{rate / interval_s:.2f}"})
+
+    def render(self) -> Response:
+        """Pass a request on to Graphite."""
+        target = f"/render?{request.query_string.decode('latin-1')}"
+        try:
+            status, content_type, body = self.site.ask_graphite(target, request.remote_addr or "")
+        except (OSError, ValueError) as error:
+            logger.error("graphite request failed - %s", error)
+            return Response(status=502)
+        return Response(body, status, content_type=content_type)
 
     # Changing.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from flask import g
 from werkzeug.exceptions import Forbidden
@@ -77,11 +80,26 @@ class Site:
         """Return an option by its key in the configuration file. Raises: KeyError."""
         return getattr(self.options, FLAG_OF[key].attribute)
 
-    def fetch_url(self, url: str) -> bytes:
-        """Return the body at a URL of Graphite. Raises: OSError, ValueError."""
-        with urllib.request.urlopen(url, timeout=self.options.http_client_request_timeout_ns / SECOND_NS) as answer:
-            body: bytes = answer.read()
-        return body
+    def ask_graphite(self, target: str, forwarded_for: str = "") -> tuple[int, str, bytes]:
+        """Send a GET to Graphite and return status, content type and body. Raises: OSError, ValueError.
+
+        target: path and query.
+        """
+        parts = urlsplit(self.options.graphite_url)
+        headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
+        if parts.username is not None:
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        wanted = urllib.request.Request(f"{origin}{target}", headers=headers)
+        try:
+            with urllib.request.urlopen(
+                wanted, timeout=self.options.http_client_request_timeout_ns / SECOND_NS
+            ) as answer:
+                return answer.status, answer.headers.get("Content-Type", ""), answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers.get("Content-Type", ""), error.read()
 
 
 def context_maker(options: AdminOptions) -> Callable[[], ssl.SSLContext]:

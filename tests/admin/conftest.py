@@ -54,7 +54,7 @@ class Admin:
     def is_reference(self) -> bool:
         return self.name == "nsqadmin"
 
-    def start(self) -> None:
+    def start(self, ping: str) -> None:
         self.port = free_port()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -65,7 +65,7 @@ class Admin:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             with contextlib.suppress(OSError):
-                if self.ask("GET", "/ping").body == b"OK":
+                if self.ask("GET", ping).body == b"OK":
                     return
             time.sleep(0.02)
 
@@ -172,7 +172,7 @@ def start_admin(
     """Return a function that starts a web admin by name, with flags."""
     started: list[Admin] = []
 
-    def start(name: str, *flags: str) -> Admin:
+    def start(name: str, *flags: str, ping: str = "/ping") -> Admin:
         if name == "nsqadmin":
             path = os.environ.get("NSQADMIN")
             if not path:
@@ -183,7 +183,7 @@ def start_admin(
         log = tmp_path_factory.mktemp("admin") / "log"
         admin = Admin(name, (*command, *flags), log)
         started.append(admin)
-        admin.start()
+        admin.start(ping)
         return admin
 
     yield start

@@ -21,7 +21,8 @@ def pages(site: Site) -> Blueprint:
     routes = Blueprint("pages", __name__)
     views = Views(site)
     for rule, name in (
-        ("/", "streams"),
+        # As nsqadmin, the base path has no slash at its end.
+        ("/" if site.options.base_path == "/" else "", "home"),
         ("/topics", "streams"),
         ("/topics/<topic>", "topic"),
         ("/topics/<topic>/<channel>", "channel"),
@@ -31,8 +32,7 @@ def pages(site: Site) -> Blueprint:
         ("/counter", "counter"),
         ("/health", "health"),
     ):
-        endpoint = name if rule != "/" else "home"
-        routes.add_url_rule(rule, endpoint, getattr(views, name), methods=["GET"])
+        routes.add_url_rule(rule, name, getattr(views, name), methods=["GET"])
     routes.add_url_rule("/live", "live", views.live)
     routes.register_error_handler(UpstreamError, views.unreachable)
     return routes
@@ -117,6 +117,8 @@ class Views:
         rows = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
         table = table_of(rows, self._with_rate(TOPIC_COLUMNS), text_of=lambda row: str(row.topic), sort="topic")
         return self.show("streams.html", table=table, waiting=waiting, channel_sum=channel_sum)
+
+    home = streams
 
     def topic(self, topic: str) -> str | tuple[str, int]:
         self.site.require(Role.VIEW, topic)

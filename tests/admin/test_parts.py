@@ -1,0 +1,133 @@
+"""Parts of the web admin without a broker: history, charts, sums, tables, health, bodies."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pyqd.admin.app import duration, moment
+from pyqd.admin.cluster import version_key
+from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinned
+from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
+from pyqd.admin.stats import Latency, topology_order
+
+NAN = math.nan
+
+
+def known(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+class TestHistory:
+    def test_values_come_oldest_first(self) -> None:
+        history = History()
+        for number in range(3):
+            history.record(1000 + number * STEP_S, {"depth": {("t",): number}}, {})
+        values = history.values("depth", ("t",))
+        assert (len(values), values[-3:], len(known(values))) == (POINT_COUNT, [0, 1, 2], 3)
+
+    def test_a_gap_stays_a_gap(self) -> None:
+        history = History()
+        history.record(1000, {"depth": {("t",): 1}}, {})
+        history.record(1000 + 3 * STEP_S, {"depth": {("t",): 2}}, {})
+        values = history.values("depth", ("t",))
+        assert (values[-4], values[-1], [math.isnan(value) for value in values[-3:-1]]) == (1, 2, [True, True])
+
+    def test_what_is_older_than_an_hour_is_gone(self) -> None:
+        history = History()
+        history.record(1000, {"depth": {("old",): 1, ("t",): 1}}, {})
+        for number in range(1, POINT_COUNT + 2):
+            history.record(1000 + number * STEP_S, {"depth": {("t",): number}}, {})
+        assert len(known(history.values("depth", ("t",)))) == POINT_COUNT
+        assert known(history.values("depth", ("old",))) == []
+        assert not any(key == ("old",) for _name, key in history._series)
+
+    def test_a_rate_is_the_growth_of_a_counter(self) -> None:
+        history = History()
+        history.record(1000, {}, {("t",): 100})
+        assert history.rates == {}
+        history.record(1010, {}, {("t",): 150})
+        assert history.rates == {("t",): 5.0}
+
+    def test_a_counter_that_began_anew_gives_no_rate(self) -> None:
+        history = History()
+        history.record(1000, {}, {("t",): 100})
+        history.record(1010, {}, {("t",): 5})
+        assert history.rates == {}
+
+    def test_a_clock_that_goes_back_keeps_the_newest_slot(self) -> None:
+        history = History()
+        history.record(2000, {"depth": {("t",): 1}}, {("t",): 1})
+        history.record(1000, {"depth": {("t",): 2}}, {("t",): 2})
+        assert history.values("depth", ("t",))[-1] == 2
+
+    def test_a_young_history_is_shown_on_a_short_axis(self) -> None:
+        assert len(since_first([NAN] * 350 + [1.0] * 10)) == 60
+        assert len(since_first([NAN] * 260 + [1.0] * 100)) == 180
+        assert len(since_first([1.0] * 360)) == 360
+
+    def test_thinning_keeps_peaks(self) -> None:
+        assert thinned([1, 9, 1, NAN, NAN, NAN, 2, 2, 3], 3)[::2] == [9, 3]
+
+
+class TestCharts:
+    def test_a_gap_breaks_the_line(self) -> None:
+        svg = str(chart([1.0] * 10 + [NAN] * 10 + [2.0] * 40, "Depth", "", 0))
+        assert svg.count("<polyline") == 2
+
+    def test_titles_and_labels_are_escaped(self) -> None:
+        assert "<script>" not in str(chart([1.0], "<script>", "<script>", 0))
+        assert "<script>" not in str(spark([1.0, 2.0], "<script>"))
+
+    @pytest.mark.parametrize(("value", "top"), [(NAN, 4), (0, 4), (4.1, 5), (11, 20), (999, 1000), (1001, 2000)])
+    def test_the_axis_ends_at_a_round_number(self, value: float, top: float) -> None:
+        assert nice_ceiling(value) == top
+
+    @pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (1234, "1.23k"), (5e6, "5M"), (2e9, "2G")])
+    def test_numbers_are_short(self, value: float, text: str) -> None:
+        assert short(value) == text
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("value_ns", "text"),
+        [
+            (340e3, "340 us"),
+            (12e6, "12 ms"),
+            (3.4e9, "3.4 s"),
+            (300e9, "5 min"),
+            (7500e9, "2 h 5 min"),
+            (3e14, "3 d 11 h"),
+        ],
+    )
+    def test_durations(self, value_ns: float, text: str) -> None:
+        assert duration(value_ns) == text
+
+    def test_moments(self) -> None:
+        assert (moment(0), moment(1_500_000_000_123_000_000)) == ("", "2017-07-14 02:40:00.123")
+
+    def test_versions_are_ordered(self) -> None:
+        versions = ["0.3.8", "1.0.0-compat", "1.0.0", "1.2.1", "1.10.0"]
+        assert sorted(versions[::-1], key=version_key) == versions
+
+
+class TestSums:
+    def test_latencies_are_weighted_by_their_counts(self) -> None:
+        one = Latency.of_broker({"count": 1, "percentiles": [{"quantile": 0.99, "value": 10}]})
+        three = Latency.of_broker({"count": 3, "percentiles": [{"quantile": 0.99, "value": 50}]})
+        total = Latency()
+        total.add(one)
+        total.add(three)
+        assert total.count == 4
+        assert total.percentiles == [{"quantile": 0.99, "min": 10, "max": 50, "average": 40, "count": 4}]
+        assert one.percentiles[0]["value"] == 10
+
+    def test_clients_near_the_broker_come_first(self) -> None:
+        place = {"node_topology_region": "eu", "node_topology_zone": "a"}
+        clients = [
+            {"node": "n", **place, "topology_region": region, "topology_zone": zone}
+            for region, zone in (("us", "a"), ("eu", "b"), ("eu", "a"))
+        ]
+        zones = [(client["topology_region"], client["topology_zone"]) for client in sorted(clients, key=topology_order)]
+        assert zones == [("eu", "a"), ("eu", "b"), ("us", "a")]

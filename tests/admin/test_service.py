@@ -1,0 +1,191 @@
+"""Flags, base path, notifications and Graphite of the web admin; the same tests run on nsqadmin where it can."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.admin.conftest import Admin, World
+from tests.support.http_stub import http_stub, json_answer
+from tests.support.server import free_port, wait_until
+
+BOTH = ("pyqadmin", "nsqadmin")
+ADDRESS = "--nsqd-http-address=127.0.0.1:4151"
+
+
+def refused(*flags: str) -> str:
+    """Return what pyqadmin says when it does not start."""
+    command = [sys.executable, "-m", "pyqd.apps.admin", "--http-address=127.0.0.1:0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done
+    return done.stderr.splitlines()[-1].partition("FATAL: ")[2]
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        ("flags", "said"),
+        [
+            ((), "--nsqd-http-address or --lookupd-http-address required"),
+            ((ADDRESS, "--lookupd-http-address=a:1"), "use --nsqd-http-address or --lookupd-http-address not both"),
+            (
+                (ADDRESS, "--http-client-tls-cert=x"),
+                "--http-client-tls-key must be specified with --http-client-tls-cert",
+            ),
+            (("--nsqd-http-address=http://a:1",), "failed to resolve --nsqd-http-address (http://a:1)"),
+            (
+                (ADDRESS, "--allow-config-from-cidr=x"),
+                "failed to parse --allow-config-from-cidr (x) - invalid CIDR address",
+            ),
+            ((ADDRESS, "--proxy-graphite", "--graphite-url=x"), "failed to parse --graphite-url (x)"),
+            ((ADDRESS, "--tls-cert=x"), "--tls-cert and --tls-key must be given together"),
+            ((ADDRESS, "--users-file=/nowhere"), "failed to read --users-file /nowhere"),
+            ((ADDRESS, "--http-client-token-file=/nowhere"), "failed to read --http-client-token-file"),
+            ((ADDRESS, "--oidc-issuer=https://a"), "--oidc-issuer needs --oidc-client-id"),
+        ],
+    )
+    def test_wrong_flags_are_named(self, flags: tuple[str, ...], said: str) -> None:
+        assert said in refused(*flags)
+
+    def test_a_taken_port_is_named(self, world: World) -> None:
+        taken = world.brokers[0].http_port
+        said = refused(ADDRESS, f"--http-address=127.0.0.1:{taken}")
+        assert f"listen (127.0.0.1:{taken}) failed" in said
+
+    @pytest.mark.parametrize("name", BOTH)
+    def test_a_configuration_file_of_nsqadmin_works(
+        self, world: World, start_admin: Callable[..., Admin], tmp_path: Path, name: str
+    ) -> None:
+        file = tmp_path / "nsqadmin.cfg"
+        file.write_text(f'nsqlookupd_http_addresses = ["{world.lookupd}"]\nstatsd_interval = "30s"\n')
+        admin = start_admin(name, f"--config={file}")
+        assert admin.get("/config/statsd_interval") == 30_000_000_000
+        assert admin.get("/config/nsqlookupd_http_addresses") == [world.lookupd]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_all_paths_begin_with_the_base_path(world: World, start_admin: Callable[..., Admin], name: str) -> None:
+    admin = start_admin(
+        name, f"--lookupd-http-address={world.lookupd}", "--base-path=/nsq/admin/", ping="/nsq/admin/ping"
+    )
+    assert admin.ask("GET", "/nsq/admin/api/topics").status == 200
+    assert admin.ask("GET", "/api/topics").status == 404
+    page = admin.ask("GET", "/nsq/admin")
+    assert (page.status, page.headers["content-type"].split(";")[0]) == (200, "text/html")
+    moved = admin.ask("GET", "/nsq/admin/")
+    assert (moved.status, moved.headers["location"]) == (301, "/nsq/admin")
+
+
+class Endpoint:
+    """Takes notifications. bodies: what was received, in order."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        endpoint = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.headers["Content-Type"] == "application/json"
+                endpoint.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(500)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    found = Endpoint()
+    yield found
+    found.close()
+
+
+class TestNotifications:
+    @pytest.mark.parametrize("name", BOTH)
+    def test_each_change_is_told(
+        self, world: World, start_admin: Callable[..., Admin], endpoint: Endpoint, topic: str, name: str
+    ) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={endpoint.url}")
+        admin = start_admin(name, *flags)
+        path = f"/api/topics/{topic}/c"
+        headers = {"Authorization": "Basic YWRhOng=", "User-Agent": "tests/1"}
+        assert admin.ask("POST", f"{path}?a=b", b'{"action":"pause"}', headers).status == 200
+        assert admin.ask("DELETE", path).status == 200
+        wait_until(lambda: len(endpoint.bodies) == 2, "two notifications")
+        first, second = endpoint.bodies
+        assert {key: first[key] for key in ("action", "topic", "channel", "user", "user_agent", "url")} == {
+            "action": "pause_channel",
+            "topic": topic,
+            "channel": "c",
+            "user": "ada",
+            "user_agent": "tests/1",
+            "url": f"http://127.0.0.1:{admin.port}{path}?a=b",
+        }
+        assert first["remote_ip"].startswith("127.0.0.1:")
+        assert {"timestamp", "via"} <= first.keys()
+        assert (second["action"], "user" in second, "node" in second) == ("delete_channel", False, False)
+
+    def test_an_endpoint_that_cannot_be_reached_is_an_error_in_the_log(
+        self, world: World, start_admin: Callable[..., Admin], topic: str
+    ) -> None:
+        world.publish(topic, {0: 0})
+        url = f"http://127.0.0.1:{free_port()}/"
+        admin = start_admin(
+            "pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--notification-http-endpoint={url}"
+        )
+        assert admin.send("POST", f"/api/topics/{topic}", {"action": "pause"}).status == 200
+        wait_until(lambda: "failed to send a notification" in admin.log.read_text(), "the error")
+        assert admin.ask("GET", "/ping").status == 200
+
+
+class TestGraphite:
+    @pytest.mark.parametrize("name", BOTH)
+    def test_rates_are_read_and_pictures_are_passed_on(
+        self, world: World, start_admin: Callable[..., Admin], name: str
+    ) -> None:
+        with http_stub(lambda path, query: json_answer([{"target": "t", "datapoints": [[600, 1]]}])) as graphite:
+            admin = start_admin(
+                name,
+                f"--lookupd-http-address={world.lookupd}",
+                f"--graphite-url=http://{graphite.address}",
+                "--proxy-graphite",
+            )
+            assert admin.get("/api/graphite?metric=rate&target=x") == {"rate": "10.00"}
+            query = {"from": "-120sec", "until": "-60sec", "format": "json", "target": "x"}
+            assert graphite.requests == [("/render", query)]
+            assert admin.get("/render?target=y")[0]["target"] == "t"
+            assert graphite.requests[1] == ("/render", {"target": "y"})
+
+    @pytest.mark.parametrize("name", BOTH)
+    def test_wrong_questions_and_a_silent_graphite_are_errors(
+        self, world: World, start_admin: Callable[..., Admin], name: str
+    ) -> None:
+        url = f"--graphite-url=http://127.0.0.1:{free_port()}"
+        admin = start_admin(name, f"--lookupd-http-address={world.lookupd}", url)
+        for query, status, said in (
+            ("metric=depth&target=x", 400, "INVALID_ARG_METRIC"),
+            ("metric=rate", 400, "INVALID_ARG_TARGET"),
+            ("metric=rate&target=x", 500, "INTERNAL_ERROR"),
+        ):
+            answer = admin.ask("GET", f"/api/graphite?{query}")
+            assert (answer.status, answer.message) == (status, said)
+        assert admin.ask("GET", "/render").status == 404
