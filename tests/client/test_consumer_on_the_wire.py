@@ -307,6 +307,19 @@ class TestDiscovery:
             a.wait_for("RDY 2")
         assert stub.requests[0] == ("/lookup", {"topic": "topic"})
 
+    def test_the_loss_of_a_connection_asks_for_brokers(self, consume, brokers):
+        a, b, _ = brokers
+        a.admit()
+        b.admit()
+        known = [a]
+        with http_stub(lambda path, query: self.answer(*known)) as stub:
+            # The next poll would be an hour later.
+            begin(consume(lookupd=stub.address, lookupd_poll_interval=3600.0))
+            a.wait_for("RDY 1")
+            known[:] = [b]
+            a.disconnect()
+            b.wait_for("RDY 1")
+
     def test_a_broker_that_is_no_longer_named_stays_connected(self, consume, brokers):
         a, b, _ = brokers
         a.admit()

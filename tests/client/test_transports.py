@@ -158,7 +158,7 @@ class TestUnixSocket:
         with BrokerProcess(tmp_path, (f"--tcp-address={path}",)):
             yield str(path)
 
-    def test_messages_pass(self, face, path, topic):
+    def test_messages_pass_through_a_unix_socket(self, face, path, topic):
         assert_passes(face, path, topic)
 
     def test_a_url_may_name_it(self, face, path, topic):

@@ -10,6 +10,7 @@ import json
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -27,6 +28,7 @@ TRIES_MAX = 3
 # Polls that lost connections ask for are at least this far apart, and a poll without an answer is repeated after it.
 GAP_S = 1.0
 EXCERPT_BYTES = 80
+WARNINGS_KNOWN_MAX = 256
 # Answers of other HTTP servers, such as a broker's, to a query for brokers.
 UNKNOWN_PATH = (400, 404, 405)
 ADDRESS_HINT = "is this a lookup daemon's HTTP address, port 4161 by default?"
@@ -154,11 +156,17 @@ def _broker(entry: object) -> BrokerAddress | None:
     # 0.0.0.0 would lead to this machine instead of the broker; the lookup daemon saw where the broker is.
     usable = _remote_host(_text(entry, "remote_address")) if _is_wildcard(host) else host
     if not usable or not 0 < tcp_port <= PORT_MAX:
-        log.warning("cannot use a broker of a lookup daemon's answer: address %r, port %d", host, tcp_port)
+        _warn_of(host, tcp_port)
         return None
     return BrokerAddress(
         usable, tcp_port, _number(entry, "http_port"), _text(entry, "hostname"), _text(entry, "version")
     )
+
+
+@lru_cache(WARNINGS_KNOWN_MAX)
+def _warn_of(host: str, tcp_port: int) -> None:
+    """Log that a broker cannot be used: once, as each poll names it again."""
+    log.warning("cannot use a broker of a lookup daemon's answer: address %r, port %d", host, tcp_port)
 
 
 def _text(entry: dict[str, Any], name: str) -> str:
