@@ -42,7 +42,7 @@ class Answers(Generic[N, T]):
 
 
 class Cluster:
-    """Brokers and lookup daemons of a target. A context manager, which closes all connections at the end."""
+    """Brokers and lookup daemons of a target, with their connections."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target = target
@@ -52,10 +52,8 @@ class Cluster:
         self._brokers: dict[str, Broker] = {}
         self._lookup_daemons: dict[str, LookupDaemon] = {}
 
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close all connections."""
         for node in (*self._brokers.values(), *self._lookup_daemons.values()):
             node.close()
 
@@ -82,10 +80,6 @@ class Cluster:
                 self._brokers[address] = Broker(address, self.target, self._token, self.timeout_s, tls=wants_tls)
         return [self._brokers[address] for address in dict.fromkeys(addresses)]
 
-    def broker(self, address: str) -> Broker:
-        """Return the broker at an address."""
-        return Broker(address, self.target, self._token, self.timeout_s, tls=self.target.wants_tls)
-
     def _found(self) -> Sequence[str]:
         """Return the addresses that the lookup daemons name. Raises: ClientError."""
         found = ask(self.lookup_daemons(), named_brokers)
@@ -93,9 +87,19 @@ class Cluster:
             raise found.failures[0].error
         self.failures += found.failures
         places = dict.fromkeys(place for answer in found.answers for place in answer.value)
-        if self.target.wants_tls:
-            return [https_address(host, port, self.timeout_s) for host, port in places]
-        return [f"{host}:{port}" for host, port in places]
+        if not self.target.wants_tls:
+            return [f"{host}:{port}" for host, port in places]
+        secured: list[str] = []
+        failures: list[Failure] = []
+        for host, port in places:
+            try:
+                secured.append(https_address(host, port, self.timeout_s))
+            except ClientError as error:
+                failures.append(Failure(f"{host}:{port}", error))
+        if failures and not secured:
+            raise failures[0].error
+        self.failures += failures
+        return secured
 
 
 def named_brokers(daemon: LookupDaemon) -> list[tuple[str, int]]:
@@ -105,9 +109,7 @@ def named_brokers(daemon: LookupDaemon) -> list[tuple[str, int]]:
 
 def nodes_of(daemon: LookupDaemon) -> list[dict[str, Any]]:
     """Return the entries of the brokers in GET /nodes. Raises: ClientError."""
-    answer = daemon.get("/nodes")
-    # Before version 1.0 the answer was wrapped.
-    found = (answer.get("data") or answer).get("producers") if isinstance(answer, dict) else None
+    found = daemon.get("/nodes").get("producers")
     if not isinstance(found, list) or not all(
         isinstance(node, dict)
         and isinstance(node.get("broadcast_address"), str)

@@ -42,8 +42,6 @@ def read_stats(broker: Broker, topic: str | None = None, channel: str | None = N
     stats = broker.get(
         "/stats", format="json", topic=topic, channel=channel, include_clients="false", include_mem="false"
     )
-    # Before version 1.0 the answer was wrapped.
-    stats = stats.get("data") or stats if isinstance(stats, dict) else {}
     if "topics" not in stats:
         raise ProtocolError(f"{broker.address}: GET /stats: not the answer of a broker")
     return NodeStats(broker.address, stats["topics"] or (), stats)

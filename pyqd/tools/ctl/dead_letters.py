@@ -83,7 +83,7 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
 
 def limits_of(broker: Broker, topic: str, channel: str) -> Row:
     """Return the limits of a channel. Raises: ClientError."""
-    return dict(broker.get("/channel/limits", topic=topic, channel=channel))
+    return broker.get("/channel/limits", topic=topic, channel=channel)
 
 
 def holders(broker: Broker, topic: str) -> list[str | None]:

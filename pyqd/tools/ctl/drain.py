@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from pyqd.client.errors import NotConnectedError, SettingError
-from pyqd.primitives.durations import MILLISECOND_NS, format_duration
+from pyqd.primitives.durations import format_duration
 from pyqd.tools.ctl.exits import PartlyDoneError
 from pyqd.tools.ctl.frame import command, duration, yes_option
 from pyqd.tools.ctl.nodes import Broker
@@ -50,11 +50,12 @@ def drain(session: Session, node: str | None, timeout_ns: int | None, no_wait: b
         yes,
     )
     timeout = None if timeout_ns is None else format_duration(timeout_ns)
-    progress = broker.post("/drain", timeout=timeout)
-    show(session, broker, progress, None)
+    begun = broker.post("/drain", timeout=timeout)
+    show(session, broker, begun, None)
     if no_wait:
         return
-    deadline_s = time.monotonic() + progress["remaining_ms"] * MILLISECOND_NS / 1e9 + STOP_S
+    deadline_s = time.monotonic() + begun["remaining_ms"] / 1000 + STOP_S
+    progress: dict[str, Any] | None = begun
     while progress is not None:
         if time.monotonic() > deadline_s:
             raise PartlyDoneError(f"{broker.address}: still runs {STOP_S:.0f} s after the deadline; see its log")
@@ -76,11 +77,9 @@ def broker_of(session: Session, node: str | None) -> Broker:
 
 
 def progress_of(broker: Broker, before: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the progress, or the former one if the broker is slow to answer; None if it is gone. Raises:
-    ClientError.
-    """
+    """Return the progress; the former one if the broker is slow to answer, None if it is gone. Raises: ClientError."""
     try:
-        return dict(broker.get("/drain"))
+        return broker.get("/drain")
     except NotConnectedError:
         return before if is_listening(broker) else None
 

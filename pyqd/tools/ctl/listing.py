@@ -140,7 +140,7 @@ def lost_row(broker: Broker, error: ClientError) -> Row:
 def drain_of(broker: Broker) -> dict[str, Any] | None:
     """Return the progress of a drain; None for nsqd, which has none. Raises: ClientError."""
     try:
-        return dict(broker.get("/drain"))
+        return broker.get("/drain")
     except UnsupportedError:
         return None
 

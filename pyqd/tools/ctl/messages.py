@@ -105,7 +105,7 @@ def ids_of(ids: tuple[str, ...]) -> list[str]:
 def change(session: Session, verb: str, topic: str, ids: list[str], channel: str | None, **query: Any) -> int:
     """Change messages, print the results, and return the exit code.
 
-    Each id is sent to one broker after the other until one has it: ids of different brokers do not collide.
+    Each id is sent to one broker after the other until one has it. Brokers with different node ids share no id.
     """
     brokers = session.brokers()
     rows: list[Row] = []

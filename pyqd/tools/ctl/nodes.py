@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pyqd.client.core.tls import TlsNames
-from pyqd.client.errors import ClientError, NotConnectedError, TlsError
+from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, TlsError
 from pyqd.client.http import HttpClient, Reply, message_of
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.target import Target
 
 SUCCESS: Final = 200
-NOT_FOUND: Final = 404
 # Of a path that the other side does not know. A missing topic, channel or message has a code of its own.
 UNKNOWN_PATHS: Final = ("NOT_FOUND", "METHOD_NOT_ALLOWED")
 
@@ -45,14 +44,22 @@ class Node(HttpClient):
             raise self.refusal(f"{method} {path}", given, reply)
         return reply
 
-    def get(self, path: str, **query: object) -> Any:
-        """Return the JSON of a GET. Raises: ClientError."""
-        return self.parsed(path, self.send("GET", path, query))
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        """Return the JSON object of a GET. Raises: ClientError."""
+        return self._object(path, self.send("GET", path, query))
 
-    def post(self, path: str, **query: object) -> Any:
-        """Return the JSON of a POST; None if the answer is empty. Raises: ClientError."""
+    def post(self, path: str, **query: object) -> dict[str, Any]:
+        """Return the JSON object of a POST; an empty one if the answer is empty. Raises: ClientError."""
         reply = self.send("POST", path, query)
-        return self.parsed(path, reply) if reply.body else None
+        return self._object(path, reply) if reply.body else {}
+
+    def _object(self, path: str, reply: Reply) -> dict[str, Any]:
+        found = self.parsed(path, reply)
+        if not isinstance(found, dict):
+            raise ProtocolError(f"{self.address}: {path}: not the answer of {self.kind}")
+        # Before version 1.0 the answers were wrapped.
+        inner = found.get("data") if "status_code" in found else found
+        return inner if isinstance(inner, dict) else {}
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
         """Return the error for an answer that is no success."""

@@ -77,7 +77,7 @@ class Session:
     def close(self) -> None:
         """Close all connections."""
         if self._cluster is not None:
-            self._cluster.__exit__()
+            self._cluster.close()
 
     def brokers(self, *, may_be_none: bool = False) -> list[Broker]:
         """Return all brokers. may_be_none: lookup daemons that name no broker are no failure. Raises: ClientError."""

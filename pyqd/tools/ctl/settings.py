@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pyqd.primitives.durations import SECOND_NS, format_duration, parse_duration
+from pyqd.primitives.durations import parse_duration
 from pyqd.tools.ctl import views
 from pyqd.tools.ctl.administration import check_names, places, topic_argument
 from pyqd.tools.ctl.completion import complete_channels, complete_topics
@@ -41,6 +41,12 @@ def ask_each(session: Session, brokers: Sequence[Broker], call: Callable[[Broker
     return [{"node": answer.node.address, **answer.value} for answer in session.ask_holders(call, brokers)]
 
 
+def holders(brokers: Sequence[Broker], rows: Sequence[Row]) -> list[Broker]:
+    """Return the brokers that have answered, so that the others fail only once."""
+    answered = {row["node"] for row in rows}
+    return [broker for broker in brokers if broker.address in answered]
+
+
 @command("POST /channel/seek?topic=&channel=&to=&dry_run= at each broker: with dry_run=true, then without.")
 @topic_argument
 @channel_argument
@@ -62,7 +68,7 @@ def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, 
 
     def call(broker: Broker, dry: bool) -> Row:
         query = {"topic": topic, "channel": channel, "to": place, "dry_run": "true" if dry else None}
-        return dict(broker.post("/channel/seek", **query))
+        return broker.post("/channel/seek", **query)
 
     if dry_run or not yes:
         rows = ask_each(session, brokers, lambda broker: call(broker, True))
@@ -70,9 +76,9 @@ def seek(session: Session, topic: str, channel: str, place: str, dry_run: bool, 
             show(session, rows, views.seeks)
             return
         again, skipped = (sum(row[key] for row in rows) for key in ("redeliver", "skip"))
-        holders = [broker for broker in brokers if broker.address in {row["node"] for row in rows}]
+        brokers = holders(brokers, rows)
         effect = f"{messages(again)} delivered again, {messages(skipped)} skipped"
-        session.confirm(f"Move channel {channel} of topic {topic} to {place}{places(holders)}: {effect}?", yes)
+        session.confirm(f"Move channel {channel} of topic {topic} to {place}{places(brokers)}: {effect}?", yes)
     show(session, ask_each(session, brokers, lambda broker: call(broker, False)), views.seeks)
 
 
@@ -106,9 +112,9 @@ def limits(
     changes = {name: value for name, value in given.items() if value is not None}
 
     def call(broker: Broker) -> Row:
-        return dict(
-            broker.post("/channel/limits", **names, **changes) if changes else broker.get("/channel/limits", **names)
-        )
+        if changes:
+            return broker.post("/channel/limits", **names, **changes)
+        return broker.get("/channel/limits", **names)
 
     show(session, ask_each(session, session.brokers(), call), views.limits)
 
@@ -151,13 +157,14 @@ def retention(session: Session, topic: str, bytes_: int | str | None, time_: str
     """
     check_names(topic, None)
     brokers = session.brokers()
-    rows = ask_each(session, brokers, lambda broker: dict(broker.get("/topic/retention", topic=topic)))
+    rows = ask_each(session, brokers, lambda broker: broker.get("/topic/retention", topic=topic))
     changes = {"bytes": bytes_, "time": time_}
     if any(value is not None for value in changes.values()):
         if any(keeps_less(row, changes) for row in rows):
-            now = "; ".join(f"{row['node']}: {retention_text(row)}" for row in rows)
+            now = "; ".join(f"{row['node']}: {count(row['bytes'])} bytes, {row['time']}" for row in rows)
             session.confirm(f"Topic {topic} keeps finished messages as follows: {now}. Keep fewer?", yes)
-        rows = ask_each(session, brokers, lambda broker: dict(broker.post("/topic/retention", topic=topic, **changes)))
+        held_by = holders(brokers, rows)
+        rows = ask_each(session, held_by, lambda broker: broker.post("/topic/retention", topic=topic, **changes))
     show(session, rows, views.retentions)
 
 
@@ -173,8 +180,3 @@ def keeps_less(row: Row, changes: Row) -> bool:
 def number_of(value: int | str) -> int:
     """Return a number of bytes as it is, and a duration in nanoseconds."""
     return value if isinstance(value, int) else parse_duration(value)
-
-
-def retention_text(row: Row) -> str:
-    """Return the retention in force on a broker."""
-    return f"{count(row['bytes'])} bytes, {format_duration(parse_duration(row['time']) // SECOND_NS * SECOND_NS)}"

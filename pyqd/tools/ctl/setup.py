@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import click
@@ -15,6 +16,7 @@ from pyqd.tools.ctl.session import SETTINGS, Session
 from pyqd.tools.ctl.table import Column, Fitted, names
 
 NOTHING: Final = "Nothing."
+FILES: Final = ("token_file", "ca", "cert", "key")
 HIDDEN: Final = "***"
 COLUMNS: Final = (
     Column("", "mark", style="green"),
@@ -46,7 +48,9 @@ def add(session: Session, name: str, yes: bool) -> None:
     The options are those that every command has: addresses, tokens, certificates. The first context becomes the
     current one. A context of that name is replaced, after a question.
     """
-    made = Context(**{key: session.flags[key] for key in SETTINGS if key in session.flags})
+    given = {key: session.flags[key] for key in SETTINGS if key in session.flags}
+    # The context is used from any directory.
+    made = Context(**{key: os.path.abspath(value) if key in FILES else value for key, value in given.items()})
     if not made.nsqd_http_addresses and not made.lookupd_http_addresses:
         raise SettingError("a context needs an address: -a ADDRESS of a broker, or -l ADDRESS of a lookup daemon")
     made.check()

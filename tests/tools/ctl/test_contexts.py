@@ -110,6 +110,13 @@ def test_the_first_context_is_the_current_one_until_another_is_used(bare: Ctl) -
     assert [row["current"] for row in bare("context", "list").json()["contexts"]] == [False]
 
 
+def test_files_of_a_context_are_found_from_any_directory(bare: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bare.home)
+    assert bare("context", "add", "prod", "-a", "a:1", "--token-file=token", "--ca=ca.pem").code == 0
+    (row,) = bare("context", "list").json()["contexts"]
+    assert (row["token_file"], row["ca"]) == (str(bare.home / "token"), str(bare.home / "ca.pem"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

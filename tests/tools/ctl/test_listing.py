@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.http_stub import http_stub
 from tests.support.nsq import Client
 from tests.support.server import Daemon, free_port
 from tests.tools.ctl.conftest import Ctl, address_of
@@ -119,6 +120,16 @@ def test_without_an_answer_there_is_only_an_error(bare: Ctl) -> None:
     ran = bare("topics", "-a", absent)
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith(f"pyqctl: {absent}: GET /stats: ConnectionRefusedError")
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"<html>", b'{"topics":'])
+@pytest.mark.parametrize("option", ["-a", "-l"])
+def test_another_server_is_named_as_such(bare: Ctl, option: str, body: bytes) -> None:
+    with http_stub(lambda path, query: (200, {}, body)) as stub:
+        ran = bare("topics", option, stub.address)
+    assert (ran.code, ran.out) == (1, "")
+    assert stub.address in ran.err
+    assert "not the answer of" in ran.err or "no JSON" in ran.err
 
 
 def test_rates_are_shown_from_the_second_reading_on(ctl: Ctl, broker: Daemon, topic: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.nsq import Client
-from tests.support.server import Daemon
+from tests.support.server import Daemon, free_port
 from tests.tools.ctl.conftest import Ctl, address_of
 
 
@@ -60,6 +62,14 @@ def test_a_position_is_for_one_broker(both: Ctl, broker: Daemon, second_broker: 
     ran = both("seek", queue, "email", "0", "--dry-run")
     assert ran.code == 2
     assert f"choose one of {address_of(broker)}, {address_of(second_broker)}" in ran.err
+
+
+def test_a_broker_that_does_not_answer_is_reported_once(bare: Ctl, broker: Daemon, queue: str) -> None:
+    absent = f"127.0.0.1:{free_port()}"
+    ran = bare("retention", queue, "--bytes=1GiB", "-a", absent, "-a", address_of(broker))
+    assert ran.code == 3
+    assert ran.err.count(absent) == 1
+    assert json.loads(ran.out)["nodes"][0]["own_bytes"] == 1 << 30
 
 
 def test_a_place_that_is_none_is_refused(ctl: Ctl, queue: str) -> None:
