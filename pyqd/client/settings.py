@@ -181,7 +181,8 @@ class Settings:
             "sample_rate": self.sample_rate or None,
             "msg_timeout": _to_ms(self.msg_timeout),
             "output_buffer_size": self.output_buffer_size,
-            "output_buffer_timeout": _to_ms(self.output_buffer_timeout),
+            # On the wire 0 means the broker's own value, and -1 no timeout.
+            "output_buffer_timeout": -1 if self.output_buffer_timeout == 0 else _to_ms(self.output_buffer_timeout),
             "topology_region": self.topology_region,
             "topology_zone": self.topology_zone,
         }

@@ -146,7 +146,7 @@ OPTIONS: Final[Mapping[str, ClientOption]] = {
     "deflate_level": ClientOption(INT, 1, 9, "deflate_level"),
     "snappy": ClientOption(BOOL),
     "output_buffer_size": ClientOption(INT, -1, setting="output_buffer_size"),
-    "output_buffer_timeout": ClientOption(DURATION, -MILLISECOND_NS, setting="output_buffer_timeout"),
+    "output_buffer_timeout": ClientOption(DURATION, -MILLISECOND_NS),
     "max_in_flight": ClientOption(INT, 0),
     "msg_timeout": ClientOption(DURATION, 0),
     "auth_secret": ClientOption(TEXT),
@@ -243,6 +243,8 @@ class ClientOptions:
         for name, setting in (("dial_timeout", "connect_timeout"), ("lookupd_poll_timeout", "lookupd_timeout")):
             if name in values:
                 keywords[setting] = min(NO_TIMEOUT_S, values[name] / SECOND_NS or NO_TIMEOUT_S)
+        if values.get("output_buffer_timeout"):
+            keywords["output_buffer_timeout"] = max(0.0, values["output_buffer_timeout"] / SECOND_NS)
         if values.get("msg_timeout"):
             keywords["msg_timeout"] = values["msg_timeout"] / SECOND_NS
         if values.get("deflate") or values.get("snappy"):

@@ -8,6 +8,7 @@ import pytest
 
 from pyqd.client.aio import Consumer, Producer
 from pyqd.client.errors import SettingError
+from pyqd.client.settings import make_settings
 from pyqd.tools.client_options import BOOL, DURATION, OPTIONS, ClientOptions, parse_client_option
 
 AGENT = "tool/1"
@@ -53,6 +54,12 @@ def test_a_wrong_option_is_refused_with_the_words_of_the_go_client(text: str, er
 def test_durations_are_go_texts_or_milliseconds() -> None:
     keywords = options("dial_timeout,1500ms", "heartbeat-interval,2000", "msg_timeout,1m").consumer_keywords()
     assert (keywords["connect_timeout"], keywords["heartbeat_interval"], keywords["msg_timeout"]) == (1.5, 2.0, 60.0)
+
+
+@pytest.mark.parametrize(("text", "on_the_wire"), [("-1ms", -1), ("-1000000ns", -1), ("0", None), ("30ms", 30)])
+def test_the_broker_s_buffer_may_have_no_timeout(text: str, on_the_wire: int | None) -> None:
+    keywords = options(f"output_buffer_timeout,{text}").producer_keywords()
+    assert make_settings(keywords).identity().get("output_buffer_timeout") == on_the_wire
 
 
 def test_an_option_without_a_value_is_true() -> None:

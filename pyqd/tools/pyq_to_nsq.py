@@ -1,0 +1,260 @@
+"""Command `pyq_to_nsq`: publishes the messages of topics to other brokers, as they are or filtered.
+
+Messages that are there together travel as one MPUB, and are finished together when the broker has them.
+
+Source: docs/tools/pyq_to_nsq.md; docs/nsq/admin-and-tools.md, "nsq_to_nsq".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pyqd.client.aio import Consumer, Producer
+from pyqd.client.errors import ClientError, ClosedError, RefusedError
+from pyqd.client.message import Message
+from pyqd.primitives.goflags import INT, STRING, declare
+from pyqd.primitives.names import is_valid_name_str
+from pyqd.tools.common import (
+    EXIT_OK,
+    Fatal,
+    ProducerOpt,
+    Sources,
+    ToolOptions,
+    client_options,
+    log,
+    require_one_kind,
+    run_tool,
+)
+from pyqd.tools.intake import DRAIN_S, consume, consumer_of, without_spent
+from pyqd.tools.json_filter import JsonFilter, NoJsonObjectError, Verdict
+from pyqd.tools.status_lines import status_lines
+from pyqd.tools.targets import targets_for
+
+TOOL: Final = "pyq_to_nsq"
+SYNOPSIS: Final = "Publishes the messages of topics to other brokers. A message is finished when one of them has it."
+FETCH_COUNT: Final = 10_000
+# Less than what brokers take by default, which is 5 MiB.
+BATCH_BYTES: Final = 1 << 20
+# Time for an answer. A destination without a connection gets less, because another one may work.
+ANSWER_S: Final = 60.0
+CONNECT_S: Final = 1.0
+# Codes of refusals that concern one message, or the size of a batch.
+BATCH_CODES: Final = ("E_BAD_BODY", "E_BAD_MESSAGE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ProducerOpt, Sources, ToolOptions):
+    """Flags of pyq_to_nsq."""
+
+    topic: tuple[str, ...] = declare(
+        "topic", STRING, (), "topic to consume (may be given multiple times)", key=None, repeatable=True
+    )
+    channel: str = declare("channel", STRING, "nsq_to_nsq", "channel to consume", key=None)
+    destination_nsqd_tcp_address: tuple[str, ...] = declare(
+        "destination-nsqd-tcp-address",
+        STRING,
+        (),
+        "nsqd TCP address to publish to (may be given multiple times: each message goes to one of them)",
+        key=None,
+        repeatable=True,
+    )
+    destination_topic: str = declare(
+        "destination-topic", STRING, "", "topic to publish to, by default that of the message", key=None
+    )
+    max_in_flight: int = declare(
+        "max-in-flight", INT, 200, "max number of messages to allow in flight, for each topic", key=None
+    )
+    mode: str = declare(
+        "mode", STRING, "hostpool", "choice of the destination: round-robin, hostpool, epsilon-greedy", key=None
+    )
+    require_json_field: str = declare(
+        "require-json-field", STRING, "", "for JSON messages: only pass messages that contain this field", key=None
+    )
+    require_json_value: str = declare(
+        "require-json-value",
+        STRING,
+        "",
+        "for JSON messages: only pass messages in which the required field has this value",
+        key=None,
+    )
+    whitelist_json_field: tuple[str, ...] = declare(
+        "whitelist-json-field",
+        STRING,
+        (),
+        "for JSON messages: pass this field, and no others (may be given multiple times)",
+        key=None,
+        repeatable=True,
+    )
+    status_every: int = declare(
+        "status-every", INT, 250, "number of messages between two status lines; 0 for none", key=None
+    )
+
+    def check(self) -> None:
+        """Check all flags. Raises: Fatal."""
+        if not self.topic or not self.channel:
+            raise Fatal("--topic and --channel are required")
+        if not all(map(is_valid_name_str, self.topic)):
+            raise Fatal("--topic is invalid")
+        if self.destination_topic and not is_valid_name_str(self.destination_topic):
+            raise Fatal("--destination-topic is invalid")
+        if not is_valid_name_str(self.channel):
+            raise Fatal("--channel is invalid")
+        require_one_kind(self.nsqd_tcp_address, self.lookupd_http_address)
+        if not self.destination_nsqd_tcp_address:
+            raise Fatal("--destination-nsqd-tcp-address required")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pass messages on. Returns: the exit code."""
+    return run_tool(TOOL, Options, argv, run, SYNOPSIS)
+
+
+class Outgoing(NamedTuple):
+    """Message, and the body to publish for it."""
+
+    message: Message
+    body: bytes
+
+
+class Forwarder:
+    """Publishes messages to destinations, and answers them to their consumers."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        addresses = options.destination_nsqd_tcp_address
+        keywords = client_options(TOOL, options.producer_opt).producer_keywords()
+        self._consumer_options = client_options(TOOL, options.consumer_opt)
+        self._producers = [Producer(address, timeout=ANSWER_S, **keywords) for address in addresses]
+        self._targets = targets_for(options.mode, len(addresses))
+        self._all_status, self._status = status_lines(options.status_every, addresses)
+        self._filter = JsonFilter(options.require_json_field, options.require_json_value, options.whitelist_json_field)
+
+    async def run(self) -> None:
+        """Pass messages on until a signal. Raises: ClientError."""
+        options = self._options
+        consumers = [
+            consumer_of(options, self._consumer_options, topic, options.channel, options.max_in_flight)
+            for topic in options.topic
+        ]
+        try:
+            await consume(consumers, self._forward_all)
+        finally:
+            await asyncio.gather(*(producer.close(0) for producer in self._producers))
+
+    async def _forward_all(self, consumer: Consumer) -> None:
+        """Pass on the messages of a consumer, until it is closed."""
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                messages = await consumer.fetch(FETCH_COUNT)
+            except ClosedError:
+                break
+            task = asyncio.create_task(self._forward(consumer, messages))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        if tasks:
+            await asyncio.wait(tasks, timeout=DRAIN_S)
+
+    async def _forward(self, consumer: Consumer, messages: list[Message]) -> None:
+        """Pass messages on, and answer them."""
+        messages = without_spent(consumer, messages, self._consumer_options)
+        outgoing = (
+            self._filtered(messages)
+            if self._filter.is_active
+            else [Outgoing(message, message.body) for message in messages]
+        )
+        shares: list[list[Outgoing]] = [[] for _ in self._producers]
+        now_s = time.monotonic()
+        if len(shares) == 1:
+            shares[0] = outgoing
+        else:
+            for each in outgoing:
+                shares[self._targets.choose(now_s)].append(each)
+        publishing = [
+            self._publish(consumer, target, batch) for target, share in enumerate(shares) for batch in batches_of(share)
+        ]
+        await asyncio.gather(*publishing)
+
+    def _filtered(self, messages: Sequence[Message]) -> list[Outgoing]:
+        """Return the messages that pass the filter, and answer the others."""
+        passed: list[Outgoing] = []
+        for message in messages:
+            try:
+                verdict, body = self._filter.apply(message.body)
+            except NoJsonObjectError:
+                log(f"ERROR: Unable to decode json: {message.body.decode(errors='replace')}")
+                message.finish()
+                continue
+            if verdict is Verdict.PASS:
+                passed.append(Outgoing(message, body))
+            elif verdict is Verdict.DROP:
+                message.finish()
+            else:
+                log("ERROR: missing field to check required value")
+                message.requeue()
+        return passed
+
+    async def _publish(self, consumer: Consumer, target: int, batch: Sequence[Outgoing]) -> None:
+        """Publish messages to a destination; finish or requeue them."""
+        began_s = time.monotonic()
+        error = await self._error_of(target, self._options.destination_topic or consumer.topic, batch)
+        now_s = time.monotonic()
+        if isinstance(error, RefusedError) and error.code in BATCH_CODES:
+            if len(batch) > 1:
+                # One message may be the reason: the others are published without it.
+                middle = len(batch) // 2
+                await self._publish(consumer, target, batch[:middle])
+                await self._publish(consumer, target, batch[middle:])
+                return
+        else:
+            self._targets.note(target, now_s, None if error else now_s - began_s)
+        if error is None:
+            consumer.finish_many([each.message for each in batch])
+        else:
+            log(f"ERROR: {len(batch)} messages are requeued: {error}")
+            for each in batch:
+                each.message.requeue()
+        self._status[target].note(now_s - began_s, len(batch))
+        self._all_status.note(now_s - began_s, len(batch))
+
+    async def _error_of(self, target: int, topic: str, batch: Sequence[Outgoing]) -> ClientError | None:
+        """Publish messages to a destination; return the error."""
+        producer = self._producers[target]
+        is_connected = any(broker["connected"] for broker in producer.stats()["brokers"].values())
+        timeout_s = None if is_connected else CONNECT_S
+        try:
+            if len(batch) == 1:
+                await producer.publish(topic, batch[0].body, timeout=timeout_s)
+            else:
+                await producer.publish_many(topic, [each.body for each in batch], timeout=timeout_s)
+        except ClientError as error:
+            return error
+        return None
+
+
+def batches_of(share: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+    """Yield messages in batches that brokers take."""
+    start = size_bytes = 0
+    for index, each in enumerate(share):
+        size_bytes += len(each.body)
+        if size_bytes > BATCH_BYTES and index > start:
+            yield share[start:index]
+            start, size_bytes = index, len(each.body)
+    if share:
+        yield share[start:]
+
+
+async def run(options: Options) -> int:
+    """Run the tool. Returns: the exit code. Raises: Fatal, ClientError."""
+    options.check()
+    await Forwarder(options).run()
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""pyq_to_nsq and nsq_to_nsq: messages are published to other brokers, and finished when these have them."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.nsq import Client
+from tests.support.server import Daemon, free_port, running, wait_until
+from tests.support.tools import bodies_of
+
+TOOL = "pyq_to_nsq"
+NSQD = "--nsqd-tcp-address=127.0.0.1:1"
+LOOKUPD = "--lookupd-http-address=127.0.0.1:1"
+DESTINATION = "--destination-nsqd-tcp-address=127.0.0.1:1"
+# Messages that fail come again soon.
+QUICK = (
+    "--consumer-opt=max_requeue_delay,10ms",
+    "--consumer-opt=backoff_multiplier,10ms",
+    "--consumer-opt=output_buffer_size,-1",
+)
+
+
+@pytest.fixture(scope="module")
+def second(implementation, tmp_path_factory) -> Iterator[Daemon]:
+    """Another broker, which takes messages of 100 bytes at most."""
+    directory = tmp_path_factory.mktemp("second")
+    with running(Daemon(implementation, directory, ("-max-msg-size=100",))) as started:
+        yield started
+
+
+@pytest.fixture
+def publish(broker, topic):
+    """Function that publishes bodies."""
+
+    def publish_all(*bodies, to=topic):
+        with Client(broker.tcp_address) as client:
+            client.pub_each(to, bodies)
+
+    return publish_all
+
+
+@pytest.fixture
+def forward(start, address, topic):
+    """Function that starts the tool on the topic, to brokers."""
+
+    def start_it(*arguments, to):
+        destinations = [f"--destination-nsqd-tcp-address=127.0.0.1:{each.tcp_port}" for each in to]
+        base = (f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}")
+        return start(TOOL, *base, *destinations, *arguments)
+
+    return start_it
+
+
+def finished(broker, topic, **fields):
+    """Wait until all messages of the channel are finished."""
+    broker.wait_for_channel(topic, "c", **{"depth": 0, "in_flight_count": 0, "deferred_count": 0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mistake"),
+    [
+        ((NSQD, DESTINATION), "--topic and --channel are required"),
+        (("--topic=t", "--channel=", NSQD, DESTINATION), "--topic and --channel are required"),
+        (("--topic=bad topic", NSQD, DESTINATION), "--topic is invalid"),
+        (("--topic=t", "--destination-topic=a b", NSQD, DESTINATION), "--destination-topic is invalid"),
+        (("--topic=t", "--channel=a b", NSQD, DESTINATION), "--channel is invalid"),
+        (("--topic=t", DESTINATION), "--nsqd-tcp-address or --lookupd-http-address required"),
+        (("--topic=t", NSQD, LOOKUPD), "use --nsqd-tcp-address or --lookupd-http-address not both"),
+        (("--topic=t", NSQD), "--destination-nsqd-tcp-address required"),
+    ],
+)
+def test_a_mistake_in_the_options_is_named_and_exits_with_1(run, arguments, mistake) -> None:
+    result = run(TOOL, *arguments)
+    assert (result.code, result.mistake(), result.out) == (1, mistake, b"")
+
+
+def test_a_mistake_in_the_syntax_exits_with_2(run) -> None:
+    result = run(TOOL, "--status-every=x")
+    assert result.code == 2
+    assert 'invalid value "x" for flag -status-every: ' in result.err
+
+
+def test_it_prints_its_version(run) -> None:
+    result = run(TOOL, "--version")
+    assert result.code == 0
+    assert re.fullmatch(rb"(pyq|nsq)_to_nsq v[0-9.]+\n", result.out)
+
+
+def test_a_broker_that_cannot_be_reached_ends_it_with_1(run, topic) -> None:
+    port = free_port()
+    result = run(TOOL, f"--topic={topic}", f"--nsqd-tcp-address=127.0.0.1:{port}", DESTINATION)
+    assert result.code == 1
+    assert f"127.0.0.1:{port}" in result.mistake()
+
+
+def test_messages_keep_their_topic_and_are_finished(forward, publish, broker, second, topic) -> None:
+    bodies = [b"%d" % number for number in range(1000)] + [b"\x00\xff\n"]
+    publish(*bodies)
+    tool = forward(to=[second])
+    finished(broker, topic)
+    assert sorted(bodies_of(second, topic, len(bodies))) == sorted(bodies)
+    publish(b"later")
+    second.wait_for_topic(topic, message_count=len(bodies) + 1)
+    finished(broker, topic)
+    assert tool.stop().code == 0
+
+
+def test_several_topics_become_one(forward, publish, broker, topic) -> None:
+    other, destination = f"{topic}-b", f"{topic}-all"
+    publish(b"1")
+    publish(b"2", to=other)
+    tool = forward(f"--topic={other}", f"--destination-topic={destination}", to=[broker])
+    finished(broker, topic)
+    finished(broker, other)
+    assert tool.stop(signal.SIGINT).code == 0
+    assert sorted(bodies_of(broker, destination, 2)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "whatever"])
+def test_destinations_have_their_turns(forward, publish, broker, second, topic, mode) -> None:
+    destination = f"{topic}-there"
+    for each in (broker, second):
+        with Client(each.tcp_address) as client:
+            client.sub(destination, "c")
+    publish(*[b"%d" % number for number in range(10)])
+    tool = forward(f"--mode={mode}", f"--destination-topic={destination}", to=[broker, second])
+    finished(broker, topic)
+    assert tool.stop().code == 0
+    assert [each.topic(destination)["message_count"] for each in (broker, second)] == [5, 5]
+
+
+@pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
+def test_a_destination_that_is_down_is_avoided(start, publish, broker, address, topic, mode) -> None:
+    destination = f"{topic}-there"
+    bodies = [b"%d" % number for number in range(20)]
+    publish(*bodies)
+    tool = start(TOOL, f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={address}", f"--mode={mode}", *QUICK,
+                 f"--destination-nsqd-tcp-address=127.0.0.1:{free_port()}", f"--destination-topic={destination}",
+                 f"--destination-nsqd-tcp-address={address}")  # fmt: skip
+    finished(broker, topic)
+    assert tool.stop().code == 0
+    assert sorted(bodies_of(broker, destination, len(bodies))) == sorted(bodies)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bodies", "expected"),
+    [
+        (("--require-json-field=a",), [b'{"a": 1}', b'{"b": 1}', b"no"], [b'{"a": 1}']),
+        (
+            ("--require-json-field=a", "--require-json-value=7"),
+            [b'{"a": 7}', b'{"a": "7"}', b'{"a": 8}', b'{"a": 7.0, "b": "<"}'],
+            [b'{"a": 7}', b'{"a": "7"}', b'{"a": 7.0, "b": "<"}'],
+        ),
+        (
+            ("--whitelist-json-field=b", "--whitelist-json-field=a"),
+            [b'{"a": 1.0, "b": "<&>", "c": 2}', b'{"c": 1}'],
+            [b'{"a":1,"b":"\\u003c\\u0026\\u003e"}', b"{}"],
+        ),
+        (
+            ("--require-json-field=a", "--whitelist-json-field=c"),
+            [b'{"a": null, "c": {"z": [1.0, 2.5], "b": null}}', b'{"c": 1}'],
+            [b'{"c":{"b":null,"z":[1,2.5]}}'],
+        ),
+    ],
+)
+def test_json_is_filtered(forward, publish, broker, second, topic, arguments, bodies, expected) -> None:
+    publish(*bodies)
+    tool = forward(*arguments, to=[second])
+    finished(broker, topic)
+    assert tool.stop().code == 0
+    assert bodies_of(second, topic, len(expected)) == expected
+    assert second.topic(topic)["message_count"] == len(expected)
+    assert ("ERROR: Unable to decode json: no" in tool.err) is (b"no" in bodies)
+
+
+def test_a_message_without_the_field_of_a_wanted_value_comes_again(forward, publish, broker, second, topic) -> None:
+    publish(b'{"b": 1}')
+    tool = forward("--require-json-field=a", "--require-json-value=x", *QUICK, to=[second])
+    wait_until(lambda: (broker.channel(topic, "c") or {"requeue_count": 0})["requeue_count"] >= 2, "two requeues")
+    assert tool.stop().code == 0
+    assert "ERROR: missing field to check required value" in tool.err
+    assert second.topic(topic) is None
+
+
+def test_status_lines_come_after_every_so_many_messages(forward, publish, broker, second, topic) -> None:
+    publish(*[b"%d" % number for number in range(250)])
+    tool = forward("--status-every=100", to=[second])
+    finished(broker, topic)
+    assert tool.stop().code == 0
+    times = r"99th: \d+\.\d\dms - 95th: \d+\.\d\dms - avg: \d+\.\d\dms"
+    assert len(re.findall(rf"\[aggregate\]: finished 100 - {times}\n", tool.err)) == 2
+
+
+@pytest.mark.parametrize("tools", ["ours"], indirect=True)
+class TestWhatTheOriginalLacks:
+    def test_a_message_that_is_too_large_does_not_hold_up_the_others(
+        self, forward, publish, broker, second, topic
+    ) -> None:
+        bodies = [b"%d" % number for number in range(20)]
+        publish(*bodies[:10], bytes(101), *bodies[10:])
+        tool = forward("--consumer-opt=max_backoff_duration,0", to=[second])
+        broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, deferred_count=1)
+        assert tool.stop().code == 0
+        assert sorted(bodies_of(second, topic, 20)) == sorted(bodies)
+        assert "ERROR: 1 messages are requeued: " in tool.err
+
+    def test_a_message_that_fails_is_kept_however_often(self, forward, publish, broker, second, topic) -> None:
+        publish(bytes(101))
+        tool = forward(*QUICK, "--consumer-opt=max_backoff_duration,0", to=[second])
+        wait_until(lambda: (broker.channel(topic, "c") or {"requeue_count": 0})["requeue_count"] > 6, "requeues")
+        assert tool.stop().code == 0
+        counts = broker.channel(topic, "c")
+        assert counts["depth"] + counts["deferred_count"] == 1
+
+    def test_a_message_is_given_up_after_the_attempts_that_are_wanted(
+        self, forward, publish, broker, second, topic
+    ) -> None:
+        publish(bytes(101))
+        tool = forward(*QUICK, "--consumer-opt=max_attempts,2", to=[second])
+        tool.wait_for_error("attempted 3 times, giving up")
+        finished(broker, topic)
+        assert tool.stop().code == 0
