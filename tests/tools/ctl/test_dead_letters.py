@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.tools.ctl.conftest import Ctl, address_of
+from tests.tools.ctl.test_command_line import PROGRAM, environment
 
 LONG = b"long " * 2000
 
@@ -183,6 +187,25 @@ def test_each_broker_returns_its_own(both: Ctl, broker: Daemon, second_broker: D
 def test_nsqd_has_no_dead_letters(go_ctl: Ctl, topic: str, action: str) -> None:
     go_ctl("create", topic, "c")
     assert go_ctl("dead-letters", action, topic, "c").code == 6
+
+
+@pytest.mark.slow
+def test_a_kill_while_dead_letters_return_loses_none(ctl: Ctl, broker: Daemon, queue: str, tmp_path: Path) -> None:
+    bodies = [b"%d" % number for number in range(300)]
+    kill(broker, queue, *bodies)
+    before = broker.topics()[queue]["message_count"]
+    arguments = ("dead-letters", "return", queue, "email", "--yes", "-a", address_of(broker))
+    with subprocess.Popen([*PROGRAM, *arguments], env=environment(tmp_path), stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: broker.topics()[queue]["message_count"] > before + 10, "some have returned")
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it had time to return all of them"
+    assert len(listed(ctl, queue, "-n", "1000")) > 0
+    assert ctl("dead-letters", "return", queue, "email", "--yes").code == 0
+    assert listed(ctl, queue) == []
+    returned = received(broker, queue, "email", broker.topics()[queue]["message_count"] - before)
+    assert set(returned) == set(bodies)
+    # The one that was between its steps may come twice.
+    assert len(returned) <= len(bodies) + 1
 
 
 def test_a_dead_letter_stays_if_its_topic_refuses_it(ctl: Ctl, broker: Daemon, queue: str) -> None:
