@@ -67,7 +67,7 @@ class TokenGrant:
     rights: frozenset[str]
     topics: str = ALL_TOPICS
 
-    def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:  # noqa: ARG002 - channels are not told apart
+    def allows(self, right: str, topics: tuple[str, ...], channel: str) -> bool:  # noqa: ARG002 - for all channels
         """Return whether a right is granted. A token for some topics grants nothing outside them."""
         if right == STATUS:
             return True

@@ -1,6 +1,6 @@
 """Listening sockets that another process has opened for this one: systemd, or the daemon that this one succeeds.
 
-systemd passes descriptors from 3 on, and tells their number in LISTEN_FDS. A socket is recognised by its name in
+systemd passes descriptors from 3 on, and their number in LISTEN_FDS. A socket is recognised by its name in
 LISTEN_FDNAMES, `tcp`, `http` or `https`, or by the port of the flag. Source: sd_listen_fds(3).
 
 A daemon that restarts passes its sockets, the lock on the data directory, and a socket to talk over, in one variable:

@@ -82,7 +82,7 @@ class Successor:
         self._expect(READY, READY_S)
 
     def wait_up(self) -> None:
-        """Have the successor take over, and wait until it serves; end it if it fails.
+        """Let the successor take over, and wait until it serves; end it if it fails.
 
         Raises: RestartError. Switches: yes.
         """
@@ -94,11 +94,11 @@ class Successor:
         self._expect(UP, None)
 
     def terminate(self) -> None:
-        """Have the process stop as after SIGTERM; nothing happens before it has loaded the data. Switches: no."""
+        """Stop the process as SIGTERM does; nothing happens before it has loaded the data. Switches: no."""
         self._process.terminate()
 
     def cancel(self) -> None:
-        """Have the process end, and end the waiting for a word from it. Switches: no."""
+        """Kill the process, and end the wait for its message. Switches: no."""
         # Not closed: another greenlet may wait for the socket.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
@@ -133,7 +133,7 @@ class Successor:
                 word = ""
             if word == wanted:
                 return
-            reason = reason or "the new process has ended; its log lines tell why"
+            reason = reason or "the new process has ended; its log names the reason"
         self.end()
         raise RestartError(reason)
 
@@ -230,7 +230,7 @@ class Restarts:
             return
 
     def hand_over(self) -> int:
-        """Have the successor take over, and wait until it serves. Returns: its pid. Raises: RestartError.
+        """Let the successor take over, and wait until it serves. Returns: its pid. Raises: RestartError.
 
         Switches: yes. If the restart is abandoned meanwhile, the successor has ended when this returns or raises.
         """

@@ -70,7 +70,7 @@ def later_format(path: str, found: object) -> StartupError:
 
 
 def read_boot_id(files: Files) -> str:
-    """Return the kernel's id of the boot it runs since; "" if it tells none."""
+    """Return the id that the kernel has given to this boot; "" if it gives none."""
     return files.read(BOOT_ID).decode().strip() if files.exists(BOOT_ID) else ""
 
 
@@ -262,7 +262,7 @@ class Broker:
         StorageError.
         """
         changed: dict[str, Any] = {}
-        # A closed log has no record of its epoch yet, so no file but this one could tell the next start of it.
+        # A closed log has no record of its epoch yet, so the next start would find it in no other file.
         self.epoch = max(
             [self.epoch, *(log.epoch for topic in self.topics.values() for log in topic.logs() if log.closed)]
         )
@@ -572,7 +572,7 @@ class Broker:
         logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 
     def note_synced(self) -> None:
-        """Note that a sync has succeeded."""
+        """Clear a failed sync from the broker's health: a sync has succeeded."""
         self.failed_sync = None
 
     def close(self) -> None:
@@ -581,7 +581,7 @@ class Broker:
         self.mark_clean()
 
     def mark_clean(self) -> None:
-        """Note that all files are as this process left them; if power matters, on stable storage. A failure is logged.
+        """Mark the data directory as cleanly stopped; if power matters, also on stable storage. Logs a failure.
 
         Attempts that could not be saved do not count: the mark spares a start on another boot the recovery from a power
         failure, which would not bring them back.

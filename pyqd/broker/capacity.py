@@ -71,7 +71,7 @@ class Capacity:
     file_max: files that may be mapped outside the arena; None: any number. connection_max: likewise, of connections.
     available_bytes: memory that may still be taken. connection_count: how many connections there are.
     http_extra: connections that HTTP may have, out of the reserve, when all others are refused.
-    refused_max: refused connections that stay open until they have been told, of each listener; out of the reserve.
+    refused_max: refused connections of each listener that stay open until their answer is sent; out of the reserve.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class Channel(ChannelCore):
             self.note_all_names()
 
     def note_all_names(self) -> None:
-        """Note that neither the channel's name nor those of its files may be on stable storage."""
+        """Record that the names of the channel and of its files may not be on stable storage."""
         if self.directory is not None:
             self.topic.names.changed(os.path.dirname(self.directory))
             self.files.note_names(*self.ledgers())
@@ -191,7 +191,7 @@ class Channel(ChannelCore):
             ledger.sync_target()[0].hold()
 
     def files_moved(self, directory: str, moved: str) -> None:
-        """Note that the channel's directory has another path until it is removed."""
+        """Set the path that the channel's directory has until it is removed."""
         for log in self.logs():
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))

@@ -102,12 +102,12 @@ class ChannelFiles:
             raise
 
     def note_names(self, *ledgers: Ledger) -> None:
-        """Note that entries of the channel's directory may not be on stable storage. ledgers: new ones among them."""
+        """Record that entries of the channel's directory may not be on stable storage. ledgers: new ones among them."""
         assert self.directory is not None, "an ephemeral channel has no names"
         self.topic.names.changed(self.directory, *ledgers)
 
     def note_if_outran(self, ledger: Ledger) -> None:
-        """Have the next sync cover a ledger that spoke of records which its log has lost.
+        """Let the next sync write a ledger that referred to records which its log has lost.
 
         The next messages get the ordinals of these. After a power failure the ledger of before would count them as
         finished, and a publisher's sync writes no ledger otherwise.
@@ -116,7 +116,7 @@ class ChannelFiles:
             self.note_names(ledger)
 
     def watch(self, ledger: Ledger) -> Ledger:
-        """Have the directory noted as changed when a ledger grows into another file. Returns: the ledger."""
+        """Record a change of the directory whenever a ledger grows into another file. Returns: the ledger."""
         if self.directory is not None:
             ledger.on_replaced = partial(self.topic.names.changed, self.directory)
         return ledger

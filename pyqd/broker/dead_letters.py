@@ -52,7 +52,7 @@ class DeadLetterTarget:
         self.note_pending(pending)
 
     def note_pending(self, pending: int) -> None:
-        """Note the number of dead letters that wait."""
+        """Set the number of dead letters that wait."""
         if pending == 0:
             self.error = None
 

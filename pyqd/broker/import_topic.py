@@ -10,7 +10,7 @@ finished:
 
 Which queues hold a message is found by its id, so it is stored once, in whatever order the queues have it. A message
 that has been delivered already goes to the parked log of its channel, due at once: there alone a record's deliveries so
-far are kept for one channel, and over a kill. The file `attempts` tells the first start that it was handed out.
+far are kept for one channel, and over a kill. The file `attempts` lists it for the first start as handed out.
 
 What cannot be taken over as it stands: a message without body (nsqd accepts none) is left out, and so is the second
 copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of another message,

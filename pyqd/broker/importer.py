@@ -76,7 +76,7 @@ class ImportReport:
         self.moved_to = ""
 
     def note(self, where: str, text: str) -> None:
-        """Note a fact for the operator."""
+        """Add a note for the operator to the report."""
         if (where, text) not in self.notes:
             self.notes.append((where, text))
 

@@ -15,16 +15,16 @@ class TopicObserver(Protocol):
     """Receiver of the events of a broker. Every method returns at once and neither switches greenlets nor raises."""
 
     def topic_created(self, topic: Topic) -> None:
-        """Note a new topic, before its first channel and its first message."""
+        """Handle a new topic, before its first channel and its first message."""
 
     def topic_deleted(self, topic: Topic) -> None:
-        """Note that a topic is deleted with its channels, which it still names. Its name is free again."""
+        """Handle the deletion of a topic with its channels, which it still names. Its name is free again."""
 
     def channel_created(self, topic: Topic, channel: str) -> None:
-        """Note a new channel."""
+        """Handle a new channel."""
 
     def channel_deleted(self, topic: Topic, channel: str) -> None:
-        """Note that a channel of a remaining topic is deleted. Its name is free again."""
+        """Handle the deletion of a channel whose topic remains. Its name is free again."""
 
 
 class NoObserver:

@@ -139,7 +139,7 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
     """Read records from a place to before the position `stop`: whole ones, and at least one if there is one.
 
     bytes_max: of records. Raises: as `find`. If records are trimmed during a pause, the answer ends there; it is valid,
-    and the next request is told of the gap.
+    and the answer to the next request names the gap.
     """
     reader, log = topic.reader, topic.log
     prepare_in_steps(topic, lambda: reader.prepare(find(topic, place, pause)), pause)

@@ -188,7 +188,7 @@ class Topic(TopicCore):
             logger.warning("skipping %s in %s: not a channel", entry, self.directory)
 
     def note_found_durable(self) -> None:
-        """Note if all that the start has found is on stable storage. Here, while its files are mapped."""
+        """Record whether all that the start has found is on stable storage. The topic's files are mapped now."""
         logs = self.logs()
         dirty = [log.dirty_ranges() for log in logs]
         if not self.names and not any(ranges for ranges, _ in dirty):
@@ -350,7 +350,7 @@ class Topic(TopicCore):
         self.held_version = version
 
     def files_moved(self, directory: str, moved: str) -> None:
-        """Note that the topic's directory has another path until it is removed."""
+        """Set the path that the topic's directory has until it is removed."""
         logs = [channel.parked.log for channel in self.channels_by_name.values() if channel.parked is not None]
         for log in (self.log, *logs):
             if log.directory is not None:

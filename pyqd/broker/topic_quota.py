@@ -148,7 +148,7 @@ class TopicQuota(SpaceLimit):
         return max(need_bytes, min(want_bytes, available_bytes, self.bytes_max // SEGMENTS_PER_QUOTA))
 
     def _refuse(self, error_number: int, reason: str) -> NoReturn:
-        """Note that there is no space. Raises: DiskFull."""
+        """Record the refusal of space. Raises: DiskFull."""
         self.refusal = reason
         self.topic.broker.short_of_room.add(self.topic.name)
         raise DiskFull("store in", f"topic {self.topic.name}", error_number, reason)

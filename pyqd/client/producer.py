@@ -18,7 +18,7 @@ from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
-from pyqd.client.errors import BufferFullError, ClientError, ClosedError
+from pyqd.client.errors import BufferFullError, ClosedError
 from pyqd.client.http import ChannelResult
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
@@ -247,14 +247,12 @@ class Producer(ProducerBase):
         Raises: BufferFullError if they still are after the timeout, SettingError, ClosedError.
         """
         publication = self._one(topic, body, delay, at, None)
-        future = PublishFuture()
-        engine = self._engine
-        # Outside of the lock: callbacks of the future may use the producer.
-        publication.on_done = lambda publication: engine.call_outside(partial(resolve, future, publication))
+        engine, publishing = self._engine, self._publishing
         with engine.lock:
-            self._wait_for_space(publication.deadline_s)
-            self._publishing.submit(publication, at_once=False)
-        return future
+            if publishing.pending_bytes >= self.max_pending_bytes:
+                self._wait_for_space(publication.deadline_s)
+            publishing.submit(publication, at_once=False)
+        return PublishFuture(engine, publication)
 
     def cancel(self, topic: str, message_id: str) -> list[ChannelResult]:
         """Finish a message unread in each channel; return the results by channel. Over HTTP, of pyqd only.
@@ -292,16 +290,3 @@ def close_links(publishing: Publishing, engine: Engine) -> None:
         logger.warning("closed with %d messages that no broker has acknowledged", publishing.pending_count)
     publishing.close()
     engine.close()
-
-
-def resolve(future: Future[str | None], publication: Publication) -> None:
-    """Give a future the result of its publication."""
-    if publication.error is not None:
-        future.set_exception(publication.error)
-    else:
-        try:
-            message_id = published_id(publication.answer)
-        except ClientError as error:
-            future.set_exception(error)
-            return
-        future.set_result(message_id)

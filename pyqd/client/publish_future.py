@@ -1,71 +1,98 @@
-"""Future of a published message's id, for blocking code: a concurrent.futures.Future that makes its lock when needed.
+"""Future of a published message, for blocking code: a concurrent.futures.Future that costs little until it is used.
 
-A lock and a condition for each message would cost more than the rest of its publication, and most futures are looked at
-only after they are done, if at all.
+A lock and a condition for each message would cost more than the rest of its publication, and most futures are only
+asked for their result. The state of the base class is therefore made by its first use: a callback, wait(),
+as_completed().
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import concurrent.futures
+import time
 from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
+
+from pyqd.client.engine.engine import Engine
+from pyqd.client.errors import ClientError
+from pyqd.client.outgoing import published_id
+from pyqd.client.publishing import DONE, Publication
 
 
 class PublishFuture(Future[str | None]):
-    """Future that cannot be cancelled, as its message may have been sent.
+    """Future of one publication. It cannot be cancelled, as its message may have been sent.
 
-    The attributes are those of Future, whose other methods, wait() and as_completed() are used as they are. A thread
-    that wants to wait makes the condition before it looks at the state, and _finish() sets the state before it looks
-    for a condition: so one of the two sees the other.
+    A thread that asks for the result drives the engine, as publish() does.
     """
 
-    def __init__(self) -> None:
-        # As Future.__init__(), without a condition.
-        self._state = RUNNING
-        self._result: str | None = None
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[str | None]], Any]] = []
+    _has_begun = False
 
-    @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override] # an attribute there
-        made: threading.Condition | None = self.__dict__.get("_made")
-        if made is None:
-            # Atomic: two threads get the same one.
-            made = self.__dict__.setdefault("_made", threading.Condition())
-        return made
+    # Without a call of Future.__init__(), which __getattr__() makes up for.
+    def __init__(self, engine: Engine, publication: Publication) -> None:
+        self.engine = engine
+        self.publication = publication
 
     def done(self) -> bool:
         """Return whether the broker has answered, or the publication has failed."""
-        return self._state == FINISHED
+        return self.publication.progress == DONE
+
+    def running(self) -> bool:
+        """Return whether the answer is not there yet."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Return False."""
+        return False
+
+    def cancel(self) -> bool:
+        """Return False: the message may have been sent."""
+        return False
 
     def result(self, timeout: float | None = None) -> str | None:
         """Return the id; None if the broker returns no ids. Raises: as Producer.publish(); TimeoutError."""
-        if self._state == FINISHED and self._exception is None:
-            return self._result
-        return super().result(timeout)
+        publication = self.publication
+        if publication.progress != DONE:
+            self._wait(timeout)
+        if publication.error is not None:
+            raise publication.error
+        return published_id(publication.answer)
 
-    def set_result(self, result: str | None) -> None:
-        """Set the id. Called once, by the producer."""
-        self._result = result
-        self._finish()
+    def exception(self, timeout: float | None = None) -> ClientError | None:
+        """Return the error of the publication; None if there is none. Raises: TimeoutError."""
+        try:
+            self._wait(timeout)
+            self.result()
+        except ClientError as error:
+            return error
+        return None
 
-    def set_exception(self, exception: BaseException | None) -> None:
-        """Set the error. Called once, by the producer."""
-        self._exception = exception
-        self._finish()
+    def _wait(self, timeout_s: float | None) -> None:
+        publication, engine = self.publication, self.engine
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with engine.lock:
+            if not engine.wait(publication.is_done, deadline_s, publication):
+                raise concurrent.futures.TimeoutError
 
-    def _finish(self) -> None:
-        self._state = FINISHED
-        if "_made" not in self.__dict__:
-            return
-        with self._condition:
-            for waiter in self._waiters:
-                if self._exception is None:
-                    waiter.add_result(self)
+    def __getattr__(self, name: str) -> Any:
+        """Make the state of the base class, whose methods and functions have found it missing."""
+        if self._has_begun:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self.engine.lock:
+            if not self._has_begun:
+                super().__init__()
+                self._has_begun = True
+                if self.done():
+                    self._settle()
                 else:
-                    waiter.add_exception(self)
-            self._condition.notify_all()
-        self._invoke_callbacks()  # type: ignore[attr-defined] # not in the stubs
+                    self.publication.on_done = self._settle_outside
+        return getattr(self, name)
+
+    def _settle_outside(self, _: Publication) -> None:
+        # Callbacks may use the producer, whose lock is held here.
+        self.engine.call_outside(self._settle)
+
+    def _settle(self) -> None:
+        """Give the base class the result, so that it calls the callbacks and wakes its own waiters."""
+        try:
+            self.set_result(self.result())
+        except ClientError as error:
+            self.set_exception(error)

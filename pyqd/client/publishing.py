@@ -35,11 +35,12 @@ WAITING, SENT, DONE = 0, 1, 2
 class Publication:
     """A command whose answer somebody awaits. answer: the data of the broker's response; error: instead of it.
 
-    on_done: called when it is DONE.
+    on_done: called when it is DONE. future: for the use of on_done.
     """
 
     __slots__ = (
-        "answer", "command", "deadline_s", "error", "may_have_happened", "on_done", "progress", "size", "waiter",
+        "answer", "command", "deadline_s", "error", "future", "may_have_happened", "on_done", "progress", "size",
+        "waiter",
     )  # fmt: skip
 
     def __init__(self, command: Command, size: int, deadline_s: float) -> None:
@@ -51,6 +52,7 @@ class Publication:
         self.progress = WAITING
         self.may_have_happened = False
         self.on_done: Callable[[Publication], None] | None = None
+        self.future: Any = None
         self.waiter: Waiter | None = None
 
     def is_done(self) -> bool:
@@ -128,8 +130,11 @@ class Publishing:
     def _finish(self, publication: Publication, error: ClientError | None) -> None:
         if publication.progress == DONE:
             return
-        publication.progress = DONE
+        # Threads look at the progress without the lock, and then at the error.
         publication.error = error
+        publication.progress = DONE
+        # A future that is kept does not keep the message.
+        publication.command = b""
         self.pending_bytes -= publication.size
         self.pending_count -= 1
         if error is None:
@@ -144,9 +149,11 @@ class Publishing:
     # Events of links.
 
     def link_events(self, link: Link, events: list[Event]) -> None:
+        unanswered = self._unanswered.get(link)
         for event in events:
             if type(event) is Response:
-                self._answered(self._unanswered[link], event.data)
+                if unanswered:
+                    self._answered(unanswered, event.data)
             elif isinstance(event, Refusal):
                 self._refused(link, event.data)
                 return
@@ -154,11 +161,12 @@ class Publishing:
                 self._connected(link)
 
     def _answered(self, unanswered: deque[Publication], data: bytes) -> None:
-        if unanswered:
-            publication = unanswered.popleft()
-            if not unanswered or unanswered[0] is not publication:
-                publication.answer = data
-                self._finish(publication, None)
+        publication = unanswered.popleft()
+        # All but the last one of several answers to one publication.
+        if unanswered and unanswered[0] is publication:
+            return
+        publication.answer = data
+        self._finish(publication, None)
 
     def _connected(self, link: Link) -> None:
         self.pool.connected(link)

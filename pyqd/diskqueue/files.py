@@ -101,7 +101,7 @@ def _reserve_missing(fd: int, path: str) -> int:
     try:
         _reserve(fd, found.st_size, path)
     except DiskFull:
-        # Some file systems want to have room for the whole range, though nothing of it is missing.
+        # Some file systems demand space for the whole range, although no block of it is missing.
         if found.st_blocks * STAT_BLOCK_BYTES < found.st_size:
             raise
     return found.st_size
@@ -343,7 +343,7 @@ class Files:
             os.close(fd)
 
     def dirty_again(self, mapping: Mapping, start_bytes: int, length_bytes: int) -> None:
-        """Have the next sync write a page-aligned range, whatever the kernel takes for written; blocks likewise."""
+        """Make a page-aligned range dirty, so that the next sync writes it even if it counts as clean; blocks."""
         if mapping.path is not None and length_bytes > 0:
             with _pinned(mapping) as found:
                 if found:

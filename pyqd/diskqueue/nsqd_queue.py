@@ -68,7 +68,7 @@ class NsqdDirectory:
 
 
 class NsqdQueue:
-    """One queue of such a directory. note: told, in words, whatever is not as a clean stop leaves it."""
+    """One queue of such a directory. note: called with a text for each thing that a clean stop does not leave so."""
 
     def __init__(self, directory: NsqdDirectory, queue: str, note: Callable[[str], None]) -> None:
         self._directory = directory

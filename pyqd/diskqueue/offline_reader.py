@@ -60,7 +60,7 @@ class Window:
 class OfflineRecord(NamedTuple):
     """One record.
 
-    attempts: deliveries before it was written. handed_out: attempts that its last delivery since then told; 0: none.
+    attempts: deliveries before it was written. handed_out: attempts that its last delivery since then stated; 0: none.
     lost: it stands for a record that was lost to damage, and is no message.
     """
 

@@ -14,7 +14,7 @@ order, before its log is opened. The bytes of an entry return to their offset in
 Restoring can be repeated, as after a kill in the middle: bytes that are there already are written again. They are in
 the page cache then; the journal stays until the first sync is complete.
 
-After a kill nothing is restored. The journal then tells a log how many of its bytes are on stable storage, and whose
+After a kill nothing is restored. The journal then states how many bytes of a log are on stable storage, and whose
 entries it holds if the topic's state is damaged.
 
 Source: docs/storage.md, "Journal".

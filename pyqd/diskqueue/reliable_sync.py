@@ -9,7 +9,7 @@ syncfs(2) does not report whose pages were lost. After its first failure each fi
 reports an error of the file's pages even if they were written by another call.
 
 The next process on the same boot must not believe clean pages either. The empty directory SYNC_FAILED in the data path
-tells it.
+says so.
 
 Invariant: when `sync` returns, the bytes that the range had at its call are on stable storage, whatever failed before.
 

@@ -27,7 +27,7 @@ class Names:
         self._change_of: Gathered = {}
 
     def changed(self, directory: str, *ledgers: Ledger) -> None:
-        """Note that the entries of a directory have changed. ledgers: new ones in it, which no sync has covered."""
+        """Record that the entries of a directory have changed. ledgers: new ones in it, which no sync has covered."""
         self.change_count += 1
         before = self._change_of.get(directory)
         waiting = () if before is None else before.ledgers

@@ -188,7 +188,8 @@ class GroupCommit:
             self._running = False
             self._report(finished, error)
         elif self._flush_s > GATHERED_WHILE_TOLD * self._tell_s:
-            # Most of the publishers told now publish again before the disk could have written for the others alone.
+            # Most of the publishers that get their OK now publish again before the disk could have written for the
+            # others alone.
             self._report(finished, error)
             self._after_poll(self._start)
         else:

@@ -336,7 +336,7 @@ class _Block:
         self.timestamp_ns = 0
 
     def define(self, kind: int, entry: bytes) -> None:
-        """Note a definition. Raises: ValueError if it refers to a name that is not defined."""
+        """Enter a definition. Raises: ValueError if it refers to a name that is not defined."""
         rows = self.rows
         if kind == PLACE:
             _, size, _ = _PLACE.unpack_from(entry)

@@ -208,11 +208,11 @@ class RequestReader:
         request = self._request
         if request is None or self.state != State.BODY:
             return
-        room = self._limit_bytes - len(self._body)
-        if len(part) > room:
+        remaining = self._limit_bytes - len(self._body)
+        if len(part) > remaining:
             request.body_too_big = True
-            self._dropped_bytes += len(part) - room
-            part = part[:room]
+            self._dropped_bytes += len(part) - remaining
+            part = part[:remaining]
         if not self._body:
             self._body = part
         elif part:

@@ -88,7 +88,7 @@ class LookupRoutes:
         return Response(200)
 
     def delete_topic(self, request: Request) -> Response:
-        """Delete a topic and its channels; brokers are not told."""
+        """Delete a topic and its channels here; brokers keep them."""
         topic = topic_of(query_of(request))
         for channel in self.registry.channels(topic):
             logger.info("DB: removing channel(%s) from topic(%s)", channel, topic)
@@ -116,7 +116,7 @@ class LookupRoutes:
         return Response(200)
 
     def delete_channel(self, request: Request) -> Response:
-        """Delete a channel; brokers are not told."""
+        """Delete a channel here; brokers keep it."""
         topic, channel = topic_and_channel_of(query_of(request))
         if not self.registry.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")

@@ -23,7 +23,7 @@ HEADERS: Final = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": f"
 
 
 class QueryError(Exception):
-    """A lookup daemon did not tell the channels of a topic; str() of it is the reason."""
+    """A lookup daemon did not return the channels of a topic; str() of it is the reason."""
 
 
 class ChannelQuery:
@@ -37,7 +37,7 @@ class ChannelQuery:
         self._context: gevent.ssl.SSLContext | None = None
 
     def ask(self, address: TcpAddress, topic: str, timeout_s: float) -> list[str]:
-        """Return the names that a lookup daemon tells, not checked. Raises: QueryError. Switches: yes."""
+        """Return the names that a lookup daemon has, not checked. Raises: QueryError. Switches: yes."""
         target = f"/channels?{urlencode({'topic': topic})}"
         # Without the time: a query may have spent a part of it in a queue.
         with gevent.Timeout(timeout_s, QueryError("no answer in time")):

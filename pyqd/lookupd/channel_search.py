@@ -71,7 +71,7 @@ class ChannelSearch:
             self._creator = spawn_service("creation of channels of lookup daemons", self._create)
 
     def begin(self, topic: Topic) -> None:
-        """Have a new topic hold its messages until its channels are created. Switches: no."""
+        """Let a new topic hold its messages until its channels are created. Switches: no."""
         if not self._queries:
             return
         topic.await_channels(True)
@@ -98,7 +98,7 @@ class ChannelSearch:
         """Create the channels that were found, then let the topic pass on its messages."""
         if new.unknown_count:
             logger.info(
-                "TOPIC(%s): %d of %d lookup daemons did not tell its channels",
+                "TOPIC(%s): %d of %d lookup daemons did not return its channels",
                 new.topic.name,
                 new.unknown_count,
                 new.asked_count,
@@ -139,7 +139,7 @@ def created_channels(topic: Topic, names: set[str]) -> Iterator[None]:
         if topic.exiting:
             return
         if not is_valid_name_str(name):
-            logger.warning("TOPIC(%s): a lookup daemon told an invalid channel name %.100r", topic.name, name)
+            logger.warning("TOPIC(%s): a lookup daemon returned an invalid channel name %.100r", topic.name, name)
         elif not is_ephemeral_str(name):
             topic.channel(name)
         yield

@@ -39,7 +39,7 @@ class LookupOptions(ProgramOptions):
         "broadcast-address",
         STRING,
         socket.gethostname,
-        "address of this lookup daemon, told to brokers",
+        "address of this lookup daemon in its answers to brokers",
         default_text="the host name",
     )
     tls_cert: str = declare("tls-cert", STRING, "", "path of the TLS certificate for HTTPS, with its chain")

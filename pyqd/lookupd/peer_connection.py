@@ -61,7 +61,7 @@ class LookupInfo:
 
     @property
     def http_address(self) -> TcpAddress | None:
-        """Address of the HTTP API; None if the reply does not tell it."""
+        """Address of the HTTP API; None if the reply lacks it."""
         if not self.broadcast_address or not self.http_port:
             return None
         return TcpAddress(self.broadcast_address, self.http_port)

@@ -26,7 +26,7 @@ QUERY_S_MAX: Final = 10.0
 ASKED_AT_ONCE: Final = 8
 REMEDY: Final = "check the --broadcast-address and --http-address of the lookup daemon"
 
-# Called with the names that were found; with None if the lookup daemon did not tell them.
+# Called with the names that were found; with None if the lookup daemon did not return them.
 Answered = Callable[[Sequence[str] | None], None]
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class PeerQueries:
             yield
 
     def _names_of(self, waiting: Waiting) -> list[str] | None:
-        """Return the channels of a topic; None if the lookup daemon does not tell them in time."""
+        """Return the channels of a topic; None if the lookup daemon does not return them in time."""
         peer = self._peer
         # A broker that has just started does not know the address yet.
         peer.tried.wait(max(0.0, self._deadline_s(waiting) - time.monotonic()))
@@ -128,4 +128,4 @@ class PeerQueries:
     def _note_success(self) -> None:
         if self._has_failed:
             self._has_failed = False
-            logger.info("LOOKUPD(%s): the lookup daemon tells the channels of new topics again", self._peer.address)
+            logger.info("LOOKUPD(%s): the lookup daemon returns the channels of new topics again", self._peer.address)

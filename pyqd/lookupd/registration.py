@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registration:
-    """Observer of a broker that tells its lookup daemons which topics and channels there are.
+    """Observer of a broker that registers its topics and channels with its lookup daemons.
 
     topics: returns the broker's topics, and goes on while some come and go. identity: returns the body of IDENTIFY.
     search: finds the channels of new topics.

@@ -146,7 +146,7 @@ class Registry:
         heapq.heappush(self._free_producers, producer.number)
 
     def ping(self, producer: Producer, now_ns: int) -> None:
-        """Note the time of a PING."""
+        """Record the time of a PING."""
         if not self.is_active(producer, now_ns):
             for number in producer.places:
                 place = self._places[number]

@@ -1,4 +1,4 @@
-"""Admission of connections: limits their number in total and per address, and tells refused peers the reason.
+"""Admission of connections: limits their number in total and per address, and sends refused peers the reason.
 
 A refused peer gets an answer and LINGER_S to read it: closing at once with unread bytes would reset the connection and
 could lose the answer. At most REFUSED_AT_ONCE_MAX refused connections linger. Beyond that the answer is left out, so

@@ -1,4 +1,4 @@
-"""Greenlets whose native stacks end at their first frame, so that profilers tell them apart: `native_stack`."""
+"""Greenlets whose native stacks end at their first frame, so that profilers do not mix them: `native_stack`."""
 
 import logging
 from collections.abc import Callable

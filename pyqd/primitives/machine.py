@@ -64,7 +64,7 @@ def _of_machine() -> int:
         for line in meminfo:
             if line.startswith(b"MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    raise OSError("no MemAvailable in /proc/meminfo")
+    raise OSError("/proc/meminfo has no MemAvailable; pyqd needs Linux 3.14 or later")
 
 
 def _of_control_group() -> list[int]:

@@ -20,7 +20,7 @@ def parse_timestamp(text: str, now_ns: int) -> int:
     match = _RFC3339.fullmatch(text)
     if match is None:
         if text in ("0", "+0", "-0"):
-            raise ValueError("a timestamp without a unit")
+            raise ValueError("a timestamp of 0 needs a unit, such as 0s")
         duration_ns = parse_duration(text)
         return max(0, now_ns + duration_ns) if text.startswith("-") else duration_ns
     year, month, day, hour, minute, second, fraction, sign, hours, minutes = match.groups()
@@ -28,10 +28,10 @@ def parse_timestamp(text: str, now_ns: int) -> int:
     offset_s = 0
     if sign is not None:
         if int(hours) > 23 or int(minutes) > 59:
-            raise ValueError("an offset of more than a day")
+            raise ValueError("the offset of a time zone must be less than a day")
         offset_s = (int(hours) * 60 + int(minutes)) * (-60 if sign == "-" else 60)
     since = timestamp - _EPOCH
     timestamp_ns = (since.days * 86400 + since.seconds - offset_s) * SECOND_NS + int((fraction or "").ljust(9, "0"))
     if not 0 <= timestamp_ns <= INT64_MAX:
-        raise ValueError("a timestamp before 1970 or after 2262")
+        raise ValueError("a timestamp must be of 1970 to 2262")
     return timestamp_ns

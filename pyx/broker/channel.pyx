@@ -200,7 +200,7 @@ cdef class ChannelCore(Scheduled):
         """FIN: the consumer is done with the message.
 
         Returns: an Answer; after BEYOND_LEDGER the caller makes the message finishable and calls again, so that a FIN
-        which needs no room pays for no exception handler.
+        which needs no larger ledger pays for no exception handler.
         """
         cdef int64_t slot = self.slots.find(guid)
         cdef Slot* held
@@ -236,7 +236,7 @@ cdef class ChannelCore(Scheduled):
         return DONE
 
     def end_fin_sync(self, list covered not None):
-        """Note that FINs are on stable storage, as `UnsyncedFins.begin_sync` returned them."""
+        """Release FINs that are on stable storage, as `UnsyncedFins.begin_sync` returned them."""
         self.unsynced_fins.end_sync(covered)
         self.readable.scheduler.request_wake(self)
 
@@ -722,7 +722,7 @@ cdef class ChannelCore(Scheduled):
         self.readable.scheduler.drop_timer(self)
 
     def note_cancelled(self, uint64_t ordinal):
-        """Have a seek leave a record of the topic's log out. Raises: StorageError (nothing changed)."""
+        """Record a message of the topic's log as cancelled: a seek skips it. Raises: StorageError (nothing changed)."""
         if self.cancelled is None:
             self.cancelled = self.files.open_cancelled()
         self.cancelled.mark(ordinal, self.readable.log.first.first_ordinal, self.readable.log.end)

@@ -42,7 +42,7 @@ cdef uint64_t PART_BYTES_MAX = 64 << 10          # of a slice: between them the 
 
 
 def set_limits_for_tests(uint64_t sliced_bytes_min, uint64_t slice_bytes_max):
-    """Have smaller batches stored in slices, and set their size, for tests. Returns: both former sizes."""
+    """Set the size above which batches are stored in slices, and that of a slice, for tests. Returns: the former."""
     global SLICED_BYTES_MIN, SLICE_BYTES_MAX
     former = (SLICED_BYTES_MIN, SLICE_BYTES_MAX)
     SLICED_BYTES_MIN, SLICE_BYTES_MAX = sliced_bytes_min, slice_bytes_max
@@ -89,7 +89,7 @@ cdef class QueuedBatch:
     """One publish in the queue of a topic."""
 
     cdef int moved(self, const char* start) noexcept:
-        """Note that the messages lie elsewhere now; none has been added yet."""
+        """Set the new address of the messages; none has been added yet."""
         assert not self.begun
         self.start = self.batch.at = start
         return 0

@@ -23,7 +23,7 @@ cdef class LatencyBuffer:
         self.move_ns = move_ns
 
     cdef int note(self, int64_t published_ns) except -1:
-        """Note that a message of that age is finished now. published_ns: Unix."""
+        """Store the latency of a message that is finished now. published_ns: Unix."""
         cdef int64_t now_ns = mono_ns()
         if now_ns >= self.move_ns:
             self.flush(now_ns)
@@ -35,7 +35,7 @@ cdef class LatencyBuffer:
         return 0
 
     def note_finished(self, int64_t published_ns):
-        """Note a latency from Python."""
+        """Store a latency, from Python."""
         self.note(published_ns)
 
     cpdef int flush(self, int64_t now_ns) except -1:

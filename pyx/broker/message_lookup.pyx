@@ -87,7 +87,7 @@ cdef class MessageLookup:
         return self.found(UNKNOWN if self.record == NULL else FINISHED, self.record, 0)
 
     cdef bint step_in_log(self, LogReader reader) except -1:
-        """Find the message in the topic's log, if the log has it. Returns: True if that tells the place."""
+        """Find the message in the topic's log, if the log has it. Returns: True if the place is known then."""
         cdef ChannelCore channel = self.channel
         cdef const Record* record = reader.find(self.guid)
         cdef uint64_t ordinal
@@ -195,7 +195,7 @@ cdef class MessageLookup:
             channel.trace.note(CANCELLED, self.guid, 0, 0, None, wall_ns())
 
     cdef int note_cancelled(self) except -1:
-        """Have a seek leave the message out, if the topic's log has it. Raises: StorageError (nothing changed)."""
+        """Record the message as cancelled, if the log has it: seeks skip it. Raises: StorageError (nothing changed)."""
         if self.kept != NULL:
             self.channel.note_cancelled(record_ordinal(self.kept))
         return 0

@@ -42,7 +42,7 @@ from pyqd.hot.wire.record cimport RECORD_LOST, record_body, record_ordinal, reco
 cdef enum:
     SLOTS_MIN = 16
     SLOTS_PER_BLOCK = 4096               # of a search
-    ORIGINS_KEPT = 4096                  # a burst's room beyond these is given back once it is settled
+    ORIGINS_KEPT = 4096                  # memory of a burst beyond these is freed once it is settled
 
 
 cdef uint64_t next_fingerprint(const uint16_t* fingerprints, uint64_t start, uint64_t end, uint16_t wanted) noexcept:
@@ -106,7 +106,7 @@ cdef class ParkedLog:
         return 0
 
     cdef int find_duplicates(self, uint64_t origins_unknown_below) except -1:
-        """Note the last record of every message whose origin may not be finished. Cost: O(records since the sync)."""
+        """Fill `duplicates`: the last record of each message whose origin may be unfinished. Cost: O(unsynced ones)."""
         cdef Segment segment = self.log.segment_of(self.settled)
         cdef uint64_t offset
         cdef const Record* record
@@ -198,7 +198,7 @@ cdef class ParkedLog:
         return 0
 
     cdef int prepare(self, uint64_t span_bytes) except -1:
-        """Make room so that parking a record cannot fail. Raises: StorageError, MemoryError (nothing changed)."""
+        """Reserve space so that parking a record cannot fail. Raises: StorageError, MemoryError (nothing changed)."""
         if self.free_slot == 0:
             self.grow()
         if self.origins_gap + self.unsettled() == self.origins_capacity:
@@ -207,14 +207,14 @@ cdef class ParkedLog:
         return 0
 
     cdef int prepare_slots(self, uint32_t count) except -1:
-        """Make room for so many slots and origins. Raises: MemoryError (nothing changed)."""
+        """Reserve memory for so many slots and origins. Raises: MemoryError (nothing changed)."""
         while self.capacity - self.dues.count < count:
             self.grow()
         self.make_room_for_origins(count)
         return 0
 
     cdef int make_room_for_origins(self, uint64_t count) except -1:
-        """Make room behind the last origin for so many more. Raises: MemoryError (nothing changed)."""
+        """Reserve memory behind the last origin for so many more. Raises: MemoryError (nothing changed)."""
         if self.origins_capacity - self.origins_gap - self.unsettled() >= count:
             return 0
         while self.origins_capacity - self.unsettled() < count:
@@ -229,7 +229,7 @@ cdef class ParkedLog:
         return 0
 
     cdef int add_origin(self, uint64_t origin) noexcept:
-        """Note the origin of the record that is appended next; there is room for it."""
+        """Store the origin of the record that is appended next; there is space for it."""
         debug_require(self.origins_gap + self.unsettled() < self.origins_capacity)
         self.origins[self.origins_gap + self.unsettled()] = origin
         return 0
@@ -291,7 +291,7 @@ cdef class ParkedLog:
         return 0
 
     cpdef int note_settled(self, uint64_t end) except -1:
-        """Note that the bits of all origins of records below an ordinal are on stable storage."""
+        """Record that the bits of all origins of records below an ordinal are on stable storage."""
         if end > self.ledger.header.parked_below:
             self.ledger.header.parked_below = min(end, self.settled)
             self.trim()

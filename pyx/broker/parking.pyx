@@ -132,14 +132,14 @@ cdef class Parking:
         return 0
 
     cdef int prepare(self, uint64_t span_bytes, uint64_t ordinal) except -1:
-        """Make room so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
+        """Reserve space so that parking a record of the topic's log cannot fail. Raises: StorageError, MemoryError."""
         self.open()
         self.parked.prepare(span_bytes)
         self.ledger.reach(ordinal)
         return 0
 
     cdef int prepare_batch(self, uint64_t span_bytes, uint32_t count, uint64_t last_ordinal) except -1:
-        """Make room so that parking `count` records of the topic's log cannot fail. span_bytes: of them all.
+        """Reserve space so that parking `count` records of the topic's log cannot fail. span_bytes: of them all.
 
         Raises: StorageError, MemoryError.
         """
@@ -246,13 +246,13 @@ cdef class Parking:
         return 0
 
     cdef int lag_from(self, Segment segment, uint64_t offset, uint64_t ordinal) except -1:
-        """Note the place at which parking goes on, unless the channel lags already; `deferred_count` grows after."""
+        """Set the place at which parking continues, unless the channel lags already; `deferred_count` grows after."""
         if not self.lags():
             self.walk_to(segment, offset, ordinal)
         return 0
 
     cdef int lag_uncounted(self, Position position, uint64_t end) except -1:
-        """Note that an unknown number of records from a position to before an ordinal are deferred."""
+        """Begin to lag: an unknown number of records from a position to before an ordinal are deferred."""
         if not self.lags():
             self.walk_to(position.segment, position.offset, position.ordinal)
         self.uncounted_end = max(self.uncounted_end, end)
@@ -261,7 +261,7 @@ cdef class Parking:
         return 0
 
     cdef int lag_counted(self, Position position, uint64_t count) except -1:
-        """Note that `count` records from a position on are deferred and not parked. Nothing else lags."""
+        """Begin to lag: `count` records from a position on are deferred and not parked. Nothing else lags."""
         assert self.uncounted_end == 0 and count <= self.readable.end - position.ordinal
         self.walk_to(position.segment, position.offset, position.ordinal)
         self.counted_from = position.ordinal
@@ -282,13 +282,13 @@ cdef class Parking:
         return 0
 
     cdef int forget_lag(self) except -1:
-        """Note that no message is left to be parked."""
+        """End the lag: no message remains to be parked."""
         self.deferred_seen = self.readable.deferred_count
         self.counted_from = self.readable.end
         self.uncounted_end = 0
         self.walk_segment = None
         self.stuck = False
-        # The next publish that does not park at once has to tell this channel its place.
+        # The next publish that does not park at once has to call `lag_from` of this channel.
         self.readable.all_lag = False
         return 0
 

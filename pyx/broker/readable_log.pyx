@@ -26,7 +26,7 @@ cdef class ReadableLog:
         self.parking = set()
 
     cdef int request_trim(self) except -1:
-        """Have the topic trim its log in its next turn."""
+        """Schedule a run of the topic, which trims its log."""
         self.trim_wanted = True
         return self.scheduler.request_wake(self.topic)
 
@@ -43,7 +43,7 @@ cdef class ReadableLog:
         return 0
 
     cdef int forget_held(self) except -1:
-        """Note that no message is held any more."""
+        """Forget the remembered place: no message is held any more."""
         self.held = None
         return 0
 

@@ -56,7 +56,7 @@ cdef class SlotTable:
         self, const Record* record, uint16_t attempts, uint8_t source, uint64_t consumer,
         int64_t now_ns, int64_t deadline_ns,
     ) except -1:
-        """Note a record as in flight. Returns: 1; 0 when its id is in flight already (nothing changed).
+        """Add a record to those in flight. Returns: 1; 0 if its id is in flight already (nothing changed).
 
         Raises: MemoryError (nothing changed).
         """
@@ -133,7 +133,7 @@ cdef class ReadyRing:
         return 0
 
     cdef int grow(self) except -1:
-        """Make room for twice as many entries. Of a ring that has wrapped, the shorter part is moved."""
+        """Reserve memory for twice as many entries. Of a ring that has wrapped, the shorter part is moved."""
         cdef uint32_t former = self.capacity
         cdef uint32_t capacity = max(<uint32_t> RING_MIN, 2 * former)
         cdef uint32_t wrapped

@@ -220,7 +220,7 @@ cdef class TopicCore(Scheduled):
         return True
 
     cdef int prepare_park(self, uint64_t span_bytes, uint32_t count) except -1:
-        """Make room so that the channels can park the messages published next. count: of these; 0: not at once.
+        """Reserve space so that the channels can park the messages published next. count: of these; 0: not at once.
 
         Raises: StorageError, MemoryError.
         """
@@ -235,7 +235,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int park_readable(self, const Record* first, uint32_t count, uint64_t deferred_count, bint at_once) except -1:
-        """Have the channels park those of the last `count` records that have a due time, now or in turns to come."""
+        """Park, in all channels, those of the last `count` records that have a due time: now or in later runs."""
         cdef ChannelCore channel
         cdef uint64_t before = self.readable.deferred_count
         cdef uint64_t offset = <const char*> first - self.log.active.base
@@ -261,8 +261,8 @@ cdef class TopicCore(Scheduled):
     cdef int add_batch(self, const char* at, uint32_t count, uint64_t body_words, int64_t now_ns) except -1:
         """Add messages to an open batch, which `commit_batches` accepts and `abort_batches` drops, as a whole.
 
-        In between, nothing else is done with the topic, and nothing switches. `joins` tells whether more can be added.
-        Raises: as publish_batch (the open batch is dropped).
+        In between, nothing else is done with the topic, and nothing switches. `joins` returns whether more can be
+        added. Raises: as publish_batch (the open batch is dropped).
         """
         cdef uint64_t span = batch_span(count, body_words)
         cdef const char* end
@@ -336,7 +336,7 @@ cdef class TopicCore(Scheduled):
         return self.accept_messages(&batch)
 
     cdef int begin_messages(self, MessageBatch* batch) except -1:
-        """Make room for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
+        """Reserve space for a batch, and begin it in the log. Raises: StorageError (nothing has changed)."""
         cdef uint64_t span = batch_span(batch.count, batch.body_words)
         cdef uint64_t held = self.held_count()
         batch.kept = batch.count
@@ -625,7 +625,7 @@ cdef class TopicCore(Scheduled):
             channel.catch_up(False)
 
     cdef int finish_missing(self, uint64_t start) except -1:
-        """Have the channels finish the records that the log has lost between `start` and `end`, which they may read."""
+        """Finish, in all channels, the readable records of `[start, end)` that the log has lost."""
         cdef ChannelCore channel
         if start == self.readable.end or not self.log.holes:
             return 0
@@ -639,7 +639,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     def forget_held(self):
-        """Note that no message is held any more."""
+        """Reset the counts of held messages: none is held any more."""
         self.readable.forget_held()
         self.held_deferred = 0
         self.held_known = True
@@ -805,7 +805,7 @@ cdef class TopicCore(Scheduled):
                 self.state_change_count += 1
 
     def note_given(self, uint64_t end):
-        """Note that all messages below an ordinal were given to channels with durable names and ledgers.
+        """Record that all messages below an ordinal were given to channels with durable names and ledgers.
 
         After a power failure the topic holds the messages from there on that no remaining channel was given. May be
         called in a thread: nothing else stores there.

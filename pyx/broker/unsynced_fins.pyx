@@ -37,7 +37,7 @@ cdef class UnsyncedFins:
         return covered
 
     cdef int end_sync(self, list covered) except -1:
-        """Note that FINs are on stable storage, as `begin_sync` returned them."""
+        """Release FINs that are on stable storage, as `begin_sync` returned them."""
         cdef Consumer consumer
         cdef int64_t count
         for consumer, count in covered:

@@ -459,7 +459,7 @@ cdef bint map_at(char* base, uint64_t size_bytes, int flags, int fd) noexcept no
             failed = errno
         if failed != ENOMEM:
             break
-        # The process has more other mappings than the budget leaves room for.
+        # The process has more other mappings than the budget allows for.
         for _ in range(EVICTED_AT_ONCE):
             if guarded.first == NULL:
                 guard(present.count)
@@ -689,7 +689,7 @@ cdef void extent_unpin(Extent* extent) noexcept nogil:
 
 
 cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
-    """Note the path that an extent's file has now. Returns: 0, or ENOMEM."""
+    """Set the path that an extent's file has now. Returns: 0, or ENOMEM."""
     cdef char* copy = strdup(path)
     cdef char* former
     if copy == NULL:
@@ -702,7 +702,7 @@ cdef int extent_move(Extent* extent, const char* path) noexcept nogil:
 
 
 cdef void extent_remove(Extent* extent) noexcept nogil:
-    """Note that an extent's file is removed or about to be, so that no other file of its path is mapped for it."""
+    """Record that an extent's file is removed or about to be: no other file of its path is mapped in its place then."""
     lock()
     extent.removed = True
     unlock()
@@ -828,7 +828,7 @@ def begin_sync():
 
 
 def end_sync(uint64_t begun):
-    """Note that all bytes stored before `begin_sync` returned the token are on stable storage."""
+    """Record that all bytes stored before `begin_sync` returned the token are on stable storage."""
     global synced_guard, kept_count
     assert begun <= guard_counter, "the token is one of `begin_sync`"
     lock()

@@ -59,13 +59,13 @@ cdef class BatchWriter:
         self.files = files
 
     cdef int begin(self, Segment segment, uint64_t seq, uint64_t span_bytes) except -1:
-        """Begin a batch whose records take `span_bytes`, which the segment has room for.
+        """Begin a batch whose records take `span_bytes`, which fit into the segment.
 
         seq: sequence number of its first record. The caller ends the batch with `commit` or `discard`, whatever goes
         wrong before, and appends nothing else to the log until then.
         """
         assert self.segment is None, "another batch of this log is under way"
-        assert segment.room_bytes() >= span_bytes, "the caller has reserved room for the batch"
+        assert segment.room_bytes() >= span_bytes, "the caller has not reserved space for the batch"
         self.segment = segment
         self.segment_number = segment.number
         self.first = NULL
@@ -118,7 +118,7 @@ cdef class BatchWriter:
         assert self.is_open and body_bytes > 0
         if self.is_staged and span <= STAGED_RECORD_MAX:
             return self.append_staged(guid, timestamp_ns, due_ns, attempts, body, body_bytes)
-        assert self.segment.limit_bytes - self.tail >= span, "`begin` was told of fewer bytes"
+        assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         at = self.segment.base + self.tail
         word = record_fill(at, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         if self.segment.capacity_bytes - self.tail > span:
@@ -145,7 +145,7 @@ cdef class BatchWriter:
         cdef char* at = self.segment.base + self.tail
         cdef char* staged
         cdef uint64_t word
-        assert self.segment.limit_bytes - self.tail >= span, "`begin` was told of fewer bytes"
+        assert self.segment.limit_bytes - self.tail >= span, "`begin` was called with fewer bytes"
         staged = staging.take(span)
         word = record_fill(staged, self.seq, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
         if self.first == NULL:

@@ -12,7 +12,7 @@ number, and enough of the topic's state that its page need not be written. An en
 restoring them twice does no harm, and recovery finds the log as if the process had been killed after its last commit.
 
 Invariants: 1. the entries of a log follow one another without a gap, over commits, as far as the log was not synced by
-other means. 2. a log is told of durable bytes only when they are on stable storage.
+other means. 2. a log counts bytes as durable only when they are on stable storage.
 
 Source: docs/storage.md, "Journal"; write-ahead logging as in ARIES (Mohan et al., 1992), with redo only.
 """
@@ -55,7 +55,7 @@ cdef uint64_t padded(uint64_t size_bytes) noexcept:
 
 
 cdef bint note_name(Segment segment) except -1:
-    """Note the number in the name of a segment's file. Returns: False if no log has named it."""
+    """Store the number in the name of a segment's file. Returns: False if no log has named it."""
     name = os.path.basename(segment.mapping.path)
     number = name.removesuffix(logstart.SUFFIX)
     if not (number.isascii() and number.isdigit()) or name != f"{int(number)}{logstart.SUFFIX}":

@@ -169,7 +169,7 @@ cdef class Ledger:
         return 0
 
     def note_written(self):
-        """Note that a ledger kept in memory now has a file, whose name no sync has covered yet."""
+        """Record that a ledger kept in memory has a file now, whose name no sync has covered yet."""
         self.placeholders = None
         self.change_count += 1
         if self.on_replaced is not None:
@@ -260,7 +260,7 @@ cdef class Ledger:
         self.count_ahead()
 
     def note_synced(self, uint64_t bits_from, uint64_t reset_count, uint64_t change_count):
-        """Note that header and ring are on stable storage as they were at resets and changes, or later.
+        """Record that header and ring are on stable storage as they were at resets and changes, or later.
 
         bits_from: the first record of which the ring had a bit then.
         May be called in a thread, as the interpreter's lock is held.
@@ -286,7 +286,7 @@ cdef class Ledger:
         return 0
 
     cdef int finish(self, uint64_t ordinal) except -1:
-        """Note a record as finished. Asserts that it was not. Cost: O(1); O(run) where the floor moves."""
+        """Mark a record as finished. Asserts that it was not. Cost: O(1); O(run) if the floor moves."""
         cdef LedgerHeader* header = self.header
         assert ordinal >= header.floor, "finished twice"
         self.change_count += 1
@@ -306,7 +306,7 @@ cdef class Ledger:
         return 0
 
     cdef bint try_finish(self, uint64_t ordinal) except -1:
-        """Note a record as finished at a start, which a full disk must not end.
+        """Mark a record as finished at a start, which a full disk must not end.
 
         Returns: False if the ring cannot grow; the record is not to be delivered, and the next start finds it again.
         """
@@ -331,7 +331,7 @@ cdef class Ledger:
         return 0
 
     cdef int finish_range(self, uint64_t start, uint64_t end) except -1:
-        """Note every record of `[start, end)` as finished, whether it was or not."""
+        """Mark every record of `[start, end)` as finished, whether it was or not."""
         cdef LedgerHeader* header = self.header
         cdef uint64_t ahead_from
         start = max(start, header.floor)
@@ -577,7 +577,7 @@ cdef class Ledger:
         return self.header.origins_unknown_below
 
     def note_recovered(self, uint64_t parked_end):
-        """Note after a start that the channel is recovered. parked_end: end of its parked log; 0 if there is none."""
+        """Record after a start that the channel is recovered. parked_end: end of its parked log; 0 if there is none."""
         if self.header.origins_unknown_below > parked_end:
             self.change_count += 1
             self.header.origins_unknown_below = parked_end
@@ -652,11 +652,11 @@ cdef class Ledger:
             self.finish(ordinal)
 
     def note_finished(self, uint64_t ordinal):
-        """Note a record as finished, from Python (tests, cold paths). Raises: StorageError."""
+        """Mark a record as finished, from Python (tests, cold paths). Raises: StorageError."""
         self.finish(ordinal)
 
     def note_range(self, uint64_t start, uint64_t end):
-        """Note a range of records as finished, from Python. Raises: StorageError."""
+        """Mark a range of records as finished, from Python. Raises: StorageError."""
         self.finish_range(start, end)
 
     def note_handed_out(self):

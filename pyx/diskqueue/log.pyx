@@ -131,7 +131,7 @@ cdef class Log:
         return self.pool.activate(segment)
 
     cdef int begin_epoch(self) except -1:
-        """Have the next append make another segment, or begin an empty active one again, as the epoch is a new one.
+        """Begin a new epoch: the next append makes another segment, or renumbers the active one if it is empty.
 
         If records are lost, a small segment is made at once if there is space: otherwise each start would report the
         damage.
@@ -162,7 +162,7 @@ cdef class Log:
         return 0
 
     cdef int reserve(self, uint64_t span_bytes) except -1:
-        """Make room so that appends of `span_bytes` in total cannot fail. Raises: StorageError (nothing changed)."""
+        """Reserve space: appends of `span_bytes` in total cannot fail then. Raises: StorageError (nothing changed)."""
         assert self.batch.segment is None, "a batch is under way"
         if self.active.room_bytes() < span_bytes:
             self.roll(span_bytes)
@@ -185,7 +185,7 @@ cdef class Log:
         if segment.limit_bytes - segment.tail < span:
             self.roll(span)
             segment = self.active
-            assert segment.tail + span <= segment.limit_bytes, "a new segment has room"
+            assert segment.tail + span <= segment.limit_bytes, "a new segment is too small"
         at = segment.base + segment.tail
         word = record_fill(
             at, (self.epoch << ORDINAL_BITS) | self.end, guid, timestamp_ns, due_ns, attempts, body, body_bytes)
@@ -242,7 +242,7 @@ cdef class Log:
         return self.active.renumber((self.epoch << ORDINAL_BITS) | self.end, wall_ns()) == 0
 
     cdef int roll(self, uint64_t span_bytes) except -1:
-        """Make room for so many bytes, in another segment if need be. Raises: StorageError (nothing changed)."""
+        """Reserve space for so many bytes, in another segment if need be. Raises: StorageError (nothing changed)."""
         cdef Segment segment
         assert self.end < ORDINAL_MASK and self.batch.segment is None
         if (self.reuse_active(SEGMENT_HEADER_BYTES + span_bytes) and self.active.room_bytes() >= span_bytes) or (
@@ -272,7 +272,7 @@ cdef class Log:
         self.pool.refill()
 
     def files_moved(self, str directory not None):
-        """Note that the log's files are in another directory now, until they are removed."""
+        """Set the directory in which the log's files are now, until they are removed."""
         cdef Segment segment = self.first
         for spare in self.pool.spares:
             spare.mapping.moved(os.path.join(directory, os.path.basename(spare.mapping.path)))
@@ -391,7 +391,7 @@ cdef class Log:
         return ranges, self.end
 
     def mark_synced(self, list ranges, uint64_t end):
-        """Note that the ranges of an earlier `dirty_ranges` are on stable storage."""
+        """Record that the ranges of an earlier `dirty_ranges` are on stable storage."""
         cdef Segment segment
         assert end <= self.end, "records that were synced have been appended"
         for segment, start, length in ranges:

@@ -214,13 +214,13 @@ cdef class Mapping:
         self.pin()
 
     def moved(self, str path not None):
-        """Note the path that the file has now. Raises: MemoryError."""
+        """Set the path that the file has now. Raises: MemoryError."""
         if self.extent != NULL and extent_move(self.extent, os.fsencode(path)) != 0:
             raise MemoryError
         self.path = path
 
     def file_removed(self):
-        """Note that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
+        """Record that the file is removed or about to be; unless the range is mapped, an access finds zeros."""
         if self.extent != NULL:
             extent_remove(self.extent)
 
@@ -242,7 +242,7 @@ cdef class Mapping:
         unmanaged += 1
 
     cdef void stop_read_ahead(self) noexcept:
-        """Have a page that is not in the cache brought in alone, while the file is written from end to end.
+        """Turn read-ahead off while the file is written from end to end: a page that is not in the cache is read alone.
 
         Otherwise the kernel fills the cache around the page with zeros, as much as the device reads ahead: 8 MiB on
         some devices, which took 28 ms. Source: madvise(2), MADV_RANDOM.

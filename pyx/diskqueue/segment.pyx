@@ -42,7 +42,7 @@ assert SEGMENT_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
 
 
 def set_check_bytes_for_tests(uint64_t size_bytes):
-    """Have the pages of an earlier run read in pieces of another size, for tests. Returns: the former one."""
+    """Set how many bytes of an earlier run are read ahead at once, for tests. Returns: the former number."""
     global CHECKED_AT_ONCE_BYTES
     former = CHECKED_AT_ONCE_BYTES
     CHECKED_AT_ONCE_BYTES = size_bytes
@@ -102,7 +102,7 @@ cdef class Segment:
         return self.set_checked(self.checked_bytes)
 
     cdef int renumber(self, uint64_t first_seq, int64_t created_ns) except -1:
-        """Give an empty segment another first sequence number; a kill leaves a spare that tells the ordinal."""
+        """Give an empty segment another first sequence number; a kill in between leaves a spare with that number."""
         cdef uint64_t number = self.number
         assert self.count == 0 and self.tail == SEGMENT_HEADER_BYTES
         self.number = 0
@@ -131,7 +131,7 @@ cdef class Segment:
         return 0
 
     cdef int leave(self) except -1:
-        """Have no record appended any more, as a page behind the tail cannot be read."""
+        """Refuse appends for good, as a page behind the tail cannot be read."""
         self.worn = True
         return self.block_appends()
 
@@ -178,7 +178,7 @@ cdef class Segment:
         return found
 
     cdef int note_journaled(self, uint64_t end_bytes) except -1:
-        """Note that the journal holds the bytes up to there. More than there are count as all."""
+        """Record that the journal holds the bytes up to `end_bytes`; a number beyond the tail means all of them."""
         assert self.number > 0, "a spare has no bytes that a start needs"
         self.journaled_bytes = max(self.journaled_bytes, min(end_bytes, self.tail))
         return 0
@@ -205,7 +205,7 @@ cdef class Segment:
         return True
 
     cdef int vacate(self) noexcept:
-        """Note in the file that it holds no record any more: its checksum is that of a spare, in one store."""
+        """Mark the file as one without records, in one store: its checksum becomes that of a spare."""
         cdef SegmentHeader* header = self.header()
         header.checksum = header_checksum(header, 0)
         store_barrier()

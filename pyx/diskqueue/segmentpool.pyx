@@ -106,7 +106,7 @@ cdef class SegmentPool:
         return Segment(self.files.new_mapped(path, whole_pages(size_bytes), False))
 
     cdef Segment next_segment(self, uint64_t span_bytes):
-        """Return a segment with room for so many bytes: a spare, or one made now. Raises: StorageError."""
+        """Return a segment with space for so many bytes: a spare, or one made now. Raises: StorageError."""
         cdef uint64_t need = SEGMENT_HEADER_BYTES + span_bytes
         cdef Segment segment
         assert self.active is not None
@@ -121,7 +121,7 @@ cdef class SegmentPool:
         return segment
 
     cdef int activate(self, Segment segment) except -1:
-        """Note that the log continues in another segment, and has sealed the active one, if there was one."""
+        """Make another segment the active one; the log has sealed the former one, if there was one."""
         assert segment is not self.active and segment not in self.spares
         if self.active is not None:
             self.sealed_bytes += self.active.file_bytes
@@ -180,14 +180,14 @@ cdef class SegmentPool:
         return 0
 
     def note_pages(self, Segment segment not None, uint64_t end_bytes):
-        """Note that the pages asked for are present, or that preparing them failed."""
+        """Handle the end of a request for pages: they are present, or preparing them has failed."""
         assert end_bytes <= whole_pages(segment.file_bytes)
         self.pages_underway = False
         segment.prepared = max(segment.prepared, end_bytes)
         self.refill()
 
     def leave(self, Segment segment not None):
-        """Have the log continue in another segment with the next record, if this is the active one.
+        """Let the log continue in another segment with the next record, if this is the active one.
 
         A page of it cannot be read any more, so records stored there would be lost.
         """
@@ -262,7 +262,7 @@ cdef class SegmentPool:
         if segment.mapping.path is None:
             self.spares.append(segment)
         elif not self.limit.allows_spare(size_bytes if self.spares else 2 * size_bytes):
-            # The quota would leave no room for a segment in use meanwhile.
+            # The quota would leave no space for a segment in use meanwhile.
             self.drop(segment)
         else:
             # Not used again before it is a spare on stable storage too: after a power failure its former header must
@@ -279,7 +279,7 @@ cdef class SegmentPool:
         self.offer_spare(None if failed else segment)
 
     def drop(self, Segment segment not None):
-        """Have the file of a spare or of a drained segment removed."""
+        """Remove the file of a spare or of a drained segment, in the background if there are threads."""
         assert segment is not self.active
         segment.mapping.file_removed()
         self.jobs.remove(self, segment)

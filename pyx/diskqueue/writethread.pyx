@@ -2,7 +2,7 @@
 
 A commit is short, and many wait for it. Handing it to a thread of Python's costs the interpreter's lock twice, and on a
 busy core as much time as a good part of the write. This thread takes a request from one eventfd, writes it with
-pwritev2(2) and RWF_DSYNC, and tells the loop by another one.
+pwritev2(2) and RWF_DSYNC, and wakes the loop by another one.
 
 Rejected: Linux AIO and io_uring, which need no thread here. Their write is completed, and then flushed, by a worker of
 the kernel on whatever core took the disk's interrupt; where another process keeps that core busy, it waits for the end

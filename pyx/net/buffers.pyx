@@ -49,7 +49,7 @@ cdef void buffer_freed(uint64_t size_bytes) noexcept nogil:
 
 
 def keep_freed_memory():
-    """Have the C library keep up to 16 MiB of freed memory for later allocations, in the whole process.
+    """Make the C library keep up to 16 MiB of freed memory for later allocations, in the whole process.
 
     Otherwise a buffer that grows for a large command and is freed with it would be fetched from the system each time.
     Zeroing and faulting in its pages costs more than the command. Source: mallopt(3).

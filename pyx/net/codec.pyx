@@ -1,7 +1,7 @@
 """Codec: encryption or compression of a connection's two byte streams.
 
-A codec transforms bytes and holds no others than it needs for that. It knows nothing of full sockets, of bytes to be
-sent again, or of greenlets: pyx/net/transport.pyx.
+A codec only transforms bytes. Full sockets, bytes to be sent again, and greenlets are the transport's concern
+(pyx/net/transport.pyx).
 """
 
 
@@ -9,16 +9,16 @@ cdef class Codec:
     """Interface of Tls, Snappy and Deflate."""
 
     cdef bytes encode(self, const char* data, uint64_t size_bytes, uint64_t* used):
-        raise AssertionError("an interface encodes nothing")
+        raise AssertionError(f"{type(self).__name__} does not implement encode")
 
     cdef bytes finish_encoding(self):
         return b""
 
     cdef int take(self, const char* data, uint64_t size_bytes) except -1:
-        raise AssertionError("an interface decodes nothing")
+        raise AssertionError(f"{type(self).__name__} does not implement take")
 
     cdef ssize_t decode(self, char* into, uint64_t capacity) except -1:
-        raise AssertionError("an interface decodes nothing")
+        raise AssertionError(f"{type(self).__name__} does not implement decode")
 
     cdef bytes end(self):
         return self.finish_encoding()

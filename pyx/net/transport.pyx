@@ -13,7 +13,7 @@ the call when the socket is writable. The waiting bytes of one transport are bou
 
 Receiving: `receive` reads from below once and decodes no more than fits the caller's buffer. A few bytes that expand to
 gigabytes cost a pass each 192 KiB, not memory. The next call decodes the rest, for which the socket does not become
-readable: `has_more` tells.
+readable: `has_more` returns whether that is so.
 
 Memory: waiting bytes and the codec's state are part of `buffers`, so that --max-buffer-bytes bounds them. The size of a
 codec's state is measured, because no library reports it.

@@ -36,17 +36,17 @@ cdef class Ring:
         self.words = NULL
         self.capacity_bits = capacity_bits
         if not is_ring_range(capacity_bits, 0, 0):
-            raise ValueError("the capacity is a power of two, 64 or more")
+            raise ValueError(f"invalid capacity of {capacity_bits} bits: give a power of two, 64 or more")
         self.words = <uint64_t*>calloc(capacity_bits // 64, sizeof(uint64_t))
         if self.words == NULL:
-            raise MemoryError(f"no room for {capacity_bits} bits")
+            raise MemoryError(f"not enough memory for a bitmap of {capacity_bits} bits")
 
     def __dealloc__(self):
         free(self.words)
 
     cdef int require_range(self, uint64_t start, uint64_t end) except -1:
         if not is_ring_range(self.capacity_bits, start, end):
-            raise ValueError(f"[{start}, {end}) is no window of {self.capacity_bits} bits")
+            raise ValueError(f"[{start}, {end}) must be a range of at most {self.capacity_bits} bits")
         return 0
 
     def set(self, uint64_t position):

@@ -1,4 +1,4 @@
-"""Compute CRC-32C, the checksum of the records on disk.
+"""CRC-32C, the checksum of the records on disk.
 
 The polynomial is Castagnoli's, 0x1EDC6F41, in the usual reflected form: state 0xFFFFFFFF before, inverted after. The
 result can be continued: crc32c(crc32c(0, a), b) == crc32c(0, a + b). Source: RFC 3720, appendix B.4, has the known

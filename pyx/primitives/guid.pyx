@@ -1,4 +1,4 @@
-"""Make the 64-bit ids of messages, and their form on the wire.
+"""64-bit ids of messages: their factory, and their form on the wire.
 
 An id, from the top:
 
@@ -52,7 +52,7 @@ cdef class GuidFactory:
 
     cdef int resume_after(self, uint64_t last_id) except -1:
         if last_id >> 63:
-            raise ValueError(f"an id is less than 2**63, got {last_id:#x}")
+            raise ValueError(f"invalid message id {last_id:#x}: give one below 2**63")
         if last_id > self.last_id:
             self.last_id = last_id
         return 0
@@ -82,7 +82,7 @@ def from_hex(bytes text not None):
     """Return the id of 16 lowercase hex digits. Raises: ValueError for any other text."""
     cdef uint64_t guid = 0
     if len(text) != HEX_SIZE or hex_to_id(PyBytes_AS_STRING(text), &guid) != 0:
-        raise ValueError("an id is 16 lowercase hex digits")
+        raise ValueError("invalid message id: give 16 lowercase hex digits")
     return guid
 
 

@@ -1,4 +1,4 @@
-"""Keep deadlines in order: a binary heap which knows where each slot stands.
+"""Binary heap of deadlines, which knows the place of each slot.
 
 The owner numbers what can wait (a message in flight, a parked one) by slots, small integers. The heap holds (deadline,
 slot) by value and, per slot, the place of its entry, so that a deadline can be removed or moved without a search:
@@ -8,7 +8,7 @@ slot) by value and, per slot, the place of its entry, so that a deadline can be 
 
 Invariants
     1. entries[:count] is a heap by due_ns.
-    2. count <= slot_count_max, as a slot waits at most once; both arrays have room for slot_count_max.
+    2. count <= slot_count_max, as a slot waits at most once; both arrays have slot_count_max entries.
     3. index_of[entries[i].slot] == i for i < count, and exactly count places of index_of are not ABSENT.
 
 Among equal deadlines the order is unspecified. The usual load is kind to a heap: deadlines are now + a fixed timeout,
@@ -99,10 +99,10 @@ cdef class DeadlineHeap:
         assert slot_count < ABSENT, "ABSENT is not a slot"
         # The larger block is kept at once, so that a failure of the second one loses nothing.
         if array_reserve(&self.entries_memory, <size_t> slot_count * sizeof(Entry)) != 0:
-            raise MemoryError(f"no room for {slot_count} deadlines")
+            raise MemoryError(f"not enough memory for {slot_count} deadlines")
         self.entries = <Entry*> self.entries_memory.base
         if array_reserve(&self.index_memory, <size_t> slot_count * sizeof(uint32_t)) != 0:
-            raise MemoryError(f"no room for {slot_count} deadlines")
+            raise MemoryError(f"not enough memory for {slot_count} deadlines")
         self.index_of = <uint32_t*> self.index_memory.base
         for slot in range(self.slot_count_max, slot_count):
             self.index_of[slot] = ABSENT
@@ -224,7 +224,7 @@ cdef class Heap:
     def pop(self):
         """Remove the slot with the least deadline, and return it. Raises: IndexError if the heap is empty."""
         if self.core.count == 0:
-            raise IndexError("nobody waits")
+            raise IndexError("the heap is empty")
         return self.core.pop()
 
     def peek_due(self):

@@ -1,4 +1,4 @@
-"""Find the slot of a message by its id: a hash table from uint64 to uint32.
+"""Hash table from the id of a message, a uint64, to its slot, a uint32.
 
 Open addressing with linear probing in one array of 16-byte cells; an id of 0 marks an empty cell, and no message has
 it.
@@ -36,7 +36,7 @@ table is missing, the larger one just stays.
 
 A table of up to CAPACITY_KEPT cells is copied at once. The copy of a larger one would hold the loop (28 ms for half a
 million ids): there each put and take that follows moves some cells, in the order of the old array. As a home is the top
-bits of a hash, whatever the size, one comparison tells which array to look in: the ids whose home in the old array lies
+bits of a hash, whatever the size, one comparison selects the array to look in: the ids whose home in the old array lies
 below `moved` are in the new one, all others in the old one. `moved` stands behind an empty cell, so that no run of
 cells is cut. What has been moved stays in its old cell, where nothing looks for it; it has its home at or before the
 cell. An id whose run goes around the end of the old array has its home behind its cell: it is moved last.
@@ -207,7 +207,7 @@ cdef class IdTable:
         assert 2 * <uint64_t>self.count <= capacity, "invariant 2"
         cells = <Cell*>calloc(capacity, sizeof(Cell))
         if cells == NULL:
-            raise MemoryError(f"no room for {capacity} ids")
+            raise MemoryError(f"not enough memory for a table of {capacity} message ids")
         if self.old_cells != NULL:
             self.move_some(self.old_capacity)
         self.old_cells, self.old_capacity, self.old_shift = self.cells, self.capacity, self.shift

@@ -35,10 +35,10 @@ cdef class Scheduled:
         self.timer = ABSENT
 
     cdef int wake(self) except -1:
-        raise AssertionError("no turn was expected")
+        raise AssertionError(f"{type(self).__name__} was woken, but does not implement wake")
 
     cdef int on_time(self, int64_t now_ns) except -1:
-        raise AssertionError("no timer was expected")
+        raise AssertionError(f"the timer of {type(self).__name__} has run, but it does not implement on_time")
 
 
 @cython.final

@@ -418,7 +418,7 @@ cdef class ClientOutput(Consumer):
         return 0
 
     cdef int note_commands(self) except -1:
-        """Note that commands were executed: the client is alive, and may take more messages than before."""
+        """Handle the end of a pass with commands: the client is alive, and may take more messages than before."""
         self.command_ns = mono_ns()
         if self.channel is not None and self.can_take() and self.channel.available():
             self.scheduler.request_wake(self.channel)

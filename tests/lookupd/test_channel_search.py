@@ -257,7 +257,7 @@ def test_invalid_names_are_left_out(world: World, caplog: pytest.LogCaptureFixtu
     topic = world.broker.topic("t")
     wait_for(lambda: passed_on(topic))
     assert list(topic.channels_by_name) == ["a"]
-    assert "told an invalid channel name '../x'" in caplog.text
+    assert "returned an invalid channel name '../x'" in caplog.text
 
 
 def test_a_limit_of_channels_ends_the_creation_and_the_topic_goes_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -231,3 +232,37 @@ def test_a_signal_waits_for_answers_that_are_under_way(start_ours) -> None:
         running.process.send_signal(signal.SIGTERM)
         slow.released.set()
         assert running.wait().code == 0
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_broker_hangs_ends_it_with_1(start_ours) -> None:
+    with publish_brokers(1) as (hanging,):
+        hanging.answer = lambda publish: b""
+        running = start_ours(TOOL, "--topic=t", f"--nsqd-tcp-address={hanging.address}", has_stdin=True)
+        running.write(b"one\n")
+        hanging.wait(lambda: len(hanging.published) == 1, "a message")
+        result = running.stop()
+    assert result.code == 1
+    assert result.mistake() == "stopped; the brokers have not confirmed the last records within 5 s"
+
+
+def test_input_waits_while_a_broker_hangs(start_ours) -> None:
+    with publish_brokers(1) as (slow,):
+
+        def late(publish: Publish) -> bytes | None:
+            assert slow.released.wait(30)
+            return ok(publish)
+
+        slow.answer = late
+        running = start_ours(TOOL, "--topic=t", f"--nsqd-tcp-address={slow.address}", has_stdin=True)
+        record = b"x" * 999_999 + b"\n"
+        # More than the window and all buffers hold: the rest is written when the broker goes on.
+        writer = threading.Thread(target=lambda: [running.write(record) for _ in range(60)])
+        writer.start()
+        slow.wait(lambda: bool(slow.published), "a message")
+        writer.join(0.5)
+        assert writer.is_alive()
+        slow.released.set()
+        writer.join(30)
+        assert running.wait().code == 0
+        assert sum(publish.body.count(b"x") for publish in slow.published) == 60 * 999_999

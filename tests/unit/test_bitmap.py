@@ -147,12 +147,12 @@ def test_a_part_of_the_window_can_be_copied_to_a_smaller_ring():
 def test_a_range_that_is_no_window_is_refused(start, end):
     ring = Ring(64)
     for method in [ring.set_range, ring.clear_range, ring.count, ring.next_one, ring.next_zero, ring.run_of_ones]:
-        with pytest.raises(ValueError, match="no window"):
+        with pytest.raises(ValueError, match="must be a range"):
             method(start, end)
-    with pytest.raises(ValueError, match="no window"):
+    with pytest.raises(ValueError, match="must be a range"):
         ring.copied(128, start, end)
 
 
 def test_a_copy_to_a_ring_that_is_too_small_is_refused():
-    with pytest.raises(ValueError, match="no window"):
+    with pytest.raises(ValueError, match="must be a range"):
         Ring(128).copied(64, 0, 65)

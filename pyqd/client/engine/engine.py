@@ -154,6 +154,11 @@ class Engine:
                 self.stand_in.hurry()
         self._dirty.append(link)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether commands wait for the driver to send them."""
+        return bool(self._dirty)
+
     def flush(self) -> None:
         """Send what all links have queued."""
         while self._dirty:

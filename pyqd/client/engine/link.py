@@ -114,7 +114,9 @@ class Link:
 
         soon: have the stand-in take over at once.
         """
-        if self.core.send(command) >= FLUSH_COUNT:
+        queued = self.core.queued
+        queued.append(command)
+        if len(queued) >= FLUSH_COUNT:
             self.flush()
         elif not self._is_dirty:
             self._is_dirty = True

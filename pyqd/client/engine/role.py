@@ -9,26 +9,29 @@ from typing import Protocol
 
 
 class Waiter:
-    """Thread that sleeps until it is woken."""
+    """Thread that sleeps until it is woken. other: another one, which waits for the same result, and is woken too."""
 
-    __slots__ = ("_lock", "is_woken")
+    __slots__ = ("_lock", "is_woken", "other")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.is_woken = False
+        self.other: Waiter | None = None
 
     def wake(self) -> None:
         if not self.is_woken:
             self.is_woken = True
             self._lock.release()
+        if self.other is not None:
+            self.other.wake()
 
     def sleep(self, timeout_s: float | None) -> None:
         self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
 
 class Awaited(Protocol):
-    """Result that one thread may wait for."""
+    """Result that threads may wait for. waiter: the last one of them."""
 
     waiter: Waiter | None
 
@@ -61,6 +64,7 @@ class Role:
         waiter = Waiter()
         self.waiters.append(waiter)
         if result is not None:
+            waiter.other = result.waiter
             result.waiter = waiter
         lock.release()
         try:

@@ -15,6 +15,9 @@ from typing import Final, Protocol
 from pyqd.client.engine.role import Role, Waiter
 
 LINGER_S: Final = 0.05
+# A thread that submits messages is likely to wait for them soon, and drives then. Two threads that run at a time would
+# spend more time on waiting for each other than on their work. The time is the interpreter's own between two switches.
+GRACE_S: Final = 0.005
 # An asyncio loop that has not driven for this long is taken to be stuck in a handler.
 STUCK_S: Final = 0.25
 # Pause after an internal error, so that it is not repeated in a busy loop.
@@ -33,6 +36,9 @@ class Driven(Protocol):
     role: Role
     stand_in: StandIn
 
+    @property
+    def has_unsent(self) -> bool: ...
+
     def step_as_stand_in(self, timeout_s: float | None) -> None: ...
 
 
@@ -46,7 +52,7 @@ class StandIn:
         self._thread: threading.Thread | None = None
         self._resting: Waiter | None = None
         self.rests_until_left = False
-        self._is_urgent = False
+        self._has_waited = False
 
     def start(self, engine: Driven) -> None:
         """Start the thread, once. Called with the lock or without."""
@@ -62,9 +68,8 @@ class StandIn:
         return self._thread is not None and role.holder == self._thread.ident
 
     def hurry(self) -> None:
-        """Drive at once if nobody does."""
-        if self._resting is not None:
-            self._is_urgent = True
+        """Have a look at commands that wait to be sent: see GRACE_S."""
+        if self._resting is not None and not self._has_waited:
             self._resting.wake()
 
     def wake(self) -> None:
@@ -90,11 +95,16 @@ class StandIn:
             self._resting = Waiter()
             self.rests_until_left = False
             return self._resting, STUCK_S
-        if not role.is_wanted and (self._is_urgent or idle_s >= LINGER_S):
-            self._is_urgent = False
+        is_free = not role.is_wanted
+        if is_free and (self._has_waited or idle_s >= LINGER_S):
+            self._has_waited = False
             engine.step_as_stand_in(None)
             return None
         self._resting = Waiter()
+        self._has_waited = is_free and engine.has_unsent
+        if self._has_waited:
+            self.rests_until_left = False
+            return self._resting, GRACE_S
         # A thread that takes and leaves the role often must not wake the stand-in each time: after one such wake it
         # rests for a while.
         self.rests_until_left = role.is_wanted and not self.rests_until_left

@@ -11,7 +11,7 @@ cdef class LogCursor:
     cdef Ledger ledger                   # its header holds the cursor's ordinal
     cdef Segment segment                 # of the record at the cursor
     cdef uint64_t offset                 # of that record in the segment
-    cdef bint ledger_full                # `next_record` found a record that the ledger has no room to finish
+    cdef bint ledger_full                # `next_record` found a record, and the ledger cannot grow to finish it
 
     cdef inline uint64_t ordinal(self) noexcept:
         return self.ledger.header.cursor

@@ -7,7 +7,7 @@ from pyqd.hot.primitives.idtable cimport IdTable
 from pyqd.hot.wire.record cimport Record
 
 cdef inline uint32_t fingerprint(uint64_t guid) noexcept nogil:
-    # Return the fingerprint of a message id, by which searches tell ids apart without reading records.
+    # Return the fingerprint of a message id, by which searches distinguish ids without reading records.
     return <uint32_t> ((guid * <uint64_t> 0x9E3779B97F4A7C15) >> 32)
 
 cdef enum Source:

@@ -47,7 +47,7 @@ cdef class Ledger:
     cdef readonly object files
     cdef readonly str path               # None: anonymous memory
     cdef public object on_replaced       # called without arguments when another file has the name; None: nobody is
-    cdef object placeholders                # while the file is missing for want of room; else None
+    cdef object placeholders             # while the file is missing because the disk is full; else None
     cdef Mapping mapping
     cdef LedgerHeader* header
     cdef uint64_t* words                 # the ring

@@ -5,7 +5,7 @@ an unfinished message is in one place: fresh, again, deferred or in flight. Fres
 delivery alternate, fresh first.
 
 Time passes lazily: each call first moves the messages whose due time or timeout has come, in order of these times.
-Queues keep entries that have moved on; a version that has changed tells them apart.
+Queues keep entries that have moved on: these have a newer version.
 """
 
 from __future__ import annotations

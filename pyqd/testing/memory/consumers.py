@@ -199,7 +199,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
         self.finish(message)
 
     def _answer(self, message: Message) -> bool:
-        """Note an answer; return False if the message is lost. Raises: AnsweredError."""
+        """Record an answer; return False if the message is lost. Raises: AnsweredError."""
         if message.is_answered:
             raise AnsweredError(f"message {message.id} was answered before")
         message.is_answered = True

@@ -92,7 +92,7 @@ def channel_rows(
 
 
 def note_node(row: Row, node: str, counted: Mapping[str, Any]) -> None:
-    """Note the broker of counters that are added to a row."""
+    """Record in a row the broker of added counters."""
     row["nodes"].append(node)
     if counted["paused"]:
         row["paused_nodes"].append(node)

@@ -106,7 +106,7 @@ def test_another_thread_may_close_the_link_that_is_waited_for(scripted: PublishB
 
         def close() -> None:
             with engine.lock:
-                waited.close()
+                producer._publishing.close()
 
         closing = threading.Thread(target=close)
         with engine.lock:
