@@ -84,13 +84,17 @@ def check_max_in_flight(count: object) -> None:
 
 
 class Subscription:
-    """A link that is subscribed, and its messages in flight, oldest first. is_confirmed: the broker answered SUB."""
+    """A link that is subscribed, and its messages in flight, oldest first.
+
+    is_confirmed: the broker answered SUB. held_requeues: REQs that wait for CLOSE_WAIT.
+    """
 
     def __init__(self, msg_timeout_s: float) -> None:
         self.messages: dict[bytes, Message] = {}
         self.msg_timeout_s = msg_timeout_s
         self.is_confirmed = False
         self.is_closing = False
+        self.held_requeues: list[bytes] = []
 
 
 class Consumption:
@@ -308,7 +312,13 @@ class Consumption:
             return
         link: Link = message.link
         self._apply(self.flow.requeued(link, time.monotonic(), backoff))
-        link.send(commands.req(message.key, min(REQUEUE_MS_MAX, round(delay_s * 1000))))
+        command = commands.req(message.key, min(REQUEUE_MS_MAX, round(delay_s * 1000)))
+        subscription = self._subscriptions[link]
+        if self.is_stopping and not subscription.is_closing:
+            # Before CLOSE_WAIT the broker could deliver the message to this connection again, where it would time out.
+            subscription.held_requeues.append(command)
+        else:
+            link.send(command)
         self.requeued_count += 1
         self._after_answer(link)
 
@@ -474,13 +484,13 @@ class Consumption:
             return
         self.is_stopping = True
         self._apply(self.flow.stop(time.monotonic()))
+        for link in self._subscriptions:
+            link.send(commands.CLS, soon=True)
+            self._engine.call_later(CLOSE_WAIT_S, partial(self._end_intake, link))
         # Threads take from `ready` without the lock.
         with contextlib.suppress(IndexError):
             while True:
                 self._give_back(self.ready.popleft())
-        for link in self._subscriptions:
-            link.send(commands.CLS, soon=True)
-            self._engine.call_later(CLOSE_WAIT_S, partial(self._end_intake, link))
         self.on_ready()
 
     def _end_intake(self, link: Link) -> None:
@@ -488,8 +498,14 @@ class Consumption:
         subscription = self._subscriptions.get(link)
         if subscription is not None and not subscription.is_closing:
             subscription.is_closing = True
+            self._send_held(link, subscription)
             self._close_if_done(link)
             self.on_ready()
+
+    def _send_held(self, link: Link, subscription: Subscription) -> None:
+        for command in subscription.held_requeues:
+            link.send(command)
+        subscription.held_requeues.clear()
 
     def _close_if_done(self, link: Link) -> None:
         """Close a link that brings no more messages, once all are answered.
@@ -516,6 +532,8 @@ class Consumption:
     def close(self) -> None:
         """Close all links. The brokers deliver unanswered messages again."""
         self.stop()
+        for link, subscription in self._subscriptions.items():
+            self._send_held(link, subscription)
         self.pool.close()
         for subscription in self._subscriptions.values():
             self._lose(subscription)

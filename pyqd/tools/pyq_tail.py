@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyqd.client.aio import Consumer
+from pyqd.client.aio import Consumer, Message
 from pyqd.client.errors import ClosedError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goflags import BOOL, DURATION, INT, STRING, declare
@@ -109,6 +109,7 @@ class Tail:
         self._stdout = Stdout()
         self._lines_of = lines_for(options.color, options.print_topic)
         self._consumers: dict[str, Consumer] = {}
+        self._unprinted: list[Message] = []
         self._discovery: asyncio.Task[None] | None = None
         self._printing: list[asyncio.Task[None]] = []
 
@@ -160,9 +161,7 @@ class Tail:
             try:
                 await self._stdout.write(self._lines_of(consumer.topic, [message.body for message in messages]))
             except BaseException:
-                # At the end of a connection the broker would keep them until their timeout.
-                for message in messages:
-                    message.requeue(0, backoff=False)
+                self._unprinted += messages
                 raise
             consumer.finish_many(messages)
             left -= len(messages)
@@ -178,7 +177,12 @@ class Tail:
         for task in unfinished:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(consumer.drain(END_S) for consumer in self._consumers.values()))
+        drains = [asyncio.create_task(consumer.drain(END_S)) for consumer in self._consumers.values()]
+        await asyncio.sleep(0)
+        for message in self._unprinted:
+            # At the end of the connection the broker would keep it until its timeout.
+            message.requeue(0, backoff=False)
+        await asyncio.gather(*drains)
         for result in results:
             if isinstance(result, Exception):
                 raise result

@@ -369,6 +369,25 @@ class TestEnd:
         assert consumer.stats()["received"] == 0
         assert caplog.records == []
 
+    def test_messages_go_back_when_the_broker_sends_no_more(self, consume, broker):
+        consumer = consume(broker, max_in_flight=3)
+        begin(consumer)
+        broker.wait_for("RDY 3")
+        broker.deliver(b"held", b"unseen")
+        held = one(consumer)
+        broker.answers_cls = False
+        consumer.stop()
+        broker.wait_for("CLS")
+        held.requeue(0)
+        broker.deliver(b"late")
+        settle(broker)
+        # Before CLOSE_WAIT the broker would deliver them to this connection again.
+        assert broker.commands("REQ") == []
+        broker.close_wait()
+        broker.wait_for("closed")
+        assert sorted(broker.commands("REQ")) == ["REQ 1 0", "REQ 2 0", "REQ 3 0"]
+        assert consumer.drain(WAIT_S) is True
+
     @pytest.mark.parametrize("end", ["close", "drain"])
     def test_no_thread_is_left(self, consume, broker, end):
         before = set(threading.enumerate())
