@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -80,7 +81,9 @@ class Producer(ProducerBase):
 
     def _drive_by_loop(self) -> None:
         self._driver = driver = LoopDriver(self._engine)
-        self._publishing.pool.on_change = lambda: driver.call_in_loop(driver.wake_watchers)
+        # These refer to the driver alone: neither the pool nor a publication must keep its producer alive.
+        self._publishing.pool.on_change = partial(driver.call_in_loop, driver.wake_watchers)
+        self._on_done: Callable[[Publication], None] = partial(driver.call_in_loop, settle, driver)
 
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
@@ -105,7 +108,14 @@ class Producer(ProducerBase):
     ) -> str | None:
         """Publish a message; return its id when the broker has it. Parameters, errors: as pyqd.client.Producer."""
         publication = self._one(topic, body, delay, at, timeout)
-        return published_id(await self._run(publication, timeout))
+        if timeout is not None or self._publishing.pending_bytes >= self.max_pending_bytes:
+            return await self._run(publication, timeout)
+        # As _run(), without its coroutine.
+        try:
+            return await self._start(publication, self._driver.loop)
+        except asyncio.CancelledError:
+            self._abandon(publication)
+            raise
 
     async def publish_many(
         self,
@@ -118,9 +128,13 @@ class Producer(ProducerBase):
     ) -> list[str] | None:
         """Publish all messages or none; return their ids. Parameters and errors: as pyqd.client.Producer."""
         publication, count = self._many(topic, messages, delay, at, timeout)
-        return [] if publication is None else published_ids(await self._run(publication, timeout), count)
+        if publication is None:
+            return []
+        await self._run(publication, timeout)
+        return published_ids(publication.answer, count)
 
-    async def _run(self, publication: Publication, timeout: float | None) -> bytes:
+    async def _run(self, publication: Publication, timeout: float | None) -> str | None:
+        """Submit a publication, and wait for the broker's answer; return the first id in it."""
         loop = self._driver.loop
         if self._is_full() and not await self._driver.until(lambda: not self._is_full(), publication.deadline_s):
             raise self._full_error()
@@ -128,15 +142,17 @@ class Producer(ProducerBase):
         # The default timeout is watched by the pool for all publications together.
         timer = None if timeout is None else loop.call_later(timeout, self._give_up, publication)
         try:
-            await future
+            return await future
         except asyncio.CancelledError:
-            with self._engine.lock:
-                self._publishing.abandon(publication, ClosedError("cancelled"))
+            self._abandon(publication)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        return publication.answer
+
+    def _abandon(self, publication: Publication) -> None:
+        with self._engine.lock:
+            self._publishing.abandon(publication, ClosedError("cancelled"))
 
     def _give_up(self, publication: Publication) -> None:
         with self._engine.lock:
@@ -145,18 +161,8 @@ class Producer(ProducerBase):
 
     def _start(self, publication: Publication, loop: asyncio.AbstractEventLoop) -> asyncio.Future[str | None]:
         future: asyncio.Future[str | None] = loop.create_future()
-        driver = self._driver
-
-        def resolve() -> None:
-            if not future.done():
-                if publication.error is not None:
-                    future.set_exception(publication.error)
-                else:
-                    set_id(future, publication.answer)
-            if driver.has_watchers:
-                driver.wake_watchers()
-
-        publication.on_done = lambda _: driver.call_in_loop(resolve)
+        publication.future = future
+        publication.on_done = self._on_done
         with self._engine.lock:
             self._publishing.submit(publication, at_once=False)
         return future
@@ -199,14 +205,17 @@ class Producer(ProducerBase):
         self._engine.join()
 
 
-def set_id(future: asyncio.Future[str | None], answer: bytes) -> None:
-    """Give a future the id in a broker's answer."""
-    try:
-        message_id = published_id(answer)
-    except ClientError as error:
-        future.set_exception(error)
-    else:
-        future.set_result(message_id)
+def settle(driver: LoopDriver, publication: Publication) -> None:
+    """Give the future of a publication its result. Called in the loop's thread."""
+    future: asyncio.Future[str | None] = publication.future
+    if not future.done():
+        try:
+            if publication.error is not None:
+                raise publication.error
+            future.set_result(published_id(publication.answer))
+        except ClientError as error:
+            future.set_exception(error)
+    driver.wake_watchers()
 
 
 class Consumer(ConsumerBase):

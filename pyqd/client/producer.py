@@ -34,7 +34,7 @@ from pyqd.client.outgoing import (
     split_outgoing,
 )
 from pyqd.client.publish_future import PublishFuture
-from pyqd.client.publishing import DONE, Command, Publication, Publishing
+from pyqd.client.publishing import DONE, Publication, Publishing
 from pyqd.client.settings import check_range, make_settings, parse_targets
 
 # Bytes that a pending publication takes beside its body.
@@ -100,15 +100,12 @@ class ProducerBase:
         self._publishing.pool.start()
         return self._publishing.pool
 
-    def _publication(self, command: Command, size: int, timeout: float | None) -> Publication:
-        deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
-        return Publication(command, size + OVERHEAD_BYTES, deadline_s)
-
     def _one(self, topic: str, body: Any, delay: Delay | None, at: Time | None, timeout: float | None) -> Publication:
         data = body if type(body) is bytes and body and self.codec is None else encode(body, self.codec)
         due = None if delay is None and at is None else parse_due(delay, at)
         command = commands.pub(topic, data) if due is None else one_command(topic, data, due)
-        return self._publication(command, len(data), timeout)
+        deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
+        return Publication(command, len(data) + OVERHEAD_BYTES, deadline_s)
 
     def _many(
         self, topic: str, messages: Iterable[Any], delay: Delay | None, at: Time | None, timeout: float | None
@@ -116,8 +113,9 @@ class ProducerBase:
         bodies, dues = split_outgoing(messages, self.codec, parse_due(delay, at))
         if not bodies:
             return None, 0
-        size = sum(map(len, bodies))
-        return self._publication(many_command(topic, bodies, dues), size, timeout), len(bodies)
+        size = sum(map(len, bodies)) + OVERHEAD_BYTES
+        deadline_s = time.monotonic() + (self.timeout if timeout is None else timeout)
+        return Publication(many_command(topic, bodies, dues), size, deadline_s), len(bodies)
 
     def _is_full(self) -> bool:
         return self._publishing.pending_bytes >= self.max_pending_bytes

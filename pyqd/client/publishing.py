@@ -153,20 +153,16 @@ class Publishing:
         for event in events:
             if type(event) is Response:
                 if unanswered:
-                    self._answered(unanswered, event.data)
+                    publication = unanswered.popleft()
+                    # One publication may have several answers, of which the last one counts.
+                    if not unanswered or unanswered[0] is not publication:
+                        publication.answer = event.data
+                        self._finish(publication, None)
             elif isinstance(event, Refusal):
                 self._refused(link, event.data)
                 return
             elif isinstance(event, Ready):
                 self._connected(link)
-
-    def _answered(self, unanswered: deque[Publication], data: bytes) -> None:
-        publication = unanswered.popleft()
-        # All but the last one of several answers to one publication.
-        if unanswered and unanswered[0] is publication:
-            return
-        publication.answer = data
-        self._finish(publication, None)
 
     def _connected(self, link: Link) -> None:
         self.pool.connected(link)

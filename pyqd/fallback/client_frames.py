@@ -22,10 +22,12 @@ class FrameSplitter:
     """Bytes to frames. An unfinished frame is kept for the next call.
 
     A frame in many small pieces costs as much per byte as a whole one: nothing is looked at before it is complete.
+    error_type: of the error that a malformed frame raises.
     """
 
-    def __init__(self, frame_bytes_max: int = 1 << 30) -> None:
+    def __init__(self, frame_bytes_max: int = 1 << 30, error_type: type[Exception] = ValueError) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self._error_type = error_type
         self._unfinished = bytearray()
         self._needed_bytes = 0
         self._error: str | None = None
@@ -33,10 +35,10 @@ class FrameSplitter:
     def feed(self, data: "Buffer") -> list[tuple[Any, ...]]:
         """Return the frames that are complete now: (0 or 1, data) or (2, timestamp_ns, attempts, id, body).
 
-        Raises: ValueError for a malformed frame, and in every call after that; complete frames before it are lost.
+        Raises: error_type for a malformed frame, and in every call after that; complete frames before it are lost.
         """
         if self._error is not None:
-            raise ValueError(self._error)
+            raise self._error_type(self._error)
         whole = bytes(data)
         if self._unfinished:
             self._unfinished += whole
@@ -85,4 +87,4 @@ class FrameSplitter:
         else:
             self._error = f"a frame of {size} bytes; is this NSQ's TCP port?"
         self._unfinished = bytearray()
-        raise ValueError(self._error)
+        raise self._error_type(self._error)

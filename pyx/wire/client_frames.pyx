@@ -49,24 +49,26 @@ cdef class FrameSplitter:
     """Bytes to frames. An unfinished frame is kept for the next call."""
 
     cdef readonly int64_t frame_bytes_max
+    cdef object error_type               # of the error that a malformed frame raises
     cdef bytearray unfinished
     cdef int64_t needed_bytes            # of `unfinished`, before it is worth another look
     cdef str error                       # first malformed frame; nothing is decoded after it
 
-    def __cinit__(self, int64_t frame_bytes_max=1 << 30):
+    def __cinit__(self, int64_t frame_bytes_max=1 << 30, error_type=ValueError):
         self.frame_bytes_max = frame_bytes_max
+        self.error_type = error_type
         self.unfinished = bytearray()
         self.needed_bytes = 0
 
     def feed(self, data):
         """Return the frames that are complete now: (0 or 1, data) or (2, timestamp_ns, attempts, id, body).
 
-        Raises: ValueError for a malformed frame, and in every call after that; complete frames before it are lost.
+        Raises: error_type for a malformed frame, and in every call after that; complete frames before it are lost.
         """
         cdef list frames = []
         cdef int64_t used_bytes
         if self.error is not None:
-            raise ValueError(self.error)
+            raise self.error_type(self.error)
         if not self.unfinished:
             used_bytes = self.split(data, frames)
             if used_bytes < memoryview(data).nbytes:
@@ -118,4 +120,4 @@ cdef class FrameSplitter:
     cdef int fail(self, str text) except -1:
         self.error = text
         self.unfinished = bytearray()
-        raise ValueError(text)
+        raise self.error_type(text)

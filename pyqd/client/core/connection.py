@@ -179,7 +179,8 @@ class ConnectionCore:
             elif data == CLOSE_WAIT:
                 events.append(CloseWait())
             else:
-                events.append(Response(data))
+                # As Response(data), without its function in Python.
+                events.append(tuple.__new__(Response, (data,)))
         if messages:
             events.append(Messages(messages))
         return events

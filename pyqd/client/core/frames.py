@@ -35,17 +35,9 @@ FRAME_BYTES_MAX: Final = 1 << 30
 class FrameReader:
     """Decoder of the bytes of one connection. frame_bytes_max: no frame is longer."""
 
-    __slots__ = ("_feed",)
+    __slots__ = ("feed",)
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._feed: Callable[[Buffer], list[tuple[Any, ...]]] = FrameSplitter(frame_bytes_max).feed
-
-    def feed(self, data: Buffer) -> list[tuple[Any, ...]]:
-        """Return the frames that are complete now, in order; an incomplete one is kept.
-
-        Raises: ProtocolError for a malformed frame, and in every call after that; complete frames before it are lost.
-        """
-        try:
-            return self._feed(data)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from None
+        # Returns the frames that are complete now, in order; an incomplete one is kept. Raises: ProtocolError for a
+        # malformed frame, and in every call after that; complete frames before it are lost.
+        self.feed: Callable[[Buffer], list[tuple[Any, ...]]] = FrameSplitter(frame_bytes_max, ProtocolError).feed

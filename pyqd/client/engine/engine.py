@@ -185,15 +185,11 @@ class Engine:
         if role.holder or not link.can_wait or self._posted or self._dirty or self._outside:
             return
         role.holder = threading.get_ident()
-        self._is_asleep = True
         try:
-            received = link.receive_waiting(self.lock)
-            self._is_asleep = False
-            link.take(received)
+            link.receive_waiting(self.lock)
             if self._posted or self._dirty or self._outside or self._timers.next_s <= link.heard_s:
-                self.step(0.0)
+                self._do_duties()
         finally:
-            self._is_asleep = False
             self._leave()
 
     def wait(
@@ -274,6 +270,10 @@ class Engine:
         if self.is_closed:
             return
         self._poller.handle(ready)
+        self._do_duties()
+
+    def _do_duties(self) -> None:
+        """Do what no socket announces."""
         while self._posted:
             self._posted.popleft()()
         self._timers.run()
@@ -332,17 +332,27 @@ class Engine:
         self.is_driven_by_loop = True
         self._ask_loop = ask
 
-    def run_ready(self) -> float | None:
-        """Do what is to do without sleeping; return the time of the next timer. Takes the lock itself."""
+    def run_ready(self, *, is_readable: bool) -> float:
+        """Do what is to do without sleeping; return the time of the next timer. Takes the lock itself.
+
+        is_readable: whether fileno() is readable.
+        """
         with self.lock:
-            if not self.is_closed and self.role.holder == 0:
-                self.role.take()
+            role = self.role
+            if not self.is_closed and role.holder == 0:
+                role.holder = threading.get_ident()
                 try:
-                    self.step(0.0)
+                    # The selector need not say which link has bytes if there is only one.
+                    link = self._poller.only_link
+                    if not is_readable:
+                        self._do_duties()
+                    elif link is None or not link.receive():
+                        self.step(0.0)
+                    elif self._posted or self._dirty or self._outside or self._timers.next_s <= link.heard_s:
+                        self._do_duties()
                 finally:
                     self._leave()
-            next_s = self._timers.next_s
-            return None if next_s == float("inf") else next_s
+            return self._timers.next_s
 
     # The end.
 

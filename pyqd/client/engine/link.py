@@ -18,7 +18,8 @@ from pyqd.client.core.connection import ConnectionCore, Event
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
 
-RECEIVE_BYTES: Final = 1 << 18
+# glibc maps larger blocks of memory anew each time, which costs more than to call recv() several times.
+RECEIVE_BYTES: Final = 1 << 16
 # Bytes of a receive_waiting(), which waits for few answers; the rest is received by the next call.
 WAITED_BYTES: Final = 1 << 14
 # Commands that wait for the driver; more are sent by the thread that queues them.
@@ -104,10 +105,16 @@ class Link:
             core.send(command)
             self.flush()
             return
+        assert self._socket is not None
         try:
-            self._transmit(command)
+            sent = self._socket.send(command, DONT_WAIT)
+        except BlockingIOError:
+            sent = 0
         except OSError as error:
             self._fail_after_reading(error)
+            return
+        if sent < len(command):
+            self._keep(memoryview(command)[sent:])
 
     def send(self, command: bytes, *, soon: bool = False) -> None:
         """Queue a command. The driver sends it; without a driver the next one, or the stand-in when it takes over.
@@ -144,12 +151,17 @@ class Link:
         except BlockingIOError:
             sent = 0
         if sent < len(data):
-            if not self._unsent:
-                self._engine.watch(self._socket, self, writes=True)
-            self._unsent = memoryview(data)[sent:]
+            self._keep(memoryview(data)[sent:])
         elif self._unsent:
             self._unsent = b""
             self._engine.watch(self._socket, self, writes=False)
+
+    def _keep(self, unsent: memoryview) -> None:
+        """Keep bytes until the socket takes them."""
+        assert self._socket is not None
+        if not self._unsent:
+            self._engine.watch(self._socket, self, writes=True)
+        self._unsent = unsent
 
     def _continue_sending(self) -> None:
         try:
@@ -171,7 +183,7 @@ class Link:
                 break
             if not data:
                 break
-            self._take_in(data)
+            self._received(data)
         self.fail(error)
 
     def open_socket(self, targets: list[tuple[int, Any]]) -> None:
@@ -216,7 +228,7 @@ class Link:
         if writable and self._unsent:
             self._continue_sending()
         if readable and self.is_open:
-            self._receive()
+            self.receive()
 
     def _finish_connect(self) -> None:
         assert self._socket is not None
@@ -242,53 +254,53 @@ class Link:
         except OSError:
             return False
 
-    def _receive(self) -> None:
+    def receive(self) -> bool:
+        """Handle the bytes that are there; return False if there are none."""
+        if self._is_connecting:
+            return False
         assert self._socket is not None
         try:
             data = self._socket.recv(RECEIVE_BYTES, DONT_WAIT)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self.fail(error)
-            return
+            return True
         self._received(data)
+        # NOPs and answers of the set-up are queued by the core itself.
+        if self.core.queued or not self.core.is_plain:
+            self.flush()
+        return True
 
-    def receive_waiting(self, lock: threading.Lock) -> bytes | OSError | None:
-        """Wait for bytes, RECEIVE_S at most; return them for take(). The lock is released meanwhile."""
+    def receive_waiting(self, lock: threading.Lock) -> None:
+        """Wait for bytes, RECEIVE_S at most, and handle them. The lock is released meanwhile."""
         sock = self._socket
         assert sock is not None
+        data, failure = None, None
         lock.release()
         try:
-            return sock.recv(WAITED_BYTES)
+            data = sock.recv(WAITED_BYTES)
         except BlockingIOError:
-            return None
+            pass
         except OSError as error:
-            return error
+            failure = error
         finally:
             lock.acquire()
-
-    def take(self, received: bytes | OSError | None) -> None:
-        """Handle what receive_waiting() has returned."""
         # Another thread may have closed the link meanwhile.
-        if received is None or not self.is_open:
+        if not self.is_open:
             return
-        if isinstance(received, OSError):
-            self.fail(received)
-        else:
-            self._received(received)
+        if data is not None:
+            self._received(data)
+            if self.core.queued or not self.core.is_plain:
+                self.flush()
+        elif failure is not None:
+            self.fail(failure)
 
     def _received(self, data: bytes) -> None:
         if not data:
             self.fail(ConnectionResetError("the broker closed the connection"))
             return
         self.heard_s = time.monotonic()
-        self._take_in(data)
-        # NOPs and answers of the set-up are queued by the core itself.
-        if not self._is_dirty and (self.core.queued or not self.core.is_plain):
-            self.flush()
-
-    def _take_in(self, data: bytes) -> None:
-        """Handle received bytes."""
         try:
             events = self.core.receive(data)
         except ClientError as error:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import SettingError
@@ -23,6 +24,8 @@ class LoopDriver:
         self._is_detached = False
         self._descriptor = -1
         self._timer: asyncio.TimerHandle | None = None
+        # Time of _timer; infinite without one.
+        self._timer_s = float("inf")
         self._watchers: list[asyncio.Future[None]] = []
 
     @property
@@ -41,7 +44,7 @@ class LoopDriver:
         self._thread = threading.get_ident()
         self._engine.let_loop_drive(self._schedule)
         self._descriptor = self._engine.fileno()
-        loop.add_reader(self._descriptor, self._run)
+        loop.add_reader(self._descriptor, self._on_readable)
 
     def detach(self) -> None:
         """Drive no more. May be repeated."""
@@ -63,41 +66,53 @@ class LoopDriver:
         else:
             self._call_threadsafe(self._run)
 
-    def _call_threadsafe(self, callback: Callable[[], None]) -> None:
+    def _call_threadsafe(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(callback)
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _on_readable(self) -> None:
+        if not self._engine.is_closed:
+            timer_s = self._engine.run_ready(is_readable=True)
+            if timer_s < self._timer_s:
+                self._arm(timer_s)
 
     def _run(self) -> None:
         self._is_scheduled = False
-        if self._engine.is_closed:
-            return
-        timer_s = self._engine.run_ready()
+        if not self._engine.is_closed:
+            timer_s = self._engine.run_ready(is_readable=False)
+            if timer_s < self._timer_s:
+                self._arm(timer_s)
+
+    def _arm(self, timer_s: float) -> None:
+        """Have the loop run the engine at a time. An earlier timer stays: when it has run, the next one is set."""
+        assert self._loop is not None
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if timer_s is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(0.0, timer_s - time.monotonic()), self._run)
+        self._timer_s = timer_s
+        self._timer = self._loop.call_later(max(0.0, timer_s - time.monotonic()), self._on_timer)
 
-    def call_in_loop(self, callback: Callable[[], None]) -> None:
+    def _on_timer(self) -> None:
+        self._timer, self._timer_s = None, float("inf")
+        self._run()
+
+    def call_in_loop(self, callback: Callable[..., None], *args: Any) -> None:
         """Call back in the loop's thread: now, if this is the loop's thread. A closed loop has no more futures."""
         if self._loop is None or self._loop.is_closed():
             return
         if threading.get_ident() == self._thread:
-            callback()
+            callback(*args)
         else:
-            self._call_threadsafe(callback)
+            self._call_threadsafe(callback, *args)
 
     def wake_watchers(self) -> None:
         """Have until() look at its condition again. Called in the loop's thread."""
+        if not self._watchers:
+            return
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(None)
-
-    @property
-    def has_watchers(self) -> bool:
-        return bool(self._watchers)
 
     async def until(self, is_true: Callable[[], object], deadline_s: float | None = None) -> bool:
         """Wait until a condition is true, which wake_watchers() has evaluated; return False after the deadline."""

@@ -21,16 +21,25 @@ class Poller:
         for end in (self._wake_read, self._wake_write):
             end.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        # The link whose socket is the only one; None if there are several, or none.
+        self.only_link: Link | None = None
 
     def watch(self, sock: socket.socket, link: Link, *, writes: bool, is_new: bool = False) -> None:
         """Wait for a socket that is readable, and with `writes` also for one that is writable."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
         (self._selector.register if is_new else self._selector.modify)(sock, events, link)
+        self._note_links()
 
     def unwatch(self, sock: socket.socket) -> None:
         """Forget a socket."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
+        self._note_links()
+
+    def _note_links(self) -> None:
+        keys = (self._selector.get_map() or {}).values()
+        links = [key.data for key in keys if key.data is not None]
+        self.only_link = links[0] if len(links) == 1 else None
 
     def select(self, timeout_s: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         """Sleep until a socket is ready, wake() is called, or timeout_s is over. The engine's lock is not held."""

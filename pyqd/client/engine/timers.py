@@ -37,6 +37,8 @@ class Timers:
 
     def run(self) -> None:
         """Call back those that are due."""
+        if not self._heap:
+            return
         now_s = time.monotonic()
         while self.next_s <= now_s:
             _, _, timer = heapq.heappop(self._heap)

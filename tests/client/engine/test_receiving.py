@@ -6,13 +6,15 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pyqd.client import Producer
 from pyqd.client.engine import link
 from pyqd.client.engine.poller import Poller
-from tests.support.publish_broker import RESPONSE, PublishBroker, frame, ok
+from tests.support.publish_broker import ERROR, PublishBroker, frame, ok
 from tests.support.server import REPOSITORY, WAIT_S
 
 GEVENT = """
@@ -106,17 +108,42 @@ def test_another_thread_may_close_the_link_that_is_waited_for(scripted: PublishB
 
         def close() -> None:
             with engine.lock:
-                producer._publishing.close()
+                waited.close()
 
         closing = threading.Thread(target=close)
         with engine.lock:
             closing.start()
             while waited.is_open:
-                waited.take(waited.receive_waiting(engine.lock))
-            # Bytes that came just before.
-            waited.take(frame(RESPONSE, b"OK"))
+                waited.receive_waiting(engine.lock)
         closing.join(WAIT_S)
         assert not waited.can_wait
+
+
+class LateSocket:
+    """Socket whose bytes come while its producer is closed."""
+
+    def __init__(self, sock: Any, close: Callable[[], None]) -> None:
+        self._sock = sock
+        self._close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv(self, _count: int) -> bytes:
+        self._close()
+        return frame(ERROR, b"E_INVALID")
+
+
+def test_bytes_of_a_link_that_is_closed_meanwhile_are_ignored(scripted: PublishBroker) -> None:
+    with Producer(scripted.address) as producer:
+        producer.publish("t", b"connects")
+        engine = producer._engine
+        (waited,) = (entry[0] for entry in producer._publishing._ready)
+        late: Any = LateSocket(waited._socket, producer._publishing.close)
+        waited._socket = late
+        with engine.lock:
+            waited.receive_waiting(engine.lock)
+        assert producer.stats()["published"] == 1
 
 
 def test_a_socket_of_the_system_may_wait() -> None:
