@@ -143,7 +143,8 @@ def man_page(tool: str, page: str) -> str:
     """Return the man page of a tool for its page of the documentation."""
     tokens = MarkdownIt().enable("table").parse(page)
     module = importlib.import_module(f"pyqd.tools.{tool}")
-    summary = getattr(module, "SYNOPSIS", (module.__doc__ or "").partition("\n")[0]).rstrip(".")
+    text: str = getattr(module, "SYNOPSIS", module.__doc__ or tool)
+    summary = text.partition("\n")[0].partition(". ")[0].rstrip(".")
     others = [path.stem for path in pages() if path.stem != tool]
     lines = [
         f'.\\" Made by scripts/tool_pages.py from docs/tools/{tool}.md.',
