@@ -200,7 +200,7 @@ class Database:
         """
         known = {place: recent.find(place) for place in batch.earlier}
         unknown = sorted({place[0] for place, delivery in known.items() if delivery is None})
-        found = self._last_deliveries(connection, node, unknown)
+        found = self._last_deliveries(connection, node, unknown) if unknown else {}
         literals = self.store.literals(connection)
         changes = []
         changed = {}
@@ -243,6 +243,7 @@ class Database:
         table = schema.deliveries.c
         columns = (table.node_id, table.message_id, table.topic, table.channel, table.position, table.outcome)
         found: dict[Place, tuple[int, str]] = {}
+        self.store.searching(connection)
         for start in range(0, len(ids), KEYS):
             # A condition for the node would tempt databases without statistics to read all of its rows.
             query = sa.select(*columns).where(table.message_id.in_(ids[start : start + KEYS]))
@@ -278,16 +279,17 @@ class Database:
 
 
 def _cancel(node_id: int, drop: Drop) -> sa.Update:
-    """Return the statement that ends the deliveries in flight of a channel or topic."""
+    """Return the statement that ends deliveries in flight of a channel."""
     table = schema.deliveries.c
     concerned = [
         table.node_id == node_id,
         table.topic == drop.topic,
+        table.channel == drop.channel,
         table.outcome == schema.IN_FLIGHT,
         table.position < drop.position,
     ]
-    if drop.channel is not None:
-        concerned.append(table.channel == drop.channel)
+    if drop.up_to_id is not None:
+        concerned.append(table.message_id <= drop.up_to_id)
     return sa.update(schema.deliveries).where(*concerned).values(outcome="cancelled", outcome_at=_time(drop.at_us))
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from pyqd.client.errors import ClientError
 from pyqd.fallback.trace_events import Decoded
 from pyqd.trace.backoff import Backoff
-from pyqd.trace.source import Identity, TraceSource
+from pyqd.trace.source import Identity, Page, TraceSource
 
 WAIT_MS: Final = 10_000
 # A page with so many events is probably followed by others, which are read at once.
@@ -126,29 +126,40 @@ class Fetcher(threading.Thread):
 
     def _read_log(self, log: str) -> bool:
         """Read one log. Returns: whether that was all; False if the address leads to another log now."""
+        last_turn = position = 0
         while True:
-            turn, position = self._next()
+            turn, expected = self._next()
             if self._stopped.is_set():
                 return True
+            position = max(expected, position) if turn == last_turn else expected
+            last_turn = turn
             started_s = time.monotonic()
-            page = self.source.read(position, 0 if self._is_once else WAIT_MS)
+            page = self.source.read(expected, position, 0 if self._is_once else WAIT_MS)
             if page.log != log:
                 return False
-            if page.end < position:
-                self._backoff.note(_shortened(self.source.address, page.end, position))
+            if page.end < expected:
+                self._backoff.note(_shortened(self.source.address, page.end, expected))
                 self._stopped.wait(self._backoff.next_s())
                 continue
             self._backoff.recovered(f"{self.source.address}: reading the event log again")
-            following = page.events.following
-            if following > position:
-                with self._begun:
-                    if self.turn == turn:
-                        self._position = following
-                self._put(Events(self, turn, page.events, page.end))
-            if self._is_once and following >= page.end:
+            position = page.next
+            self._hand_over(turn, expected, page)
+            if self._is_once and position >= page.end:
                 return True
             if page.events.rows < FULL_PAGE_EVENTS:
                 self._stopped.wait(max(0.0, self._interval_s - (time.monotonic() - started_s)))
+
+    def _hand_over(self, turn: int, expected: int, page: Page) -> None:
+        """Put the events of a page, unless it is obsolete."""
+        events = page.events
+        if events.damaged:
+            logger.warning("%s: %d blocks of the event log are damaged", self.source.address, events.damaged)
+        if events.following == expected:
+            return
+        with self._begun:
+            if self.turn == turn:
+                self._position = events.following
+        self._put(Events(self, turn, events, page.end))
 
 
 def _shortened(address: str, end: int, position: int) -> str:

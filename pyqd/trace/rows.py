@@ -10,7 +10,7 @@ An outcome changes in these cases only:
    finished: they tell what became of the message after it came back.
 3. A delivery in flight whose message is sent again was ended by no event: the broker was killed, or the event is
    missing. Its outcome is `disconnected` without a time.
-4. An event that drops the messages of a whole channel cancels its deliveries in flight.
+4. An event that drops many messages of a channel cancels their deliveries in flight.
 
 Every event except `published`, `sent` and `finished` is also a row of its own. So is `stored`, if the message is not
 sent in the same batch.
@@ -54,7 +54,10 @@ FATES: Final = {
     KINDS.index("dead_lettered"): "dead_lettered",
 }
 UNRECORDED: Final = "disconnected"
-TOPIC_DELETED: Final = "topic_deleted"
+# Reasons for which a channel drops all its messages, also those in flight.
+CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
+# Reason for which it drops the messages up to an id.
+SEEK: Final = "seek"
 
 # Columns of a row of trace_deliveries.
 POSITION: Final = 1
@@ -89,11 +92,12 @@ class Earlier:
 
 
 class Drop(NamedTuple):
-    """All deliveries in flight of a channel are over; of a topic if channel is None."""
+    """The deliveries in flight of a channel are over; those of messages up to an id, if there is one."""
 
     position: int
     topic: str
-    channel: str | None
+    channel: str
+    up_to_id: str | None
     # Unix.
     at_us: int
 
@@ -249,7 +253,7 @@ class _Assembly:
             self._read_gap(row)
             return
         if kind == BULK:
-            self._read_bulk(row)
+            self._read_bulk(row, key)
             return
         event = self._event(row)
         delivery = self.last.get(key)
@@ -297,14 +301,13 @@ class _Assembly:
         reason = self.reasons[self.reason_indexes[row]]
         self.batch.gaps.append([self.node_id, self.positions[row], self.counts[row], self.times[row], reason])
 
-    def _read_bulk(self, row: int) -> None:
-        kind, topic, channel = self.decoded.kinds[row], self.topic_indexes[row], self.channel_indexes[row]
+    def _read_bulk(self, row: int, key: Key) -> None:
+        kind, (_, channel, topic) = self.decoded.kinds[row], key
         reason = self.reason_indexes[row]
         self.batch.bulk_events.append(
             [
                 self.node_id,
                 self.positions[row],
-                # A topic or channel may be emptied that has no message.
                 self.ids[row] if self.ids[row].strip(self.literals.quote) else self.null,
                 self.topics[topic],
                 self.channels[channel],
@@ -314,20 +317,21 @@ class _Assembly:
                 self.counts[row],
             ]
         )
-        # Without a channel the topic drops messages that it held for its channels, and those have not been sent.
-        if kind == DROPPED and (channel or self.decoded.reasons[reason] == TOPIC_DELETED):
-            self._drop(row, topic, channel)
+        dropped_for = self.decoded.reasons[reason] if kind == DROPPED and channel else None
+        if dropped_for in CLEARED or dropped_for == SEEK:
+            self._drop(row, key, dropped_for == SEEK)
 
-    def _drop(self, row: int, topic: int, channel: int) -> None:
-        """Cancel the deliveries in flight of a channel, or of all channels of a topic."""
-        for (_, its_channel, its_topic), delivery in self.last.items():
-            concerned = its_topic == topic and channel in (0, its_channel)
+    def _drop(self, row: int, key: Key, is_limited: bool) -> None:
+        """Cancel the deliveries in flight of a channel; is_limited: of messages up to the event's one."""
+        last, channel, topic = key
+        for (guid, its_channel, its_topic), delivery in self.last.items():
+            concerned = (its_channel, its_topic) == (channel, topic) and (guid <= last or not is_limited)
             if concerned and delivery[OUTCOME] is self.outcomes[IN_FLIGHT]:
                 delivery[OUTCOME:] = self.outcomes["cancelled"], self.times[row]
-        name = self.decoded.topics[topic]
-        if name is not None:
-            at_us = array("q", self.decoded.timestamps_us)[row]
-            self.batch.drops.append(Drop(self.positions[row], name, self.decoded.channels[channel], at_us))
+        message_id, topic_name, channel_name = self._place(key)
+        at_us = array("q", self.decoded.timestamps_us)[row]
+        up_to_id = message_id if is_limited else None
+        self.batch.drops.append(Drop(self.positions[row], topic_name, channel_name, up_to_id, at_us))
 
     def finish(self) -> Batch:
         """Return the rows."""

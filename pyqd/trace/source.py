@@ -13,10 +13,12 @@ from pyqd.client.http import HttpClient, Reply
 from pyqd.fallback import trace_events
 from pyqd.fallback.trace_events import Decoded
 
+Decoder = Callable[[bytes, int, bool], Decoded]
+
 try:
     from pyqd.hot.wire.trace_events import decode as compiled_decode
 except ImportError:  # For a copy of the Python modules without the compiled ones.
-    decode: Callable[[bytes, int, bool], Decoded] = trace_events.decode
+    decode: Decoder = trace_events.decode
 else:
     decode = compiled_decode
 
@@ -38,10 +40,14 @@ class Identity(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some events of a log. end: position after the newest event that the broker has."""
+    """Some events of a log.
+
+    next: position to ask for next. end: position after the newest event that the broker has.
+    """
 
     log: str
     events: Decoded
+    next: int
     end: int
 
 
@@ -66,14 +72,20 @@ class TraceSource:
         reply = self._get(position=0, max_bytes=1)
         return Identity(self._header(reply, "x-pyqd-node"), nsqd)
 
-    def read(self, position: int, wait_ms: int) -> Page:
-        """Return the events from a position on. wait_ms: longest wait for the first one, if there is none yet."""
+    def read(self, expected: int, position: int, wait_ms: int) -> Page:
+        """Return events.
+
+        expected: position of the first one that the reader does not have. position: to ask for; behind `expected` if
+        the blocks in between are damaged, which becomes a gap before the next events. wait_ms: longest wait for the
+        first event, if there is none yet.
+        """
         reply = self._get(position=position, max_bytes=PAGE_BYTES, wait_ms=wait_ms)
         try:
-            events = decode(reply.body, position, True)
+            events = decode(reply.body, expected, True)
         except ValueError as error:
             raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
-        return Page(self._header(reply, "x-pyqd-node"), events, int(self._header(reply, "x-pyqd-end")))
+        following, end = (int(self._header(reply, name)) for name in ("x-pyqd-next", "x-pyqd-end"))
+        return Page(self._header(reply, "x-pyqd-node"), events, following, end)
 
     def _get(self, **query: int) -> Reply:
         reply = self._client.request("GET", "/trace/log", query, retry=False)

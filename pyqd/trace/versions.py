@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from pyqd.trace.errors import SchemaError
 from pyqd.trace.stores.store import Store
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 VERSION_TABLE: Final = "trace_schema"
 DIRECTORY: Final = Path(__file__).parent / "migrations"
-
-
-def config(directory: Path = DIRECTORY) -> Config:
-    """Return Alembic's configuration for the versions in a directory."""
-    made = Config()
-    made.set_main_option("script_location", str(directory).replace("%", "%%"))
-    return made
-
-
-def current(connection: sa.Connection) -> str | None:
-    """Return the version of a database; None without tables."""
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+NEWEST: Final = "0001"
 
 
 class Versions:
-    """Versions that this program knows."""
+    """Versions that a program knows. newest: the last one in the directory.
 
-    def __init__(self, directory: Path = DIRECTORY) -> None:
-        self._config = config(directory)
-        script = ScriptDirectory.from_config(self._config)
-        self.newest = script.get_current_head()
-        self.known = {revision.revision for revision in script.walk_revisions()}
+    Alembic is imported when it is needed: a query with the right version does without.
+    """
+
+    def __init__(self, directory: Path = DIRECTORY, newest: str = NEWEST) -> None:
+        self._directory = directory
+        self.newest = newest
+
+    @cached_property
+    def _config(self) -> Config:
+        from alembic.config import Config
+
+        made = Config()
+        made.set_main_option("script_location", str(self._directory).replace("%", "%%"))
+        return made
+
+    @cached_property
+    def known(self) -> list[str]:
+        """All versions, the newest first."""
+        from alembic.script import ScriptDirectory
+
+        return [revision.revision for revision in ScriptDirectory.from_config(self._config).walk_revisions()]
 
     def check(self, version: str | None) -> None:
         """Check the version of a database. Raises: SchemaError."""
@@ -55,7 +59,11 @@ class Versions:
     def upgrade(self, connection: sa.Connection, store: Store) -> bool:
         """Make or upgrade the tables. Returns: whether something was done. Raises: SchemaError."""
         with store.upgrading(connection):
-            version = current(connection)
+            from alembic import command
+            from alembic.runtime.migration import MigrationContext
+
+            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+            version = context.get_current_revision()
             if version == self.newest:
                 return False
             if version is not None and version not in self.known:

@@ -63,5 +63,6 @@ class TraceBroker:
             wait_s = min(WAIT_S_MAX, int(query.get("wait_ms", "0")) / 1000)
             if wait_s:
                 self._changed.wait_for(lambda: self.log.next > position, wait_s)
-            data = self.log.answer(position, min(self.max_bytes, int(query["max_bytes"])))
-            return 200, {"X-Pyqd-Node": self.log_id, "X-Pyqd-End": str(self.log.next)}, data
+            data, following = self.log.answer(position, min(self.max_bytes, int(query["max_bytes"])))
+            positions = {"X-Pyqd-Next": str(following), "X-Pyqd-End": str(self.log.next)}
+            return 200, {"X-Pyqd-Node": self.log_id, **positions}, data

@@ -106,11 +106,14 @@ class TraceLog:
         """Return the position of the first event that is there."""
         return self.records[0][0] if self.records else self.next
 
-    def answer(self, position: int, bytes_max: int = 1 << 30) -> bytes:
-        """Return whole blocks from the one that holds a position on; at least one, if there is any."""
+    def answer(self, position: int, bytes_max: int = 1 << 30) -> tuple[bytes, int]:
+        """Return whole blocks from the one that holds a position on, and the position after them.
+
+        There is at least one block, unless the position is the end.
+        """
         self.seal()
         found: list[bytes] = []
-        size = 0
+        size, following = 0, position
         for number, (_, record) in enumerate(self.records, start=1):
             end = self.records[number][0] if number < len(self.records) else self.next
             if end > position:
@@ -118,11 +121,12 @@ class TraceLog:
                 if found and size > bytes_max:
                     break
                 found.append(record)
-        return b"".join(found)
+                following = end
+        return b"".join(found), following
 
     def decoded(self, position: int = 0, bytes_max: int = 1 << 30) -> Decoded:
         """Return the events from a position on."""
-        return decode(self.answer(position, bytes_max), position, skip_damaged=True)
+        return decode(self.answer(position, bytes_max)[0], position, skip_damaged=True)
 
 
 def add_all(log: TraceLog, events: Iterable[tuple[str, int]], attempt: int = 1) -> None:

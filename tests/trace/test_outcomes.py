@@ -113,12 +113,36 @@ def test_a_message_that_waits_in_a_channel_has_an_event(database: Database, log:
     assert events_of(database) == [("1", "b", "stored")]
 
 
-@pytest.mark.parametrize(("reason", "outcome"), [("topic_deleted", "cancelled"), ("emptied", "in_flight")])
-def test_deleting_a_topic_cancels_what_is_in_flight_in_its_channels_and_emptying_does_not(
-    database: Database, log: TraceLog, store: Store, reason: str, outcome: str
+@pytest.mark.parametrize("is_later", [False, True], ids=["one batch", "a later batch"])
+@pytest.mark.parametrize(
+    ("channel", "reason", "guid", "cancelled"),
+    [
+        ("a", "emptied", 0, {"1", "2", "3"}),
+        ("a", "channel_deleted", 0, {"1", "2", "3"}),
+        ("a", "topic_deleted", 0, {"1", "2", "3"}),
+        ("a", "seek", 2, {"1", "2"}),
+        ("b", "emptied", 0, set()),
+        # The messages that no client has.
+        ("a", "ephemeral", 0, set()),
+        # The messages that the topic holds for its channels.
+        ("", "topic_deleted", 0, set()),
+    ],
+)
+def test_an_event_on_many_messages_cancels_those_in_flight_that_it_concerns(
+    database: Database,
+    log: TraceLog,
+    store: Store,
+    is_later: bool,
+    channel: str,
+    reason: str,
+    guid: int,
+    cancelled: set[str],
 ) -> None:
-    add_all(log, [("sent", 1)])
+    add_all(log, [("sent", 1), ("sent", 2), ("sent", 3), ("sent", 4), ("finished", 4)])
+    if is_later:
+        store()
+    log.add("dropped", guid, channel=channel, reason=reason, count=1)
     store()
-    log.add("dropped", 1, reason=reason, count=1)
-    store()
-    assert [found for _, _, _, found, _ in outcomes_of(database)] == [outcome]
+    found = {message_id: outcome for message_id, _, _, outcome, _ in outcomes_of(database)}
+    assert {message_id for message_id, outcome in found.items() if outcome == "cancelled"} == cancelled
+    assert found["4"] == "finished"

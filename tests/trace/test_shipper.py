@@ -173,14 +173,37 @@ def test_a_broker_with_two_addresses_is_read_once(
         wait_for_ids(sqlite, "one", [1, 2])
 
 
-def test_a_damaged_block_is_a_gap(sqlite: Database, brokers: list[TraceBroker]) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20], ids=["a block at a time", "all at once"])
+def test_damaged_blocks_are_a_gap(
+    sqlite: Database, brokers: list[TraceBroker], max_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
     one = brokers[0]
-    for first in (1, 11, 21):
+    one.max_bytes = max_bytes
+    for first in (1, 11, 21, 31):
         publish(first, 10)(one.log)
         one.log.seal()
-    first_position, record = one.log.records[1]
-    one.log.records[1] = first_position, record[:100] + b"!" + record[101:]
+    for number in (1, 2):
+        position, record = one.log.records[number]
+        one.log.records[number] = position, record[:100] + b"!" + record[101:]
     ship_once(sqlite, one)
-    assert ids_of(sqlite, "one") == [*range(1, 11), *range(21, 31)]
+    assert ids_of(sqlite, "one") == [*range(1, 11), *range(31, 41)]
+    (gap,) = rows_of(sqlite, "gap_log", "position")
+    assert (gap["position"], gap["event_count"]) == (11, 20)
+    assert "blocks of the event log are damaged" in caplog.text
+
+
+def test_a_damaged_last_block_is_a_gap_when_others_follow(sqlite: Database, brokers: list[TraceBroker]) -> None:
+    one = brokers[0]
+    for first in (1, 11):
+        publish(first, 10)(one.log)
+        one.log.seal()
+    position, record = one.log.records[1]
+    one.log.records[1] = position, record[:100] + b"!" + record[101:]
+    ship_once(sqlite, one)
+    assert ids_of(sqlite, "one") == list(range(1, 11))
+    assert rows_of(sqlite, "gap_log", "position") == []
+    publish(21, 2)(one.log)
+    ship_once(sqlite, one)
+    assert ids_of(sqlite, "one") == [*range(1, 11), 21, 22]
     (gap,) = rows_of(sqlite, "gap_log", "position")
     assert (gap["position"], gap["event_count"]) == (11, 10)

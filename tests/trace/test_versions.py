@@ -35,7 +35,7 @@ def with_second(tmp_path: Path) -> Versions:
     directory = tmp_path / "migrations"
     shutil.copytree(versions.DIRECTORY, directory)
     (directory / "versions" / "v0002_comment.py").write_text(SECOND)
-    return Versions(directory)
+    return Versions(directory, "0002")
 
 
 def test_the_tables_are_those_that_the_program_uses(empty_url: str) -> None:
@@ -79,6 +79,10 @@ def test_the_views_have_the_columns_that_the_documentation_promises(sqlite: Data
         "outcome",
         "outcome_at",
     ]
+
+
+def test_the_newest_version_is_the_last_one_that_is_there() -> None:
+    assert Versions().known[0] == versions.NEWEST
 
 
 def test_several_processes_may_make_the_tables_at_once(empty_url: str) -> None:

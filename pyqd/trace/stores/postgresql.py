@@ -44,13 +44,16 @@ class PostgresqlStore(Store):
         with connection.cursor() as cursor:
             cursor.execute(f"SET statement_timeout = {round(self.answer_s * 1000)}")
             cursor.execute("SET timezone = 'UTC'")
-            # New tables have no statistics, and then a search for 500 ids would read a whole table.
-            cursor.execute("SET enable_seqscan = off")
         connection.commit()
 
     def literals(self, connection: sa.Connection) -> Literals:
         """Return the forms of values."""
         return COPY_TEXT
+
+    def searching(self, connection: sa.Connection) -> None:
+        """Have the rest of a transaction search by indexes."""
+        # Without statistics, a search for 500 ids would read the whole table.
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
 
     def insert(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows."""

@@ -56,6 +56,10 @@ class Store(ABC):
     def change(self, connection: sa.Connection, node_id: int, changes: Sequence[Change]) -> None:
         """Set the outcomes of deliveries."""
 
+    def searching(self, connection: sa.Connection) -> None:
+        """Have the rest of a transaction search by indexes, also while the tables have no statistics."""
+        return
+
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
         """Bound the time of a block in which the database may hang, if the driver itself does not."""

@@ -1,0 +1,143 @@
+"""Figures of topics and channels: counts by outcome, and times by percentile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from pyqd.trace import schema
+from pyqd.trace.database import Database
+from pyqd.trace.search import SecondsBetween
+
+# Upper limits of classes of durations, in seconds: a percentile is the limit of its class.
+LIMITS_S: Final = tuple(round(digit * 10.0**exponent, 6) for exponent in range(-4, 5) for digit in (1, 2, 5))
+PERCENTILES: Final = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class TopicFigures:
+    """Published messages of a topic."""
+
+    topic: str
+    message_count: int
+    size_bytes: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+@dataclass
+class ChannelFigures:
+    """Deliveries of a channel. outcomes: counts. percentiles_s: upper limits of the time from sending to FIN."""
+
+    topic: str
+    channel: str
+    delivery_count: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    percentiles_s: dict[int, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of all topics and channels, in the order of their names."""
+
+    topics: list[TopicFigures]
+    channels: list[ChannelFigures]
+
+
+def figures_of(
+    database: Database, topic: str | None = None, since: datetime | None = None, until: datetime | None = None
+) -> Figures:
+    """Return the figures of the messages that were published, and the deliveries that were sent, in a span of time.
+
+    Raises: DatabaseError, SchemaError.
+    """
+    publication, delivery = schema.publications.c, schema.deliveries.c
+    number = _class_of(SecondsBetween(delivery.sent_at, delivery.outcome_at))
+    topics = (
+        sa.select(
+            publication.topic,
+            sa.func.count().label("message_count"),
+            sa.func.coalesce(sa.func.sum(publication.size), 0).label("size_bytes"),
+            sa.func.min(publication.published_at).label("first_at"),
+            sa.func.max(publication.published_at).label("last_at"),
+        )
+        .where(*_within(publication.topic, publication.published_at, topic, since, until))
+        .group_by(publication.topic)
+        .order_by(publication.topic)
+    )
+    channels = (
+        sa.select(
+            delivery.topic,
+            delivery.channel,
+            delivery.outcome,
+            number.label("number"),
+            sa.func.count().label("count"),
+        )
+        .where(*_within(delivery.topic, delivery.sent_at, topic, since, until))
+        .group_by(delivery.topic, delivery.channel, delivery.outcome, sa.literal_column("number"))
+        .order_by(delivery.topic, delivery.channel)
+    )
+    with database.transaction("read", reading=True) as connection:
+        found = [TopicFigures(*_plain(row)) for row in connection.execute(topics)]
+        rows = connection.execute(channels).all()
+    return Figures(found, _summed(rows))
+
+
+def _plain(row: Sequence[Any]) -> Iterator[Any]:
+    """Yield the values of a row; sums are decimals in some databases."""
+    name, count, size_bytes, *times = row
+    yield from (name, int(count), int(size_bytes), *times)
+
+
+def _within(
+    name: Any, at: Any, topic: str | None, since: datetime | None, until: datetime | None
+) -> list[sa.ColumnElement[bool]]:
+    conditions = []
+    if topic is not None:
+        conditions.append(name == topic)
+    if since is not None:
+        conditions.append(at >= since)
+    if until is not None:
+        conditions.append(at < until)
+    return conditions
+
+
+def _class_of(duration_s: sa.ColumnElement[float]) -> sa.ColumnElement[int]:
+    """Return the number of the class of a duration; the number of limits for a longer one."""
+    cases: list[tuple[Any, Any]] = [
+        (duration_s <= sa.literal_column(f"{limit_s}"), sa.literal_column(f"{number}"))
+        for number, limit_s in enumerate(LIMITS_S)
+    ]
+    return sa.case(*cases, else_=sa.literal_column(str(len(LIMITS_S))))
+
+
+def _summed(rows: Sequence[Any]) -> list[ChannelFigures]:
+    """Return the figures of each channel from counts by outcome and class."""
+    found: dict[tuple[str, str], ChannelFigures] = {}
+    finished: dict[tuple[str, str], list[int]] = {}
+    for topic, channel, outcome, number, count in rows:
+        figures = found.setdefault((topic, channel), ChannelFigures(topic, channel))
+        figures.delivery_count += count
+        figures.outcomes[outcome] = figures.outcomes.get(outcome, 0) + count
+        if outcome == "finished":
+            counts = finished.setdefault((topic, channel), [0] * (len(LIMITS_S) + 1))
+            counts[number] += count
+    for key, figures in found.items():
+        figures.percentiles_s = {percent: _percentile(finished.get(key, []), percent) for percent in PERCENTILES}
+    return list(found.values())
+
+
+def _percentile(counts: Sequence[int], percent: int) -> float | None:
+    """Return the limit of the class that a percentile lies in; None without values, infinity beyond the last limit."""
+    total, seen = sum(counts), 0
+    if not total:
+        return None
+    for number, count in enumerate(counts):
+        seen += count
+        if seen * 100 >= total * percent:
+            return LIMITS_S[number] if number < len(LIMITS_S) else float("inf")
+    raise AssertionError("the counts add up to their sum")

@@ -1,0 +1,213 @@
+"""Messages by topic, channel, time and state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
+
+from pyqd.trace import schema
+from pyqd.trace.database import Database
+from pyqd.trace.rows import CLEARED, SEEK
+from pyqd.trace.schema import OUTCOMES
+
+# Deliveries after which the message is not delivered again.
+LAST: Final = ("finished", "dead_lettered", "cancelled")
+# Events after which a message that was never sent will not be.
+REMOVED: Final = ("finished", "dead_lettered", "cancelled", "dropped")
+UNFINISHED: Final = "unfinished"
+WAITING: Final = "waiting"
+STATES: Final = (UNFINISHED, WAITING, *OUTCOMES)
+
+
+class SecondsBetween(GenericFunction[float]):
+    """Time from the first argument to the second, in seconds."""
+
+    type = sa.Float()
+    inherit_cache = True
+    name = "seconds_between"
+
+
+@compiles(SecondsBetween, "sqlite")
+def _in_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    start, end = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"((julianday({end}) - julianday({start})) * 86400.0)"
+
+
+@compiles(SecondsBetween, "postgresql")
+def _in_postgresql(element: Any, compiler: Any, **options: Any) -> str:
+    start, end = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"EXTRACT(EPOCH FROM ({end}) - ({start}))"
+
+
+@compiles(SecondsBetween, "mysql")
+@compiles(SecondsBetween, "mariadb")
+def _in_mysql(element: Any, compiler: Any, **options: Any) -> str:
+    start, end = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"(TIMESTAMPDIFF(MICROSECOND, {start}, {end}) / 1e6)"
+
+
+@dataclass(frozen=True)
+class Query:
+    """Conditions; those that are None are not asked for.
+
+    since, until: time of the last delivery, or for a message that was never sent the time at which the channel got it.
+    state: of STATES. slower_than: time from publishing, or from the due time, to the end of the last delivery; messages
+    whose publishing is not known do not count. attempts_above: deliveries.
+    """
+
+    topic: str | None = None
+    channel: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    state: str | None = None
+    slower_than: timedelta | None = None
+    attempts_above: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True)
+class Found:
+    """A message in a channel. state: `waiting`, or the outcome of its last delivery. at: see Query.since."""
+
+    message_id: str
+    topic: str
+    channel: str
+    nsqd: str
+    state: str
+    at: datetime
+    attempts: int
+    client: str | None
+    outcome_at: datetime | None
+    published_at: datetime | None
+    taken_s: float | None
+
+
+def find(database: Database, query: Query) -> list[Found]:
+    """Return the messages of a query, the newest first. Raises: DatabaseError, SchemaError."""
+    selects = []
+    if query.state != WAITING:
+        selects.append(_delivered(query))
+    if query.state in (None, UNFINISHED, WAITING) and query.slower_than is None and query.attempts_above is None:
+        selects.append(_waiting(query))
+    with database.transaction("read", reading=True) as connection:
+        found = [Found(**row._mapping) for select in selects for row in connection.execute(select)]
+    return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
+
+
+def _narrowed(query: Query, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
+    if query.topic is not None:
+        yield table.c.topic == query.topic
+    if query.channel is not None:
+        yield table.c.channel == query.channel
+    if query.since is not None:
+        yield at >= query.since
+    if query.until is not None:
+        yield at < query.until
+
+
+def _same(one: Any, other: Any) -> sa.ColumnElement[bool]:
+    """Return the condition that two rows concern the same message in the same channel of a broker."""
+    names = ("node_id", "message_id", "topic", "channel")
+    return sa.and_(*(one.c[name] == other.c[name] for name in names))
+
+
+def _delivered(query: Query) -> sa.Select[Any]:
+    """Return the select of messages that were sent, by their last deliveries."""
+    delivery, node, publication = schema.deliveries, schema.nodes, schema.publications
+    later = schema.deliveries.alias("later")
+    conditions = [
+        *_narrowed(query, delivery, delivery.c.sent_at),
+        ~sa.exists().where(_same(later, delivery), later.c.position > delivery.c.position),
+    ]
+    if query.state == UNFINISHED:
+        conditions += [delivery.c.outcome.not_in(LAST), ~_removed(delivery)]
+    elif query.state is not None:
+        conditions.append(delivery.c.outcome == query.state)
+    if query.attempts_above is not None:
+        conditions.append(delivery.c.attempt > query.attempts_above)
+    taken = SecondsBetween(sa.func.coalesce(publication.c.due_at, publication.c.published_at), delivery.c.outcome_at)
+    if query.slower_than is not None:
+        conditions.append(taken > query.slower_than.total_seconds())
+    published = sa.and_(
+        publication.c.message_id == delivery.c.message_id,
+        publication.c.node_id == delivery.c.node_id,
+        publication.c.topic == delivery.c.topic,
+    )
+    return (
+        sa.select(
+            delivery.c.message_id,
+            delivery.c.topic,
+            delivery.c.channel,
+            node.c.nsqd,
+            delivery.c.outcome.label("state"),
+            delivery.c.sent_at.label("at"),
+            delivery.c.attempt.label("attempts"),
+            delivery.c.client,
+            delivery.c.outcome_at,
+            publication.c.published_at,
+            taken.label("taken_s"),
+        )
+        .select_from(delivery.join(node, node.c.node_id == delivery.c.node_id).outerjoin(publication, published))
+        .where(*conditions)
+        .order_by(delivery.c.sent_at.desc())
+        .limit(query.limit)
+    )
+
+
+def _removed(of: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that a message was removed from a channel after a row, alone or with many others."""
+    event, bulk = schema.events.alias("removal"), schema.bulk_events
+    alone = sa.exists().where(_same(event, of), event.c.event.in_(REMOVED), event.c.position > of.c.position)
+    with_others = sa.exists().where(
+        bulk.c.node_id == of.c.node_id,
+        bulk.c.topic == of.c.topic,
+        bulk.c.channel == of.c.channel,
+        bulk.c.event == "dropped",
+        bulk.c.position > of.c.position,
+        sa.or_(
+            bulk.c.reason.in_(CLEARED),
+            sa.and_(bulk.c.reason == SEEK, bulk.c.message_id >= of.c.message_id),
+        ),
+    )
+    return sa.or_(alone, with_others)
+
+
+def _waiting(query: Query) -> sa.Select[Any]:
+    """Return the select of messages that a channel has got and that were never sent."""
+    event, node, publication = schema.events, schema.nodes, schema.publications
+    published = sa.and_(
+        publication.c.message_id == event.c.message_id,
+        publication.c.node_id == event.c.node_id,
+        publication.c.topic == event.c.topic,
+    )
+    conditions = [
+        *_narrowed(query, event, event.c.happened_at),
+        event.c.event == "stored",
+        ~sa.exists().where(_same(schema.deliveries, event)),
+        ~_removed(event),
+    ]
+    return (
+        sa.select(
+            event.c.message_id,
+            event.c.topic,
+            event.c.channel,
+            node.c.nsqd,
+            sa.literal(WAITING).label("state"),
+            event.c.happened_at.label("at"),
+            sa.literal(0).label("attempts"),
+            sa.null().label("client"),
+            sa.null().label("outcome_at"),
+            publication.c.published_at,
+            sa.null().label("taken_s"),
+        )
+        .select_from(event.join(node, node.c.node_id == event.c.node_id).outerjoin(publication, published))
+        .where(*conditions)
+        .order_by(event.c.happened_at.desc())
+        .limit(query.limit)
+    )

@@ -1,0 +1,221 @@
+"""Story of one message: everything that the database has on it, in the order of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from pyqd.trace import schema
+from pyqd.trace.database import Database
+from pyqd.trace.rows import SEEK
+from pyqd.trace.schema import IN_FLIGHT
+
+# State of a message in a channel after an event; after all others it stays.
+WAITING: Final = "waiting"
+STATE_AFTER: Final = {
+    "stored": WAITING,
+    "sent": IN_FLIGHT,
+    "requeued": WAITING,
+    "timed_out": WAITING,
+    "rescheduled": WAITING,
+    "delivered_now": WAITING,
+    "finished": "finished",
+    "dead_lettered": "dead_lettered",
+    "cancelled": "cancelled",
+    "dropped": "dropped",
+}
+OVER: Final = ("finished", "dead_lettered", "cancelled", "dropped")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One event of a message.
+
+    after_s: time since the event before in the same channel. position: in the broker's log; None for an event on many
+    messages. is_end_missing: of a delivery whose end no event tells.
+    """
+
+    at: datetime
+    event: str
+    channel: str | None = None
+    client: str | None = None
+    user_agent: str | None = None
+    attempt: int | None = None
+    delay_ms: int | None = None
+    due_at: datetime | None = None
+    reason: str | None = None
+    after_s: float | None = None
+    position: int = 0
+    message_count: int | None = None
+    is_end_missing: bool = False
+
+
+@dataclass
+class ChannelStory:
+    """A message in one channel. state: `waiting`, `in_flight` or one of OVER."""
+
+    channel: str
+    state: str = WAITING
+    attempts: int = 0
+    first_sent_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+@dataclass
+class Story:
+    """One message of one broker."""
+
+    message_id: str
+    topic: str
+    nsqd: str
+    published_at: datetime | None = None
+    due_at: datetime | None = None
+    client: str | None = None
+    user_agent: str | None = None
+    size: int | None = None
+    body: bytes | None = None
+    channels: dict[str, ChannelStory] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether each channel that is known is done with the message."""
+        return bool(self.channels) and all(channel.is_over for channel in self.channels.values())
+
+
+def stories_of(database: Database, message_id: str) -> list[Story]:
+    """Return the stories of all messages with an id: another broker or topic may have used the same one.
+
+    Raises: DatabaseError, SchemaError.
+    """
+    tables = schema.publications, schema.deliveries, schema.events
+    with database.transaction("read", reading=True) as connection:
+        database.store.searching(connection)
+        names = {row.node_id: row.nsqd for row in connection.execute(sa.select(schema.nodes))}
+        found = [connection.execute(sa.select(table).where(table.c.message_id == message_id)).all() for table in tables]
+        bulk = connection.execute(sa.select(schema.bulk_events)).all() if any(found) else []
+    keys = dict.fromkeys((row.node_id, row.topic) for rows in found for row in rows if row.node_id in names)
+    stories = []
+    for key in keys:
+        publications, deliveries, events, bulk_events = (
+            [row for row in rows if (row.node_id, row.topic) == key] for rows in (*found, bulk)
+        )
+        story = Story(message_id, key[1], names[key[0]])
+        steps = [step for row in deliveries for step in _steps_of_delivery(row)]
+        steps += [_step_of_event(row) for row in events]
+        steps += [_step_of_bulk_event(row) for row in bulk_events if _reaches(row, message_id)]
+        steps += [_publish(story, row) for row in publications]
+        for step in sorted(steps, key=lambda step: (step.at, step.position)):
+            _follow(story, step)
+        stories.append(story)
+    return stories
+
+
+def _publish(story: Story, row: Any) -> Step:
+    """Fill in the head of a story. Returns: its first step."""
+    story.published_at, story.due_at, story.size, story.body = row.published_at, row.due_at, row.size, row.body
+    story.client, story.user_agent = row.client, row.user_agent
+    return Step(
+        row.published_at,
+        "published",
+        client=row.client,
+        user_agent=row.user_agent,
+        due_at=row.due_at,
+        position=row.position,
+    )
+
+
+def _steps_of_delivery(row: Any) -> list[Step]:
+    sent = Step(
+        row.sent_at,
+        "sent",
+        row.channel,
+        row.client,
+        row.user_agent,
+        row.attempt,
+        position=row.position,
+        is_end_missing=row.outcome != IN_FLIGHT and row.outcome_at is None,
+    )
+    steps = [sent]
+    if row.stored_at is not None:
+        steps.append(Step(row.stored_at, "stored", row.channel, position=row.position - 1))
+    if row.outcome == "finished":
+        steps.append(replace(sent, at=row.outcome_at, event="finished", position=row.position + 1))
+    # The other ends have rows of their own.
+    return steps
+
+
+def _step_of_event(row: Any) -> Step:
+    return Step(
+        row.happened_at,
+        row.event,
+        row.channel,
+        row.client,
+        None,
+        row.attempt,
+        row.delay_ms,
+        row.due_at,
+        row.reason,
+        position=row.position,
+    )
+
+
+def _step_of_bulk_event(row: Any) -> Step:
+    return Step(
+        row.happened_at,
+        row.event,
+        row.channel,
+        reason=row.reason,
+        position=row.position,
+        message_count=row.message_count or 0,
+    )
+
+
+def _follow(story: Story, step: Step) -> None:
+    """Add a step, and note its effect on the channels. Events on many messages count only if they concern this one."""
+    if step.message_count is not None and not _concerns(story, step):
+        return
+    before = [other for other in story.steps if other.channel in (None, step.channel) or step.channel is None]
+    if before:
+        step = replace(step, after_s=(step.at - before[-1].at).total_seconds())
+    story.steps.append(step)
+    state = STATE_AFTER.get(step.event)
+    if step.channel is not None:
+        channel = story.channels.setdefault(step.channel, ChannelStory(step.channel))
+        if step.event == "sent":
+            channel.attempts += 1
+            channel.first_sent_at = channel.first_sent_at or step.at
+        if state is not None:
+            channel.state = state
+            channel.ended_at = step.at if channel.is_over else None
+
+
+def _reaches(row: Any, message_id: str) -> bool:
+    """Return whether an event on many messages is one on a message with this id, as far as the id tells."""
+    named = row.message_id or ""
+    if row.reason == SEEK:
+        return message_id > named if row.event == "stored" else message_id <= named
+    return row.event != "expired" or message_id <= named
+
+
+def _concerns(story: Story, step: Step) -> bool:
+    """Return whether an event on many messages has changed the state of this one."""
+    if not story.steps:
+        # The message was published later.
+        return False
+    if step.channel is None:
+        # `expired`, or messages that the topic held because it had no channel.
+        return step.event == "expired" or not story.channels
+    channel = story.channels.get(step.channel)
+    if step.event == "stored":
+        # `released`: to a channel that had not got the message. `seek`: again.
+        return channel is None or step.reason == SEEK
+    # Which messages an ephemeral channel has dropped, the event does not tell.
+    return channel is not None and not channel.is_over and step.reason != "ephemeral"

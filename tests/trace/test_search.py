@@ -1,0 +1,134 @@
+"""Messages are found by topic, channel, time and state; topics and channels have figures."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from pyqd.trace.database import Database
+from pyqd.trace.figures import figures_of
+from pyqd.trace.search import Query, find
+from tests.support.trace_log import AT_US, TraceLog, add_all
+from tests.trace.conftest import Store
+
+SECOND_US = 1_000_000
+
+
+def second(number: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=AT_US + number * SECOND_US)
+
+
+CONDITIONS: list[tuple[dict[str, Any], set[int]]] = [
+    ({}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 11}),
+    ({"topic": "returns"}, {11}),
+    ({"topic": "orders", "channel": "a"}, {1, 2, 3, 4, 5, 6, 7, 8, 9}),
+    ({"channel": "b"}, {11}),
+    ({"topic": "orders", "channel": "b"}, set()),
+    ({"state": "finished"}, {1, 2, 3}),
+    ({"state": "unfinished"}, {4, 7, 8, 9, 11}),
+    ({"state": "waiting"}, {9}),
+    ({"state": "in_flight"}, {7, 11}),
+    ({"state": "requeued"}, {4}),
+    ({"state": "dead_lettered"}, {5}),
+    ({"state": "cancelled"}, {6}),
+    ({"state": "disconnected"}, {8}),
+    ({"state": "timed_out"}, set()),
+    ({"attempts_above": 1}, {3, 11}),
+    ({"attempts_above": 6}, {11}),
+    ({"slower_than": timedelta(seconds=10)}, {2}),
+    ({"slower_than": timedelta(seconds=4), "state": "finished"}, {2, 3}),
+    ({"since": second(8), "until": second(10)}, {7, 8, 9}),
+    ({"since": second(8), "topic": "orders", "channel": "a", "state": "unfinished"}, {7, 8, 9}),
+]
+
+
+@pytest.fixture
+def filled(database: Database, log: TraceLog, store: Store) -> Database:
+    """A database with messages in all states. Message N was published at second N, and sent a second later."""
+
+    def send(guid: int, *ends: str, channel: str = "a", attempt: int = 1, took_s: float = 2) -> None:
+        at_us = AT_US + (guid + 1) * SECOND_US
+        log.add("sent", guid, channel=channel, client="10.0.0.2:5", attempt=attempt, at_us=at_us)
+        for end in ends:
+            log.add(end, guid, channel=channel, attempt=attempt, at_us=at_us + round(took_s * SECOND_US))
+
+    for guid in range(1, 11):
+        log.add("published", guid, size=100, at_us=AT_US + guid * SECOND_US)
+        log.add("stored", guid, channel="a", at_us=AT_US + guid * SECOND_US)
+    send(1, "finished", took_s=0.5)
+    send(2, "finished", took_s=60)
+    send(3, "requeued")
+    send(3, "finished", attempt=2, took_s=4)
+    send(4, "requeued")
+    send(5, "timed_out", "dead_lettered")
+    send(6, "requeued", "cancelled")
+    send(7)
+    send(8, "client_gone")
+    # 9 waits, 10 was dropped.
+    store()
+    log.add("dropped", 10, channel="a", reason="ephemeral", at_us=AT_US + 20 * SECOND_US)
+    log.add("published", 11, "returns", size=7, at_us=AT_US + 11 * SECOND_US)
+    log.add("sent", 11, "returns", "b", attempt=7, at_us=AT_US + 12 * SECOND_US)
+    store()
+    return database
+
+
+def test_messages_are_found_by_conditions(filled: Database) -> None:
+    for conditions, expected in CONDITIONS:
+        assert {int(row.message_id, 16) for row in find(filled, Query(**conditions))} == expected, conditions
+
+
+def test_a_found_message_says_what_became_of_it(filled: Database) -> None:
+    (row,) = find(filled, Query(state="finished", attempts_above=1))
+    assert (row.message_id, row.topic, row.channel, row.nsqd) == ("0000000000000003", "orders", "a", "broker:4151")
+    assert (row.state, row.at, row.attempts, row.client) == ("finished", second(4), 2, "10.0.0.2:5")
+    assert (row.published_at, row.outcome_at) == (second(3), second(8))
+    assert row.taken_s == pytest.approx(5.0, abs=0.001)
+
+
+def test_the_newest_messages_are_found_first(filled: Database) -> None:
+    found = [int(row.message_id, 16) for row in find(filled, Query(limit=3))]
+    assert found == [11, 9, 8] or found == [11, 8, 9]
+
+
+def test_what_was_emptied_is_not_unfinished(filled: Database, log: TraceLog, store: Store) -> None:
+    log.add("dropped", 0, channel="a", reason="emptied", count=5)
+    store()
+    assert {int(row.message_id, 16) for row in find(filled, Query(state="unfinished"))} == {11}
+
+
+def test_figures_of_topics_and_channels(filled: Database) -> None:
+    figures = figures_of(filled)
+    assert [(topic.topic, topic.message_count, topic.size_bytes) for topic in figures.topics] == [
+        ("orders", 10, 1000),
+        ("returns", 1, 7),
+    ]
+    assert (figures.topics[0].first_at, figures.topics[0].last_at) == (second(1), second(10))
+    orders, returns = figures.channels
+    assert (orders.topic, orders.channel, orders.delivery_count) == ("orders", "a", 9)
+    assert orders.outcomes == {
+        "finished": 3,
+        "requeued": 2,
+        "dead_lettered": 1,
+        "cancelled": 1,
+        "in_flight": 1,
+        "disconnected": 1,
+    }
+    assert orders.percentiles_s == {50: 5.0, 90: 100.0, 99: 100.0}
+    assert returns.percentiles_s == {50: None, 90: None, 99: None}
+
+
+def test_figures_of_a_topic_and_a_span_of_time(filled: Database) -> None:
+    figures = figures_of(filled, "orders", second(2), second(4))
+    assert [topic.message_count for topic in figures.topics] == [2]
+    assert [channel.delivery_count for channel in figures.channels] == [2]
+
+
+def test_a_message_of_another_broker_with_the_same_id_is_apart(filled: Database) -> None:
+    log = TraceLog()
+    add_all(log, [("sent", 4), ("finished", 4)])
+    filled.write(filled.node("another log", "another:4151"), log.decoded())
+    found = find(filled, Query(state="unfinished"))
+    assert "0000000000000004" in {row.message_id for row in found}
