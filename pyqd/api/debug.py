@@ -49,7 +49,7 @@ INDEX = """\
 /debug/pprof/cmdline                the command line
 POST /debug/heap/start?frames=1     trace which line of source holds how much memory; this costs time and memory
 POST /debug/heap/stop               trace no more
-POST /debug/freememory              collect garbage, give free memory back to the system
+POST /debug/freememory              collect garbage, return free memory to the system
 """
 
 
@@ -172,7 +172,7 @@ class DebugRoutes:
         """Collect garbage and return free memory to the system. Switches: yes."""
         before = resident_bytes()
         gevent.get_hub().threadpool.apply(release_free_memory)
-        return text(f"{max(0, before - resident_bytes())} bytes given back\n")
+        return text(f"{max(0, before - resident_bytes())} bytes returned\n")
 
 
 def form_of(request: Request) -> Query:

@@ -99,7 +99,7 @@ class Daemon:
         self.capacity = Capacity.of_machine(options)
         self.broker = Broker(options, files, in_background=self.background.run, capacity=self.capacity)
         self.broker.scheduler.on_error = self.on_turn_error
-        self.turns = LoopDriver(self.hub, self.broker.scheduler)
+        self.loop_driver = LoopDriver(self.hub, self.broker.scheduler)
         self.direct = DirectWriter(self.hub)
         soon, after_poll = self.hub.loop.run_callback, AfterPoll(self.hub).call
         self.commit = GroupCommit(self.broker, self.commit_background.run, soon, self.direct.write, after_poll)
@@ -320,7 +320,7 @@ class Daemon:
             if self.syncer.sync_all():
                 self.broker.mark_clean()
         logger.info("NSQ: stopping subsystems")
-        self.turns.stop_timer()
+        self.loop_driver.stop_timer()
         # Before the lock is released and another daemon may take the directory.
         self.background.stop()
         self.commit_background.stop()

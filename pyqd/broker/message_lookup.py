@@ -36,7 +36,7 @@ FAILED: Final = "failed"
 REFUSAL_OF: Final = {AT_IN_FLIGHT: IN_FLIGHT, AT_FINISHED: FINISHED, AT_HELD: HELD, AT_UNKNOWN: UNKNOWN}
 STATE_OF: Final = {AT_QUEUED: READY, AT_RETURNED: READY, AT_DEFERRED: DEFERRED}
 
-CHANNELS_PER_TURN: Final = 8
+CHANNELS_PER_SLICE: Final = 8
 
 Change = Callable[[MessageLookup], None]
 
@@ -68,7 +68,7 @@ def change_message(topic: Topic, channels: Iterable[Channel], guid: int, change:
     """Change a message on channels, one by one. Raises: TopicGone."""
     outcomes: list[Outcome] = []
     for channel in channels:
-        if len(outcomes) % CHANNELS_PER_TURN == CHANNELS_PER_TURN - 1:
+        if len(outcomes) % CHANNELS_PER_SLICE == CHANNELS_PER_SLICE - 1:
             pause()
         outcome = change_on_channel(topic, channel, guid, change, pause)
         if outcome is not None:

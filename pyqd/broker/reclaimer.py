@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyqd.broker.topic import Topic
 
 QUIET_NS = 30 * SECOND_NS
-MOVED_PER_TURN = 1000
+MOVED_PER_RUN = 1000
 COMPACTED_AGE_NS = 10 * SECOND_NS
 COMPACTED_LOG_BYTES_MIN = 1 << 20
 # A segment is cleared if less than one in so many of its messages is unfinished, or if so many others follow it.
@@ -58,7 +58,7 @@ class Reclaimer:
             if topic.retention_time_ns:
                 topic.trim_finished()
             self.clear_old_segments()
-        self.compact_parked(MOVED_PER_TURN)
+        self.compact_parked(MOVED_PER_RUN)
         if topic.log.end != self._quiet_end:
             self._quiet_end = topic.log.end
             self._quiet_since_ns = now_ns
@@ -71,7 +71,7 @@ class Reclaimer:
 
     def clear_old_segments(self) -> None:
         """Move the unfinished messages out of the oldest segments."""
-        remaining = MOVED_PER_TURN
+        remaining = MOVED_PER_RUN
         while remaining > 0:
             moved = self.clear_first_segment(remaining)
             if moved == 0:

@@ -25,7 +25,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 POSITION_MAX: Final = 2**64 - 1
 # Bytes copied in one pass of the loop.
-BYTES_PER_TURN: Final = 1 << 20
+BYTES_PER_SLICE: Final = 1 << 20
 
 Pause = Callable[[], None]
 
@@ -149,13 +149,13 @@ def read_range(topic: Topic, place: Place, stop: int, bytes_max: int, pause: Pau
     following, count, left = first, 0, bytes_max
     while True:
         until = min(readable_end(topic), reader.ordinal_of(stop))
-        data, found, behind = reader.read_raw(ordinal, until, min(left, BYTES_PER_TURN))
+        data, found, behind = reader.read_raw(ordinal, until, min(left, BYTES_PER_SLICE))
         if parts and len(data) > left:
             break
         parts.append(data)
         count += found
         ordinal, following = behind, max(first, reader.position_of(behind))
-        if left <= BYTES_PER_TURN or ordinal >= until:
+        if left <= BYTES_PER_SLICE or ordinal >= until:
             break
         left -= len(data)
         pause()

@@ -272,7 +272,7 @@ class Topic(TopicCore):
     def abandon(self) -> None:
         """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no.
 
-        Of many channels some are dropped at once and the others in the topic's next turns.
+        Of many channels some are dropped at once and the others in the topic's next runs.
         """
         self.exiting = True
         self.refuse_queued()

@@ -19,8 +19,8 @@ from greenlet import getcurrent, greenlet
 
 from pyqd.primitives.memory import memory_stats
 
-GREENLETS_PER_TURN = 500
-OBJECTS_PER_TURN = 50_000
+GREENLETS_PER_SLICE = 500
+OBJECTS_PER_SLICE = 50_000
 FRAMES_MAX = 60
 TYPES_SHOWN = 30
 LINES_SHOWN_MAX = 500
@@ -63,7 +63,7 @@ def greenlets_text(names: Iterable[tuple[Any, str]], pause: Pause) -> str:
         # The part after the slash names the greenlet's next callback and contains addresses.
         name = name_of.get(id(found), type(found).__name__)
         count_of[name, stack_of(frame)] += 1
-        if total % GREENLETS_PER_TURN == 0:
+        if total % GREENLETS_PER_SLICE == 0:
             pause()
     parts = [f"{total} greenlets\n"]
     for (name, stack), count in count_of.most_common():
@@ -92,8 +92,8 @@ def heap_text(line_count: int, pause: Pause) -> str:
     parts.append("\nobjects the collector knows, by type\n")
     count_of: Counter[type] = Counter()
     objects = gc.get_objects()
-    for start in range(0, len(objects), OBJECTS_PER_TURN):
-        count_of.update(map(type, objects[start : start + OBJECTS_PER_TURN]))
+    for start in range(0, len(objects), OBJECTS_PER_SLICE):
+        count_of.update(map(type, objects[start : start + OBJECTS_PER_SLICE]))
         pause()
     del objects
     parts += [

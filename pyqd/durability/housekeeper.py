@@ -17,7 +17,7 @@ from pyqd.primitives.errors import StorageError
 
 LOOK_S = 5.0
 LOOK_SHORT_OF_ROOM_S = 0.25
-TOPICS_PER_TURN = 128
+TOPICS_PER_SLICE = 128
 
 
 class Housekeeper:
@@ -62,5 +62,5 @@ class Housekeeper:
                     topic.reclaimer.run(mono())
                 except StorageError as error:
                     log_failure(None, error)
-            if index % TOPICS_PER_TURN == 0:
+            if index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()

@@ -46,7 +46,7 @@ from pyqd.primitives.errors import StorageError
 
 # Bounds the work of gathering in one pass of the loop, and the time a shutdown waits for a running job.
 DIRTY_TOPICS_PER_JOB = 64
-TOPICS_PER_TURN = 256
+TOPICS_PER_SLICE = 256
 # Each msync flushes the disk's cache; from this number on, one flush of the whole file system is cheaper.
 RANGES_MANY = 128
 # If publishers wait for the disk, a range of this size or more is written out before its sync.
@@ -338,7 +338,7 @@ class Syncer:
             if len(job.versions) == DIRTY_TOPICS_PER_JOB:
                 yield job
                 job = self._new_job()
-            if index % TOPICS_PER_TURN == 0:
+            if index % TOPICS_PER_SLICE == 0:
                 pause()
         if job.versions:
             yield job

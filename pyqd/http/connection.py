@@ -1,7 +1,7 @@
 """One HTTP connection: a greenlet that reads requests, has them answered in order and sends the answers.
 
 The greenlet waits for the socket before each read, even when more bytes are already there. So every connection gets its
-turn, and one read bounds the work of a turn. All connections read into one shared buffer, which is free again before
+turn, and one read bounds the work of a pass. All connections read into one shared buffer, which is free again before
 anything may switch. The answers to one read leave in one send, or in several sends when they are large. The short path
 of the connection, if there is one, answers its requests before they reach this module (pyx/http/front.pyx).
 

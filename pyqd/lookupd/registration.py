@@ -8,7 +8,7 @@ from pyqd.broker.topic import Topic
 from pyqd.lookupd.channel_search import ChannelSearch
 from pyqd.lookupd.peer import LookupPeer
 
-# A command takes a microsecond of the loop. The channels of a deleted topic are all unregistered in one turn.
+# A command takes a microsecond of the loop. The channels of a deleted topic are all unregistered in one pass.
 CHANNELS_AT_ONCE_MAX: Final = 5000
 
 logger = logging.getLogger(__name__)

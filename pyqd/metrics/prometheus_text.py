@@ -21,7 +21,7 @@ from pyqd.broker.topic import Topic
 from pyqd.net.loop_driver import yield_to_loop
 from pyqd.primitives.durations import SECOND_NS
 
-CHANNELS_PER_TURN = 64
+CHANNELS_PER_SLICE = 64
 OTHER = "(other)"
 LATENCY = "pyqd_channel_processing_latency_seconds"
 LATENCY_HELP = "Time from publishing to FIN, by configured quantiles, over the last half to whole window."
@@ -166,7 +166,7 @@ class SeriesWriter:
                 if not channel.exiting:
                     self.add_channel(channel)
                 done += 1
-                if done % CHANNELS_PER_TURN == 0:
+                if done % CHANNELS_PER_SLICE == 0:
                     self._end_slice()
         if summed:
             self.add_sums(summed)
@@ -216,7 +216,7 @@ class SeriesWriter:
             add_values(topic_sums, TOPIC_FAMILIES, [topic])
             add_values(channel_sums, CHANNEL_FAMILIES, topic.channels_by_name.values())
             done += 1 + len(topic.channels_by_name)
-            if done >= CHANNELS_PER_TURN:
+            if done >= CHANNELS_PER_SLICE:
                 done = 0
                 self._pause()
         for families, sums, labels in (

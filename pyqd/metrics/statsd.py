@@ -30,7 +30,7 @@ from pyqd.primitives.errors import reason_of
 from pyqd.primitives.memory import memory_stats
 from pyqd.primitives.names import is_ephemeral_str
 
-TOPICS_PER_TURN = 16
+TOPICS_PER_SLICE = 16
 CONNECT_S = 1.0
 # Part of an interval that is kept for making the lines.
 UNSPREAD_S = 1.0
@@ -209,7 +209,7 @@ class StatsdPusher:
                 stats = topic_stats(topic, NOTHING_OF_CLIENTS, yield_to_loop if pause else None)
                 assert stats is not None, "no channel was asked for"
                 yield from topic_entries(stats, exclude)
-            if pause and index % TOPICS_PER_TURN == 0:
+            if pause and index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()
         if options.statsd_mem_stats:
             yield from memory_entries()

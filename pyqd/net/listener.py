@@ -21,7 +21,7 @@ from pyqd.primitives.addresses import Address, TcpAddress, UnixAddress
 from pyqd.primitives.errors import StartupError
 
 BACKLOG_MAX = 4096
-ACCEPTED_PER_TURN_MAX = 64
+ACCEPTED_PER_PASS_MAX = 64
 ACCEPTING_S = 0.002
 RETRY_S = 0.1
 UNIX_REMOTE = "@"
@@ -103,7 +103,7 @@ class Listener:
     def _accept(self) -> None:
         assert self._socket is not None
         end_s = time.thread_time() + ACCEPTING_S
-        for count in range(ACCEPTED_PER_TURN_MAX):
+        for count in range(ACCEPTED_PER_PASS_MAX):
             if count and time.thread_time() >= end_s:
                 return
             try:

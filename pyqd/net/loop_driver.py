@@ -74,7 +74,7 @@ class LoopDriver:
 
 
 def yield_to_loop() -> None:
-    """Return when the loop has polled its sockets and other long work has had its turn. Switches: yes."""
+    """Return when the loop has polled its sockets and has run a slice of the other long work. Switches: yes."""
     slice_queue_of(gevent.get_hub()).wait()
 
 

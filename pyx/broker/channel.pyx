@@ -76,10 +76,10 @@ from pyqd.primitives.errors import StorageError
 
 cdef enum:
     RING_FIRST = 10000                   # a ring that long is served before fresh messages
-    DUE_WORK = 200                       # releasing or expiring a message, as work of a turn
+    DUE_WORK = 200                       # releasing or expiring a message, in units of work
     RETRY_NS = 1000000000                # after a full disk
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
-    LOOK_AGAIN_NS_MAX = 10000000000      # the wall clock may jump: due times are looked at this often
+    RECHECK_NS_MAX = 10000000000      # the wall clock may jump: due times are checked this often
 
 
 cdef class ChannelCore(Scheduled):
@@ -148,14 +148,14 @@ cdef class ChannelCore(Scheduled):
         cdef int held_back_count = 0
         while True:
             record = NULL
-            if self.ready.count == 0 or not (self.ready_turn or self.ready.count > RING_FIRST):
+            if self.ready.count == 0 or not (self.ready_next or self.ready.count > RING_FIRST):
                 record = self.take_fresh()
                 entry = ReadyEntry(record=record, fingerprint=0, attempts=0, source=FROM_TOPIC)
-                self.ready_turn = True
+                self.ready_next = True
             if record == NULL:
                 if self.ready.count == 0:
                     return 0
-                self.ready_turn = False
+                self.ready_next = False
                 entry = self.ready.pop()
             if consumer.sample_rate != 0 and consumer.sampled_out():
                 if not self.try_finish(&entry, REASON_SAMPLED):
@@ -262,7 +262,7 @@ cdef class ChannelCore(Scheduled):
         return True
 
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1:
-        """REQ: give the message back, to be delivered again at once (delay 0) or after a delay.
+        """REQ: requeue the message: it is delivered again at once (delay 0) or after a delay.
 
         Raises: StorageError when it cannot be parked; it stays in flight then.
         """
@@ -370,7 +370,7 @@ cdef class ChannelCore(Scheduled):
             self.trace.note_many(STORED, guid, REASON_SEEK, stored_count, now_ns)
 
     cdef int wake(self) except -1:
-        """Sort and publish dead letters, park, and deliver, as far as the work of this turn goes."""
+        """Sort and publish dead letters, park, and deliver, as far as the work budget of this pass goes."""
         cdef uint64_t delivered_before = self.delivered_count
         cdef bint began_without_tokens = False
         if self.exiting:
@@ -387,12 +387,12 @@ cdef class ChannelCore(Scheduled):
             self.catch_up(False)
         if self.ephemeral:
             self.drop_excess()
-        # Before a look at the ledger: that of an idle channel may not be mapped.
+        # The consumers are checked first: the ledger of an idle channel may not be mapped.
         if len(self.dispatcher.consumers) != 0 and not self.ledger.header.paused:
             self.share_out(delivered_before)
         if self.dispatcher.rate_limit is not None:
             # Do not test only the current tokens: a token that arrived after the last check would leave the channel
-            # without a timer. A turn that had tokens and delivered nothing was not held up by them.
+            # without a timer. A run that had tokens and delivered nothing was not held up by them.
             self.throttled = self.available() != 0 and (
                 began_without_tokens or self.delivered_count != delivered_before or self.dispatcher.deliverable() == 0)
             self.set_next_timer(mono_ns())
@@ -439,7 +439,7 @@ cdef class ChannelCore(Scheduled):
         cdef int64_t wait_ns
         if self.parking.waiting_count() != 0:
             wait_ns = self.parking.parked.next_due() - wall_ns()
-            due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> LOOK_AGAIN_NS_MAX))
+            due = min(due, now_ns + min(max(wait_ns, <int64_t> 0), <int64_t> RECHECK_NS_MAX))
         if self.throttled:
             due = min(due, self.dispatcher.rate_limit.ready_ns())
         if self.dead_letters.pending.count != 0:
@@ -450,7 +450,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int expire(self, int64_t now_ns) except -1:
-        """Take back messages in flight whose deadlines have passed, as far as the work of this turn goes.
+        """Requeue the messages in flight whose deadlines have passed, as far as the work budget of this pass goes.
 
         Returns: their number.
         """
@@ -511,7 +511,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int catch_up(self, bint whole) except -1:
-        """Go on parking lagging messages, now as far as the work of this turn goes, and then in turns to come.
+        """Go on parking lagging messages, now as far as the work budget of this pass goes, then in later passes.
 
         whole: all now. If there is no space to park, a timer retries.
         """
@@ -539,7 +539,7 @@ cdef class ChannelCore(Scheduled):
         self.catch_up(True)
 
     cdef int settle_some(self, bint whole) except -1:
-        """Settle origins whose parked records are durable, as far as the work of this turn goes. whole: all now."""
+        """Settle origins of durable parked records, as far as the work budget of this pass goes. whole: all now."""
         if not self.parking.settle_some(whole):
             self.readable.scheduler.request_wake(self)
         return self.note_parking()
@@ -547,13 +547,13 @@ cdef class ChannelCore(Scheduled):
     def settle(self, uint64_t end, bint whole=False):
         """Finish the origins of parked records below an ordinal, which are on stable storage.
 
-        As far as the work of this turn goes, and the rest in turns to come. whole: all now.
+        As far as the work budget of this pass goes, and the rest in later passes. whole: all now.
         """
         self.parking.settle_end = max(self.parking.settle_end, end)
         self.settle_some(whole)
 
     cdef int drop_excess(self) except -1:
-        """Keep an ephemeral channel within --mem-queue-size, unless a consumer takes messages in this very turn.
+        """Keep an ephemeral channel within --mem-queue-size, unless a consumer takes messages in this very run.
 
         The newest messages beyond it are finished unread. Source: docs/nsq/broker-semantics.md, "Topic lifecycle".
         """
@@ -569,7 +569,7 @@ cdef class ChannelCore(Scheduled):
         return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
 
     cdef bint sort_rest(self) except -1:
-        """Sort by the limit of attempts as far as the work of this turn goes.
+        """Sort by the limit of attempts as far as the work budget of this pass goes.
 
         Returns: True if all messages are sorted; if not, another run follows.
         """
@@ -614,7 +614,7 @@ cdef class ChannelCore(Scheduled):
     def limit_attempts(self, uint16_t attempts_max):
         """Make dead letters of messages that have been delivered this often, from now on; 0: of none.
 
-        Of many messages waiting for redelivery some are sorted at once, the others in the channel's next turns.
+        Of many messages waiting for redelivery some are sorted at once, the others in the channel's next runs.
         """
         self.dead_letters.change_limit(attempts_max)
         self.dead_letters.sort_some(self.readable.scheduler)

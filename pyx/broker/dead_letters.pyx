@@ -33,9 +33,9 @@ from pyqd.hot.wire.trace_events cimport DEAD_LETTERED, REASON_ATTEMPTS
 from pyqd.primitives.errors import StorageError
 
 cdef enum:
-    SORT_WORK = 30                       # of an entry, as work of a turn
+    SORT_WORK = 30                       # of an entry, in units of work
     SORTED_AT_ONCE = 1000
-    PUBLISHED_PER_TURN = 256
+    PUBLISHED_PER_RUN = 256
     UNSYNCED_MAX = 10000                 # further dead letters wait until a sync has covered these
     RETRY_NS = 1000000000
     BUSY_NS = 1000000                    # the dead-letter topic stores a large batch
@@ -117,7 +117,7 @@ cdef class DeadLetterPolicy:
         cdef list letters = []
         error = None
         try:
-            while self.may_publish() and len(letters) < PUBLISHED_PER_TURN:
+            while self.may_publish() and len(letters) < PUBLISHED_PER_RUN:
                 letters.append(self.publish_first(topic))
         except StorageError as failure:
             error = failure

@@ -52,9 +52,9 @@ cdef class Dispatcher:
         return False
 
     cdef Outcome share_out(self, uint64_t depth, Scheduler scheduler) except *:
-        """Share `depth` messages among the nearest consumers that can take them, as far as the work of this turn goes.
+        """Share `depth` messages among the nearest consumers that can take them; each gets an equal part at most.
 
-        Each gets an equal part at most.
+        Ends early if the work budget of this pass is used up.
         """
         cdef Consumer consumer
         cdef Outcome outcome = SHARED_OUT

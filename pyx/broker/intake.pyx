@@ -1,12 +1,12 @@
 """Publishes of a topic that are stored in slices, and those that came behind them, in order.
 
 Problem: a batch of a million messages takes tens of milliseconds to store, becomes visible all at once, and must not
-hold the loop. So a batch above SLICED_BYTES_MIN is queued here: each turn appends some of its messages behind the log's
-end and sets the batch aside (pyx/diskqueue/batchwriter.pyx), and the last turn makes all of them visible. As ordinals
+hold the loop. So a batch above SLICED_BYTES_MIN is queued here: each run appends some of its messages behind the log's
+end and sets the batch aside (pyx/diskqueue/batchwriter.pyx), and the last run makes all of them visible. As ordinals
 are dense, no other message can be accepted meanwhile: whatever is published to the topic queues up behind, a single
 message too. The publisher's connection waits, the loop does not. A publish to a topic without a queue never comes here.
 
-A slice is bounded by the work that is left of the turn of the loop, so many large batches at once, to different topics,
+A slice is bounded by the remaining work budget of the pass, so many large batches at once, to different topics,
 share one budget.
 
 A batch that cannot be stored is refused as a whole: nothing of it was visible, and the log ends where it ended. If the
@@ -118,7 +118,7 @@ cdef class Intake(Scheduled):
         return self.topic.scheduler.request_wake(self)
 
     cdef int wake(self) except -1:
-        """Store as much as the work of this turn allows."""
+        """Store as much as the work budget of this pass allows."""
         cdef QueuedBatch queued
         while self.waiting:
             queued = self.waiting[0]
@@ -166,7 +166,7 @@ cdef class Intake(Scheduled):
         return 0
 
     cdef int add_slice(self, MessageBatch* batch) except -1:
-        """Add messages of a batch, one at least, as far as the work of this turn goes. Raises: StorageError."""
+        """Add messages of a batch, one at least, as far as the work budget of this pass goes. Raises: StorageError."""
         cdef uint64_t left_bytes = SLICE_BYTES_MAX
         cdef uint64_t span
         while batch.done < batch.count:

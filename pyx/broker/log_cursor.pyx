@@ -24,7 +24,7 @@ from pyqd.hot.wire.record cimport RECORD_VALID, record_verdict
 from pyqd.primitives.errors import StorageError
 
 cdef enum:
-    SKIPPED_PER_TURN = 10000
+    SKIPPED_PER_RUN = 10000
 
 
 @cython.final
@@ -135,10 +135,10 @@ cdef class LogCursor:
     cdef bint skip_finished(self) except -1:
         """Move over finished records, so that they do not hold a segment while the channel is idle.
 
-        Cost: one step per record, at most SKIPPED_PER_TURN. Returns: True if there are more.
+        Cost: one step per record, at most SKIPPED_PER_RUN. Returns: True if there are more.
         """
         cdef const Record* record
-        for _ in range(SKIPPED_PER_TURN):
+        for _ in range(SKIPPED_PER_RUN):
             self.leave_drained()
             if self.ledger.header.cursor >= self.readable.end or not self.ledger.next_is_finished():
                 return False
@@ -153,7 +153,7 @@ cdef class LogCursor:
         return True
 
     cdef int note_finished_ahead(self) except -1:
-        """Request a trim, which calls `skip_finished`, if the record at the cursor was finished before its turn."""
+        """Request a trim, which calls `skip_finished`, if the record at the cursor was finished before it was reached."""
         if self.ledger.next_is_finished():
             self.readable.request_trim()
         return 0

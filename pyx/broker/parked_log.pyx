@@ -202,7 +202,7 @@ cdef class ParkedLog:
         if self.free_slot == 0:
             self.grow()
         if self.origins_gap + self.unsettled() == self.origins_capacity:
-            self.make_room_for_origins(1)
+            self.reserve_origins(1)
         self.log.reserve(span_bytes)
         return 0
 
@@ -210,10 +210,10 @@ cdef class ParkedLog:
         """Reserve memory for so many slots and origins. Raises: MemoryError (nothing changed)."""
         while self.capacity - self.dues.count < count:
             self.grow()
-        self.make_room_for_origins(count)
+        self.reserve_origins(count)
         return 0
 
-    cdef int make_room_for_origins(self, uint64_t count) except -1:
+    cdef int reserve_origins(self, uint64_t count) except -1:
         """Reserve memory behind the last origin for so many more. Raises: MemoryError (nothing changed)."""
         if self.origins_capacity - self.origins_gap - self.unsettled() >= count:
             return 0
@@ -235,7 +235,7 @@ cdef class ParkedLog:
         return 0
 
     cdef int park(self, const Record* record, uint8_t source, uint16_t attempts, int64_t due_ns) except -1:
-        """Copy a record here, due at `due_ns` (Unix); it is the origin, to be finished when `settle` gives it back.
+        """Copy a record here, due at `due_ns` (Unix); it is the origin, to be finished by `settle`.
 
         Raises: StorageError, MemoryError (nothing is parked).
         """

@@ -7,8 +7,8 @@ A deferred record is parked: it is copied to the channel's parked log under its 
 origin, to be finished when that is safe (see pyx/broker/parked_log.pyx). A requeue with a delay parks as well, whether
 the record came from the topic's log or from the parked one.
 
-Deferred messages are parked when they are published, as far as the work of a turn of the loop goes. Beyond that a
-channel *lags*: it goes on parking in order from the place it has reached, a slice in each of its turns, until it has
+Deferred messages are parked when they are published, as far as the work budget of a pass of the loop goes. Beyond that
+a channel *lags*: it goes on parking in order from the place it has reached, a slice in each of its runs, until it has
 caught up. Lagging messages count as deferred, and `step_over` parks those that the cursor meets. A kill in between
 leaves `parked_below` at the place that parking has reached; a start goes on there.
 
@@ -41,7 +41,7 @@ from pyqd.hot.wire.record cimport record_ordinal, record_span
 from pyqd.primitives.errors import StorageError
 
 cdef enum:
-    # As work of a turn.
+    # In units of work.
     WALK_WORK = 10                       # of a record walked over
     VERIFY_SHARE = 8                     # of its bytes, if it has to be verified
     SETTLE_WORK = 20
@@ -202,7 +202,7 @@ cdef class Parking:
         return 0
 
     cdef bint settle_some(self, bint whole) except -1:
-        """Finish origins of records below `settle_end`, as far as the work of this turn goes. whole: all.
+        """Finish origins of records below `settle_end`, as far as the work budget of this pass goes. whole: all.
 
         Returns: True if all are finished.
         """
@@ -293,7 +293,7 @@ cdef class Parking:
         return 0
 
     cdef Progress catch_up(self, bint whole) except *:
-        """Go on parking lagging messages, as far as the work of this turn goes. whole: all of them.
+        """Go on parking lagging messages, as far as the work budget of this pass goes. whole: all of them.
 
         If there is no space to park, the messages count as queued.
         """

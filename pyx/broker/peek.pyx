@@ -45,10 +45,10 @@ from pyqd.hot.wire.record cimport (
 
 cdef enum:
     PAGE_BYTES_MAX = 4 << 20             # of bodies; a page ends with the one that goes beyond
-    RECORDS_PER_TURN = 20000             # walked over in one part
+    RECORDS_PER_SLICE = 20000             # walked over in one part
     RUN_TO_SKIP = 1000                   # finished records that are skipped rather than walked over
     ENTRIES_FROM_TOP_MAX = 5000          # taken from a heap in order
-    SLOTS_PER_TURN = 50000
+    SLOTS_PER_SLICE = 50000
     SLOTS_PER_INSERT = 20                # cost of keeping one, in slots read
 
 
@@ -77,13 +77,13 @@ def dead_letter_page(ChannelCore channel not None, uint64_t number, uint64_t cou
 cdef tuple ring_page(ReadyRing ring, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
     cdef uint64_t end = ring.end()
     cdef const ReadyEntry* entry
-    cdef uint64_t room_bytes = PAGE_BYTES_MAX
+    cdef uint64_t free_bytes = PAGE_BYTES_MAX
     rows = []
     number = max(number, ring.first)
-    while number < end and <uint64_t> len(rows) < count_max and room_bytes:
+    while number < end and <uint64_t> len(rows) < count_max and free_bytes:
         entry = ring.at(number)
         rows.append(row_of(entry.record, entry.attempts, body_bytes_max, entry.source == FROM_TOPIC))
-        room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
+        free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> entry.record.size_bytes))
         number += 1
     return rows, number, number >= end
 
@@ -101,16 +101,16 @@ def in_flight_page(ChannelCore channel not None, uint64_t slot, uint64_t count_m
     """
     cdef uint32_t at = <uint32_t> min(slot, <uint64_t> channel.slots.capacity)
     cdef int64_t since_mono_ns = wall_ns() - mono_ns()
-    cdef uint64_t room_bytes = PAGE_BYTES_MAX
+    cdef uint64_t free_bytes = PAGE_BYTES_MAX
     cdef const Slot* held
     rows = []
-    while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and room_bytes:
+    while at < channel.slots.capacity and <uint64_t> len(rows) < count_max and free_bytes:
         held = channel.slots.used(at)
         if held != NULL:
             rows.append(row_of(held.record, held.attempts, body_bytes_max, held.source == FROM_TOPIC) + (
                 client_of(channel, held.consumer), held.delivered_ns + since_mono_ns,
                 channel.slots.deadline_of(at) + since_mono_ns))
-            room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
+            free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> held.record.size_bytes))
         at += 1
     return rows, at, at >= channel.slots.capacity
 
@@ -140,7 +140,7 @@ cdef class DeferredSearch:
             self.reading_slots = True
             self.worst_due_ns = INT64_MAX
             self.best = []
-        while self.next_slot < parked.capacity and cost < SLOTS_PER_TURN:
+        while self.next_slot < parked.capacity and cost < SLOTS_PER_SLICE:
             cost += 1 + SLOTS_PER_INSERT * self.add_slot(self.next_slot)
             self.next_slot += 1
         if self.next_slot < parked.capacity:
@@ -195,7 +195,7 @@ cdef class DeferredSearch:
     def page(self, uint64_t body_bytes_max):
         """Return (rows, (due time, slot) to go on behind, at the end?), once the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
-        cdef uint64_t room_bytes = PAGE_BYTES_MAX
+        cdef uint64_t free_bytes = PAGE_BYTES_MAX
         cdef const Record* record
         cdef uint32_t slot
         cdef int64_t due_ns
@@ -203,14 +203,14 @@ cdef class DeferredSearch:
         after = (self.after_due_ns, self.after_slot)
         rows = []
         for due_ns, slot in self.best:
-            if room_bytes == 0:
+            if free_bytes == 0:
                 break
             seen += 1
             after = (due_ns, slot)
             record = parked.waiting_in(slot)
             if record != NULL and parked.due_in(slot) == due_ns:
                 rows.append(row_of(record, record_attempts(record), body_bytes_max, False))
-                room_bytes -= min(room_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+                free_bytes -= min(free_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
         return rows, after, seen < self.count_max and seen == <uint64_t> len(self.best)
 
 
@@ -227,7 +227,7 @@ cdef class QueueWalk:
         self.ordinal = max(ordinal, self.readable.end if channel is None else channel.ledger.header.cursor)
         self.ordinal = self.next_unfinished(self.ordinal)
         self.rows = []
-        self.room_bytes = PAGE_BYTES_MAX
+        self.free_bytes = PAGE_BYTES_MAX
 
     cdef uint64_t end(self) noexcept:
         return self.readable.log.end if self.channel is None else self.readable.end
@@ -262,7 +262,7 @@ cdef class QueueWalk:
         """
         cdef Log log = self.readable.log
         cdef uint64_t start = self.readable.end if self.channel is None else self.channel.ledger.header.cursor
-        cdef uint64_t left = RECORDS_PER_TURN
+        cdef uint64_t left = RECORDS_PER_SLICE
         cdef uint64_t offset, ordinal, unfinished
         cdef Segment segment
         cdef const Record* record
@@ -298,8 +298,8 @@ cdef class QueueWalk:
                     <const char*> record, segment.tail - (<const char*> record - segment.base), record.seq
             ) == RECORD_VALID:
                 self.rows.append(row_of(record, 0, body_bytes_max, True))
-                self.room_bytes -= min(self.room_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
-                if <uint64_t> len(self.rows) == count_max or self.room_bytes == 0:
+                self.free_bytes -= min(self.free_bytes, min(body_bytes_max, <uint64_t> record.size_bytes))
+                if <uint64_t> len(self.rows) == count_max or self.free_bytes == 0:
                     self.ordinal = ordinal
                     return True
         self.ordinal = ordinal

@@ -30,7 +30,7 @@ from pyqd.hot.primitives.bitmap cimport ring_count
 from pyqd.hot.wire.record cimport Record, record_ordinal, record_span
 
 cdef enum:
-    RECORDS_PER_TURN = 100000
+    RECORDS_PER_SLICE = 100000
 
 
 cdef uint64_t finished_in(Ledger ledger, uint64_t start, uint64_t end) noexcept:
@@ -86,7 +86,7 @@ def seek_effect(ChannelCore channel not None, uint64_t target):
     cdef uint64_t ahead = max(target, cursor)
     cdef uint64_t left_out = cancelled_in(channel, target, end)
     cdef uint64_t holes, redeliver, finished, skip = 0
-    # Finished ahead of the cursor: parked, dropped or cancelled before their turn.
+    # Finished ahead of the cursor: parked, dropped or cancelled before the cursor met them.
     finished = finished_in(ledger, ahead, end) - missing_in(log, ahead, end) - cancelled_in(channel, ahead, end)
     redeliver = finished
     if target < cursor:
@@ -122,7 +122,7 @@ cdef class SeekPlace:
     def step(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
         """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
         cdef const Record* record
-        cdef uint64_t left = RECORDS_PER_TURN
+        cdef uint64_t left = RECORDS_PER_SLICE
         cdef uint64_t end = min(topic.readable.end, topic.state.deferred_below)
         cdef uint64_t found = 0
         cdef uint64_t change_count = 0 if self.channel.cancelled is None else self.channel.cancelled.change_count

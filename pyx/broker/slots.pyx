@@ -83,7 +83,7 @@ cdef class SlotTable:
         return 0
 
     cdef int clear(self) except -1:
-        """Forget all that is in flight and give the memory back."""
+        """Forget all messages in flight and free the memory."""
         self.ids.clear()
         self.deadlines.clear()
         array_release(&self.slots_memory)
@@ -154,7 +154,7 @@ cdef class ReadyRing:
         return 0
 
     cdef int release(self) noexcept:
-        """Give the memory of an empty ring back."""
+        """Free the memory of an empty ring."""
         array_release(&self.memory)
         self.entries = NULL
         self.capacity = 0

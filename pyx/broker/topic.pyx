@@ -9,9 +9,9 @@ id, and `held_from`, the ordinal of the first held message. `held_from` moves as
 over, and the kernel may write the page before the channel has a durable name. So after a power failure the start
 lowers `held_from` to `given_below`, which moves when a sync of the names is complete.
 
-Each channel parks messages with a due time, at once as far as the work of this turn of the loop goes. Beyond that the
-channels lag, and catch up in turns of their own (pyx/broker/parking.pyx). A publish is refused if there is no space for
-the parked copies.
+Each channel parks messages with a due time, at once as far as the work budget of this pass of the loop goes. Beyond
+that the channels lag, and catch up in runs of their own (pyx/broker/parking.pyx). A publish is refused if there is no
+space for the parked copies.
 
 Invariants: 1. `held_from <= end <= log.end`. 2. `deferred_below` is stored before the record with the due time is
 valid, so a start knows how far to look for records that are not parked yet. 3. `last_guid` likewise, before the record.
@@ -54,7 +54,7 @@ from pyqd.primitives.errors import CorruptionError, LaterFormatError, StorageErr
 cdef uint64_t MAGIC = 0x504f54_44515950          # "PYQDTOP\0", little-endian
 
 cdef enum:
-    DROP_WORK = 125000                   # of a turn: dropping some channels of a deleted topic
+    DROP_WORK = 125000                   # in units of work: dropping some channels of a deleted topic
 
 TOPIC_STATE_SIZE = TOPIC_STATE_BYTES
 JOURNALED_SIZE = sizeof(JournaledState)
@@ -208,7 +208,7 @@ cdef class TopicCore(Scheduled):
         return self.trace.end_publish(NULL, 0, False)
 
     cdef bint parks_at_once(self, uint64_t span_bytes, uint32_t count) noexcept:
-        """Return True if the channels park the messages of this publish at once; that is then work of this turn."""
+        """Return True if the channels park the messages of this publish at once; that is then work of this pass."""
         cdef ChannelCore channel
         cdef uint64_t work = <uint64_t> len(self.channels) * (span_bytes + <uint64_t> count * PARK_WORK)
         for channel in self.channels:
@@ -445,7 +445,7 @@ cdef class TopicCore(Scheduled):
         return 0
 
     cdef int wake_channels(self) except -1:
-        """Wake the channels, as far as the work of this turn goes; each of the others gets a wake of its own."""
+        """Wake the channels, as far as the work budget of this pass goes; each of the others gets a wake of its own."""
         cdef ChannelCore channel
         cdef Py_ssize_t count = 0
         try:
@@ -817,7 +817,7 @@ cdef class TopicCore(Scheduled):
         """After a start, with all channels attached: set the readable end, and park deferred messages that are not."""
         cdef ChannelCore channel
         cdef uint64_t start = self.readable.end
-        # A needless turn of each of many idle topics would map files again that were mapped for the load a moment ago.
+        # A needless run of each of many idle topics would map files again that were mapped for the load a moment ago.
         self.readable.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:

@@ -10,7 +10,7 @@ syncs and counts see nothing of the batch, and discarding it takes no undoing.
 A large batch that goes to pages which are not present yet is *staged*: written by pwrite(2) instead of stores through
 the mapping (pyx/diskqueue/staging.pyx). The pages then need not be populated ahead of the writer either.
 
-A very large batch is written in slices between turns of the event loop. Between two slices the batch is *set aside*.
+A very large batch is written in slices between passes of the event loop. Between two slices the batch is *set aside*.
 The caller appends nothing else to the log meanwhile. If the log continues in another segment in between (a page became
 unreadable, or the log shrank), the caller discards the batch and begins again.
 
@@ -65,7 +65,7 @@ cdef class BatchWriter:
         wrong before, and appends nothing else to the log until then.
         """
         assert self.segment is None, "another batch of this log is under way"
-        assert segment.room_bytes() >= span_bytes, "the caller has not reserved space for the batch"
+        assert segment.free_bytes() >= span_bytes, "the caller has not reserved space for the batch"
         self.segment = segment
         self.segment_number = segment.number
         self.first = NULL

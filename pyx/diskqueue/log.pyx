@@ -164,7 +164,7 @@ cdef class Log:
     cdef int reserve(self, uint64_t span_bytes) except -1:
         """Reserve space: appends of `span_bytes` in total cannot fail then. Raises: StorageError (nothing changed)."""
         assert self.batch.segment is None, "a batch is under way"
-        if self.active.room_bytes() < span_bytes:
+        if self.active.free_bytes() < span_bytes:
             self.roll(span_bytes)
         return 0
 
@@ -245,7 +245,7 @@ cdef class Log:
         """Reserve space for so many bytes, in another segment if need be. Raises: StorageError (nothing changed)."""
         cdef Segment segment
         assert self.end < ORDINAL_MASK and self.batch.segment is None
-        if (self.reuse_active(SEGMENT_HEADER_BYTES + span_bytes) and self.active.room_bytes() >= span_bytes) or (
+        if (self.reuse_active(SEGMENT_HEADER_BYTES + span_bytes) and self.active.free_bytes() >= span_bytes) or (
                 not self.closed and self.active.check_next_pages(self.files, span_bytes)):
             return self.pool.refill()
         segment = self.pool.next_segment(span_bytes)

@@ -40,7 +40,7 @@ from pyqd.hot.wire.record cimport ORDINAL_BITS, RECORD_HEADER_BYTES, RECORD_LOST
 
 cdef uint64_t MARK_BYTES = 64 << 10
 cdef uint64_t ORDINAL_MASK = (<uint64_t> 1 << ORDINAL_BITS) - 1
-WALK_BYTES_PER_TURN = 4 << 20
+WALK_BYTES_PER_SLICE = 4 << 20
 
 
 cdef const Record* record_at(Segment segment, uint64_t offset, uint64_t ordinal) noexcept:
@@ -206,7 +206,7 @@ cdef class LogReader:
             return True
         index = self.index_of(segment)
         if index.ordinal <= ordinal and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         return index.ordinal > ordinal or index.complete(segment)
 
     cdef uint64_t offset_of(self, Segment segment, uint64_t ordinal, uint64_t* found) except 0:
@@ -222,7 +222,7 @@ cdef class LogReader:
         if ordinal > at:
             index = self.index_of(segment)
             while index.ordinal <= ordinal and not index.complete(segment):
-                index.extend(segment, WALK_BYTES_PER_TURN)
+                index.extend(segment, WALK_BYTES_PER_SLICE)
             if index.count:
                 mark = index.mark_before(ordinal)
                 offset, at = mark.offset, mark.ordinal
@@ -296,7 +296,7 @@ cdef class LogReader:
         cdef Segment segment = self.segment_at_time(time_ns)
         cdef SegmentIndex index = self.index_of(segment)
         if not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         return index.complete(segment)
 
     def ordinal_at(self, int64_t time_ns):
@@ -306,7 +306,7 @@ cdef class LogReader:
         cdef const Record* record
         cdef uint64_t offset, ordinal
         while not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         if index.count:
             offset = index.mark_before_time(time_ns).offset
             ordinal = index.mark_before_time(time_ns).ordinal
@@ -343,7 +343,7 @@ cdef class LogReader:
             return True
         index = self.index_of(segment)
         if index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         return index.guid > guid or index.complete(segment)
 
     cdef const Record* find(self, uint64_t guid) except? NULL:
@@ -356,7 +356,7 @@ cdef class LogReader:
             return NULL
         index = self.index_of(segment)
         while index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         offset = index.mark_before_guid(guid).offset
         ordinal = index.mark_before_guid(guid).ordinal
         while offset < min(index.offset, segment.tail):

@@ -51,12 +51,12 @@ cdef class Scheduler:
         self.timed = []
         self.free_slots = []
         self.armed_ns = INT64_MAX
-        self.begin_turn()
+        self.begin_pass()
 
-    cdef int begin_turn(self) noexcept:
+    cdef int begin_pass(self) noexcept:
         """Reset the budget of work for a pass."""
         self.work_left = WORK_PORTION
-        self.work_behind = WORK_PER_TURN - WORK_PORTION
+        self.work_behind = WORK_PER_PASS - WORK_PORTION
         self.end_ns = INT64_MAX if self.time_max_ns == 0 else mono_ns() + self.time_max_ns
         return 0
 
@@ -90,7 +90,7 @@ cdef class Scheduler:
         cdef Py_ssize_t count = 0
         wanting = self.wanting
         self.wanting = []
-        self.begin_turn()
+        self.begin_pass()
         for item in wanting:
             item.wake_wanted = False
             count += 1
@@ -165,7 +165,7 @@ cdef class Scheduler:
         """
         cdef Scheduled item
         cdef uint32_t slot
-        self.begin_turn()
+        self.begin_pass()
         while self.deadlines.peek_due() <= now_ns and self.has_work():
             slot = self.deadlines.pop()
             item = self.timed[slot]

@@ -25,7 +25,7 @@ cdef enum:
     COMPRESSED_MAX = 32 + BLOCK_BYTES + BLOCK_BYTES // 6
     CHUNK_HEADER_BYTES = 4
     CHECKSUM_BYTES = 4
-    NO_ROOM = -1
+    NO_SPACE = -1
 
     CHUNK_COMPRESSED = 0x00
     CHUNK_STORED = 0x01
@@ -127,7 +127,7 @@ cdef class Snappy(Codec):
                 break
             got = self.decode_chunk(
                 <uint8_t> at[0], at + CHUNK_HEADER_BYTES, size_bytes, into + decoded, capacity - decoded)
-            if got == NO_ROOM:
+            if got == NO_SPACE:
                 self.more = True
                 break
             decoded += <uint64_t> got
@@ -139,7 +139,7 @@ cdef class Snappy(Codec):
 
     cdef ssize_t decode_chunk(
             self, uint8_t chunk_type, const char* body, uint64_t size_bytes, char* into, uint64_t capacity) except -2:
-        """Decode a whole chunk. Returns: the bytes it stands for, or NO_ROOM. Raises: TransportError."""
+        """Decode a whole chunk. Returns: the bytes it stands for, or NO_SPACE. Raises: TransportError."""
         if chunk_type == CHUNK_IDENTIFIER:
             if size_bytes != IDENTIFIER_BYTES or memcmp(body, IDENTIFIER, IDENTIFIER_BYTES) != 0:
                 raise TransportError(CORRUPT)
@@ -169,7 +169,7 @@ cdef class Snappy(Codec):
             if block_bytes < 0:
                 raise TransportError(CORRUPT)
         if <uint64_t> block_bytes > capacity:
-            return NO_ROOM
+            return NO_SPACE
         if chunk_type == CHUNK_STORED:
             memcpy(into, stored, stored_bytes)
         else:

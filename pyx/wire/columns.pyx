@@ -115,10 +115,10 @@ cdef Fault measure(const char* data, uint64_t end, bint skip_damaged, Walk* walk
     return SOUND
 
 
-cdef inline Fault fault_of(const Record* record, uint64_t room_bytes, uint64_t expected) noexcept nogil:
-    if room_bytes < RECORD_HEADER_BYTES:
+cdef inline Fault fault_of(const Record* record, uint64_t free_bytes, uint64_t expected) noexcept nogil:
+    if free_bytes < RECORD_HEADER_BYTES:
         return CUT_HEADER
-    if record.size_bytes == 0 or record_span(record.size_bytes) > room_bytes:
+    if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes:
         return CUT_BODY
     if record_checksum(record) != record.checksum:
         return WRONG_CHECKSUM

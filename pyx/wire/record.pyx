@@ -16,12 +16,12 @@ assert sizeof(Record) == RECORD_HEADER_BYTES
 assert RECORD_HEADER_BYTES % RECORD_ALIGN_BYTES == 0
 
 
-cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil:
-    """Check whether the record with that sequence number is at `at`, within `room_bytes`. Returns: the verdict."""
+cdef Verdict record_verdict(const char* at, uint64_t free_bytes, uint64_t seq) noexcept nogil:
+    """Check whether the record with that sequence number is at `at`, within `free_bytes`. Returns: the verdict."""
     cdef const Record* record = <const Record*> at
-    if room_bytes < RECORD_HEADER_BYTES or load_word(at) == 0 or record.seq != seq:
+    if free_bytes < RECORD_HEADER_BYTES or load_word(at) == 0 or record.seq != seq:
         return RECORD_ABSENT
-    if record.size_bytes == 0 or record_span(record.size_bytes) > room_bytes:
+    if record.size_bytes == 0 or record_span(record.size_bytes) > free_bytes:
         return RECORD_DAMAGED
     if record_checksum(record) != record.checksum:
         return RECORD_DAMAGED

@@ -56,7 +56,7 @@ def test_a_block_rate_and_freeing_memory_are_answered(server: Daemon) -> None:
     # nsqd does it, and says 500 by mistake.
     assert server.http("PUT", f"{RATE}?rate=5").status == 200
     assert server.http("PUT", RATE).status == 400
-    assert expect_text(server.http("POST", "/debug/freememory")).endswith(" bytes given back\n")
+    assert expect_text(server.http("POST", "/debug/freememory")).endswith(" bytes returned\n")
 
 
 @pyqd_only

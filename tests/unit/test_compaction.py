@@ -150,7 +150,7 @@ def test_copies_count_when_they_are_on_stable_storage(tmp_path):
 
 
 def test_a_bounded_number_is_moved_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(reclaimer, "MOVED_PER_TURN", 3)
+    monkeypatch.setattr(reclaimer, "MOVED_PER_RUN", 3)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     park(topic, PER_SEGMENT, wall() + HOUR_NS)

@@ -7,7 +7,7 @@ import pytest
 
 from pyqd.fallback import records
 from pyqd.hot.diskqueue.log import Log
-from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_TURN, LogReader
+from pyqd.hot.diskqueue.logreader import WALK_BYTES_PER_SLICE, LogReader
 from tests.support.storage import EagerJobs, FullFiles, body_of
 
 SEGMENT_BYTES = 64 << 10
@@ -75,7 +75,7 @@ def test_a_large_segment_is_walked_in_parts():
     walks = 1
     while not reader.prepare(log.end - 1):
         walks += 1
-    assert walks >= 150 * 60_000 // WALK_BYTES_PER_TURN
+    assert walks >= 150 * 60_000 // WALK_BYTES_PER_SLICE
     assert reader.prepare(log.end - 1)
     assert positions_in(reader.read_raw(log.end - 1, log.end, 1)[0]) == [log.end - 1]
 

@@ -315,7 +315,7 @@ def test_a_queue_is_not_moved(tmp_path, eager):
 
 
 def test_many_unfinished_messages_move_a_bounded_number_at_a_time(tmp_path, eager, monkeypatch):
-    monkeypatch.setattr(reclaimer, "MOVED_PER_TURN", 5)
+    monkeypatch.setattr(reclaimer, "MOVED_PER_RUN", 5)
     topic = broker_on(tmp_path).topic("t")
     channel = topic.channel("c")
     consumer = consumer_on(channel)

@@ -38,8 +38,8 @@ cdef class ChannelCore(Scheduled):
     cdef Dispatcher dispatcher
     cdef bint in_parking                 # the channel is in the ReadableLog's `parking`
     cdef bint held_up                    # the disk was full: a timer retries
-    cdef bint throttled                  # the last turn left messages for want of tokens: a timer is set
-    cdef bint ready_turn                 # the next message comes from the ring, if it has one
+    cdef bint throttled                  # the last run left messages for want of tokens: a timer is set
+    cdef bint ready_next                 # the next message comes from the ring, if it has one
     cdef bint held_back                  # one in the ring waits for another with its id, which is in flight
     cdef int64_t max_msg_timeout_ns
     cdef readonly uint64_t memory_count_max   # --mem-queue-size: messages beyond it count as backend depth

@@ -61,7 +61,7 @@ cdef class ParkedLog:
         return self.origins[self.origins_gap + index]
 
     cdef int grow_origins(self) except -1
-    cdef int make_room_for_origins(self, uint64_t count) except -1
+    cdef int reserve_origins(self, uint64_t count) except -1
     cdef int close_gap(self) noexcept
     cdef int add_origin(self, uint64_t origin) noexcept
     cdef int forget_origins(self, uint64_t end) except -1

@@ -11,13 +11,13 @@ from pyqd.hot.diskqueue.segment cimport Segment
 from pyqd.hot.wire.record cimport Record, record_ordinal
 
 cdef enum:
-    # As work of a turn: parking a record, beside its bytes; making the files of a parked log.
+    # In units of work: parking a record, beside its bytes; making the files of a parked log.
     PARK_WORK = 150
     OPEN_WORK = 200000
 
 cdef enum Progress:
     CAUGHT_UP = 0                        # nothing lags any more
-    MORE_TO_PARK = 1                     # the work of this turn is used up
+    MORE_TO_PARK = 1                     # the work budget of this pass is used up
     NO_SPACE_TO_PARK = 2                 # a timer has to retry
 
 cdef class Parking:

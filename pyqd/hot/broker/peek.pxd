@@ -28,7 +28,7 @@ cdef class QueueWalk:
     cdef readonly ChannelCore channel    # None: all that the topic holds
     cdef readonly uint64_t ordinal       # the walk goes on here
     cdef readonly list rows
-    cdef uint64_t room_bytes             # of bodies that still fit in the page
+    cdef uint64_t free_bytes             # of bodies that still fit in the page
 
     cdef uint64_t end(self) noexcept
     cdef bint skips(self, const Record* record) except -1

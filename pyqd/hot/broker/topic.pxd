@@ -71,7 +71,7 @@ cdef class TopicCore(Scheduled):
     cdef readonly bint awaits_channels   # messages are held until channels that are known elsewhere are created
     # Called with bytes that the channels may park soon; raises StorageError if there is no space. None: not checked.
     cdef public object on_parking_wanted
-    # While the topic is deleted: called in its turns to drop some channels, returns True if others remain. Else None.
+    # While the topic is deleted: called in its runs to drop some channels, returns True if others remain. Else None.
     cdef public object on_drop_wanted
     cdef readonly bint busy                    # publishes wait in `intake`, or are refused: each further one goes there
     cdef readonly bint draining                # the intake refuses publishes

@@ -3,7 +3,7 @@ from typing import final
 from pyqd.hot.diskqueue.log import Log
 from pyqd.hot.diskqueue.segment import Segment
 
-WALK_BYTES_PER_TURN: int
+WALK_BYTES_PER_SLICE: int
 
 @final
 class SegmentIndex:

@@ -48,7 +48,7 @@ cdef class Segment:
     cdef inline uint64_t durable_bytes(self) noexcept:
         return max(self.journaled_bytes, self.header().synced_bytes)
 
-    cdef inline uint64_t room_bytes(self) noexcept:
+    cdef inline uint64_t free_bytes(self) noexcept:
         return self.limit_bytes - self.tail
 
     cdef int begin(self, uint64_t number, uint64_t first_seq, int64_t created_ns) except -1

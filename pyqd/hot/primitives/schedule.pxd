@@ -6,7 +6,7 @@ from pyqd.hot.primitives.heap cimport DeadlineHeap
 cdef enum:
     # Budget of one pass of the loop, in units of some nanoseconds: about a byte copied, or a byte passed over. A full
     # budget takes a few milliseconds; a lone item may overdraw it by its own bounded slice of work.
-    WORK_PER_TURN = 1 << 20
+    WORK_PER_PASS = 1 << 20
     # The time is read before each portion: some tenths of a millisecond.
     WORK_PORTION = 1 << 16
 
@@ -43,7 +43,7 @@ cdef class Scheduler:
         # Return whether this pass may still do this much work at once.
         return self.has_work() and work <= <uint64_t> (self.work_left + self.work_behind)
 
-    cdef int begin_turn(self) noexcept
+    cdef int begin_pass(self) noexcept
     cdef bint next_portion(self) noexcept
     cdef int request_wake(self, Scheduled item) except -1
     cdef int set_timer(self, Scheduled item, int64_t due_ns) except -1

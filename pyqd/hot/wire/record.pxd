@@ -79,4 +79,4 @@ cdef enum Verdict:
     RECORD_ABSENT = 1                    # zeros, or bytes of a former use of the segment: the end of the log
     RECORD_DAMAGED = 2                   # the sequence number is the next one and the checksum disagrees
 
-cdef Verdict record_verdict(const char* at, uint64_t room_bytes, uint64_t seq) noexcept nogil
+cdef Verdict record_verdict(const char* at, uint64_t free_bytes, uint64_t seq) noexcept nogil
