@@ -379,7 +379,7 @@ cdef class LogReader:
             return self.log.first.first_ordinal
         index = self.index_of(segment)
         while index.guid <= guid and not index.complete(segment):
-            index.extend(segment, WALK_BYTES_PER_TURN)
+            index.extend(segment, WALK_BYTES_PER_SLICE)
         offset = index.mark_before_guid(guid).offset
         ordinal = index.mark_before_guid(guid).ordinal
         while offset < min(index.offset, segment.tail):
