@@ -19,14 +19,15 @@ KILLS = 4
 
 
 def page_of(daemon: Daemon, position: int, **query: str) -> tuple[bytes, int]:
-    reply = daemon.http("GET", "/trace/log", position=str(position), **query)
+    reply = daemon.http("GET", "/trace/log", None, position=str(position), **query)
     assert (reply.status, reply.headers["x-pyqd-format"]) == (200, "1")
     return reply.body, int(reply.headers["x-pyqd-next"])
 
 
 def events_of(daemon: Daemon, position: int = 0) -> list[Any]:
     """Return all events from a position on, up to now."""
-    rows, expected = [], position
+    rows: list[Any] = []
+    expected = position
     while True:
         data, position = page_of(daemon, position)
         if not data:
@@ -39,7 +40,8 @@ def events_of(daemon: Daemon, position: int = 0) -> list[Any]:
 def kinds_until(daemon: Daemon, kind: str) -> list[str]:
     """Return the kinds of all events, once there is one of that kind."""
     deadline_s = time.monotonic() + WAIT_S
-    position, rows = 0, []
+    position = 0
+    rows: list[Any] = []
     while not any(row.kind == kind for row in rows):
         assert time.monotonic() < deadline_s, [row.kind for row in rows]
         data, position = page_of(daemon, position, wait_ms="1000")

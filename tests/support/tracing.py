@@ -27,7 +27,7 @@ def rows_of(decoded: Any) -> list[Any]:
 
 def pages_of(broker: Any, position: int = 0, bytes_max: int = 1 << 20) -> list[Any]:
     """Return all pages of a broker's log from a position on, as the route reads them."""
-    pages = []
+    pages: list[Any] = []
     for _ in range(PAGES_MAX):
         page = broker.tracing.read(position, bytes_max, lambda: None)
         if not page.data:

@@ -18,7 +18,7 @@ from tests.support.storage import FullFiles, broker_on, consumer_on, frames_of, 
 from tests.support.tracing import events_of, kinds_of
 
 ADDRESS, AGENT = "10.0.0.7:51342", "pynsq/0.9"
-ALL = {"trace_topic": ("*",)}
+ALL: Any = {"trace_topic": ("*",)}
 
 
 class Bench:
@@ -30,6 +30,8 @@ class Bench:
         self.channel = self.topic.channel("c")
         self.consumer = self.subscribe()
         self.position = 0
+        # The fixture sets it.
+        self.clock: Any = None
 
     def subscribe(self) -> Consumer:
         consumer = consumer_on(self.channel)

@@ -19,7 +19,7 @@ from tests.support.held_clock import HeldClock
 from tests.support.storage import FullFiles, broker_on, consumer_on, options_for, run_all_wakes
 from tests.support.tracing import events_of, kinds_of, pages_of, rows_of
 
-ALL = {"trace_topic": ("*",)}
+ALL: Any = {"trace_topic": ("*",)}
 MIB = 1 << 20
 RECORD = struct.Struct("<IIQQ")
 HEADER_BYTES = 48
