@@ -143,23 +143,32 @@ class Pool:
         self._add(addresses)
 
     def _add(self, addresses: Iterable[Address]) -> None:
-        settings = self._connector.settings
         for address in addresses:
             if address not in self._brokers:
-                health = BrokerHealth(
-                    settings.reconnect_first,
-                    settings.reconnect_max,
-                    open_s=min(OPEN_S, settings.reconnect_max),
-                    rng=random.Random(),
-                )
-                self._brokers[address] = broker = Broker(address, health)
+                self._brokers[address] = broker = Broker(address, self._new_health())
                 if self.has_started:
                     self._connect(broker)
 
+    def _new_health(self) -> BrokerHealth:
+        settings = self._connector.settings
+        return BrokerHealth(
+            settings.reconnect_first,
+            settings.reconnect_max,
+            open_s=min(OPEN_S, settings.reconnect_max),
+            rng=random.Random(),
+        )
+
     def _connect(self, broker: Broker) -> None:
-        if broker.link is None and not self._is_closed:
+        """Connect to a broker: now, or when its health allows it."""
+        if broker.link is not None or broker.is_retrying or self._is_closed:
+            return
+        now_s = time.monotonic()
+        if broker.health.may_try(now_s):
             broker.link = self._connector.connect(broker.address, self._handler)
             self._by_link[broker.link] = broker
+        else:
+            broker.is_retrying = True
+            self._engine.call_later(broker.health.next_try_s(now_s) - now_s, lambda: self._retry(broker))
 
     def connected(self, link: Link) -> None:
         """Note that a link is ready."""
@@ -176,11 +185,8 @@ class Pool:
         broker = self._by_link.pop(link)
         broker.link = None
         assert isinstance(error, ClientError)
-        now_s = time.monotonic()
-        delay_s = 0.0
         if not is_refusal:
-            broker.health.failed(now_s)
-            delay_s = broker.health.next_try_s(now_s) - now_s
+            broker.health.failed(time.monotonic())
             if broker.last_error is None and not self._is_closed:
                 logger.warning("no connection to %s: %s; trying again", broker.address, error)
             broker.last_error = error
@@ -191,9 +197,7 @@ class Pool:
             if broker.address not in self._given and broker.address not in self._named:
                 del self._brokers[broker.address]
                 return
-        if not broker.is_retrying and not self._is_closed:
-            broker.is_retrying = True
-            self._engine.call_later(max(0.0, delay_s), lambda: self._retry(broker))
+        self._connect(broker)
 
     def _retry(self, broker: Broker) -> None:
         broker.is_retrying = False
@@ -250,12 +254,14 @@ class Pool:
             broker.is_retrying = False
             broker.last_error = None
             broker.was_reached = False
+            broker.health = self._new_health()
 
     def stats(self) -> dict[str, Any]:
         """Return the state of each broker."""
         return {
             str(broker.address): {
                 "connected": broker.is_ready,
+                "breaker": broker.health.state.value,
                 "error": str(broker.last_error) if broker.last_error is not None else None,
             }
             for broker in self._brokers.values()

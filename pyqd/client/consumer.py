@@ -17,7 +17,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from pyqd.client.codecs import CodecOption, codec_of
+from pyqd.client.codecs import Codec, CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.consumption import Consumption, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import FlowSettings
@@ -25,7 +25,6 @@ from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message
-from pyqd.client.outgoing import Codec
 from pyqd.client.settings import check_names, make_settings, parse_targets
 
 DRAIN_S = 30.0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from pyqd.client.codecs import Codec
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
 from pyqd.client.core.connection import CloseWait, Event, Messages, Ready, Refusal, Response
@@ -28,7 +29,7 @@ from pyqd.client.engine.link import Link
 from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import AnsweredError, ClientError, ClosedError, ProtocolError, SettingError, refusal
 from pyqd.client.message import Message, Requeue, requeue_delay_s
-from pyqd.client.outgoing import Codec, Delay, encode
+from pyqd.client.outgoing import Delay, encode
 from pyqd.client.publishing import Publication, Publishing
 from pyqd.client.settings import check_range
 from pyqd.primitives.addresses import Address

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, Protocol
 
+from pyqd.client.codecs import Codec
 from pyqd.client.errors import SettingError
-from pyqd.client.outgoing import Codec, Delay, is_number
+from pyqd.client.outgoing import Delay, is_number
 
 
 def requeue_delay_s(delay: Delay) -> float:

@@ -37,9 +37,10 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from pyqd import __version__
+from pyqd.client.codecs import Codec
 from pyqd.client.errors import CodecError, SettingError
 from pyqd.client.message import Message
-from pyqd.client.outgoing import Codec, Outgoing
+from pyqd.client.outgoing import Outgoing
 
 MARK: Final = b"\xf5otel\x01"
 LENGTH: Final = struct.Struct(">H")

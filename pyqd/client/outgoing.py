@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from pyqd.client.codecs import Codec
 from pyqd.client.core import commands
 from pyqd.client.engine.link import Link
 from pyqd.client.errors import ProtocolError, SettingError
@@ -24,14 +25,6 @@ PLAIN_ANSWER: Final = re.compile(rb"OK [0-9a-f]{16}")
 ANSWER: Final = re.compile(rb"OK ([0-9a-fA-F]{16})(?: [0-9]+)?")
 # Times beyond the year 9999 are mistakes, such as milliseconds for seconds.
 SECONDS_MAX: Final = 253402300800
-
-
-class Codec(Protocol):
-    """Translates between values and bodies: see pyqd.client.codecs."""
-
-    def encode(self, value: Any) -> bytes: ...
-
-    def decode(self, body: bytes) -> Any: ...
 
 
 @dataclass(frozen=True)

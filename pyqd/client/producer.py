@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from pyqd.client.codecs import CodecOption, codec_of
+from pyqd.client.codecs import Codec, CodecOption, codec_of
 from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
@@ -22,7 +22,6 @@ from pyqd.client.errors import BufferFullError, ClosedError
 from pyqd.client.http import ChannelResult
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
-    Codec,
     Delay,
     Time,
     encode,

@@ -197,7 +197,7 @@ class TestBlockedLoop:
                 clients = broker.channel(topic, "c")["clients"]
                 assert [client["client_id"] for client in clients] == ["blocked"]
                 stats = consumer.stats()["brokers"][address]
-                assert stats == {"connected": True, "error": None}
+                assert stats == {"connected": True, "breaker": "closed", "error": None}
 
         run(main())
 

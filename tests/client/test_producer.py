@@ -133,7 +133,7 @@ class TestPublish:
     def test_statistics_name_the_broker(self, producer, address, topic):
         producer.publish(topic, b"x")
         stats = producer.stats()
-        assert stats["brokers"] == {address: {"connected": True, "error": None}}
+        assert stats["brokers"] == {address: {"connected": True, "breaker": "closed", "error": None}}
         assert (stats["published"], stats["failed"], stats["retried"]) == (1, 0, 0)
 
 

@@ -406,6 +406,33 @@ class TestSeveralBrokers:
             assert dead.connection_count <= 6
             assert len(alive.published) > 20
 
+    def test_an_open_breaker_lets_one_attempt_through(self, face):
+        with socket.socket() as listener:
+            # Bound without listening: connections are refused.
+            listener.bind(("127.0.0.1", 0))
+            listener.settimeout(WAIT_S)
+            address = "{}:{}".format(*listener.getsockname())
+            producer = face.producer(address, reconnect_first=0.01, reconnect_max=0.02)
+            future = producer.submit("t", b"x")
+
+            def breaker():
+                return producer.stats()["brokers"][address]["breaker"]
+
+            wait_until(lambda: breaker() == "open", "the breaker opens")
+            listener.listen()
+            # A broker that hangs up without an answer opens the breaker again.
+            client, _ = listener.accept()
+            with client:
+                assert breaker() == "half-open"
+            client, _ = listener.accept()
+            with client, client.makefile("rb") as stream:
+                assert breaker() == "half-open"
+                client.sendall(frame(RESPONSE, b"OK"))
+                assert any(b"PUB" in line for line in stream)
+                assert breaker() == "closed"
+                client.sendall(frame(RESPONSE, b"OK"))
+                assert future.result(WAIT_S) is None
+
     def test_a_wrong_port_beside_a_right_one_does_not_fail_a_publish(self, face, daemon):
         producer = face.producer(f"127.0.0.1:{daemon.http_port}", address_of(daemon))
         for number in range(20):

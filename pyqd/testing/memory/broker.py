@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from pyqd.client.codecs import CodecOption, codec_of
+from pyqd.client.codecs import Codec, CodecOption, codec_of
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.core.commands import check_channel, check_topic
 from pyqd.client.errors import NotFoundError, RefusedError, SettingError, TooBigError
 from pyqd.client.http import ChannelResult
-from pyqd.client.outgoing import Codec, Delay, Outgoing, Time, encode, parse_due
+from pyqd.client.outgoing import Delay, Outgoing, Time, encode, parse_due
 from pyqd.testing.memory.channels import MemoryChannel, MemoryTopic, Stored, Subscriber
 from pyqd.testing.memory.clock import SECOND_NS, ManualClock
 from pyqd.testing.memory.consumers import AioMemoryConsumer, MemoryConsumer

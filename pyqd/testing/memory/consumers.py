@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pyqd.client.codecs import Codec
 from pyqd.client.consumer import CLOSED, call_handler, check_concurrency, check_handler
 from pyqd.client.consumption import REQUEUE_MS_MAX, RetryPolicy, check_max_in_flight
 from pyqd.client.core.flow import ConsumerFlow, FlowSettings, SetRdy
 from pyqd.client.errors import AnsweredError, ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message, Requeue, requeue_delay_s
-from pyqd.client.outgoing import Codec, Delay
+from pyqd.client.outgoing import Delay
 from pyqd.testing.memory.channels import Entry, MemoryChannel, Subscriber
 from pyqd.testing.memory.clock import SECOND_NS
 

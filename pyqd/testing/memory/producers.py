@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pyqd.client.codecs import Codec
 from pyqd.client.errors import ClosedError, RefusedError
 from pyqd.client.http import ChannelResult
-from pyqd.client.outgoing import Codec, Delay, Time
+from pyqd.client.outgoing import Delay, Time
 
 if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
