@@ -85,7 +85,15 @@ class Found:
     client: str | None
     outcome_at: datetime | None
     published_at: datetime | None
-    taken_s: float | None
+    due_at: datetime | None
+
+    @property
+    def taken_s(self) -> float | None:
+        """Time from publishing, or from the due time, to the end of the last delivery."""
+        since = self.due_at or self.published_at
+        if since is None or self.outcome_at is None:
+            return None
+        return (self.outcome_at - since).total_seconds()
 
 
 def find(database: Database, query: Query) -> list[Found]:
@@ -131,9 +139,9 @@ def _delivered(query: Query) -> sa.Select[Any]:
         conditions.append(delivery.c.outcome == query.state)
     if query.attempts_above is not None:
         conditions.append(delivery.c.attempt > query.attempts_above)
-    taken = SecondsBetween(sa.func.coalesce(publication.c.due_at, publication.c.published_at), delivery.c.outcome_at)
     if query.slower_than is not None:
-        conditions.append(taken > query.slower_than.total_seconds())
+        since = sa.func.coalesce(publication.c.due_at, publication.c.published_at)
+        conditions.append(SecondsBetween(since, delivery.c.outcome_at) > query.slower_than.total_seconds())
     published = sa.and_(
         publication.c.message_id == delivery.c.message_id,
         publication.c.node_id == delivery.c.node_id,
@@ -151,7 +159,7 @@ def _delivered(query: Query) -> sa.Select[Any]:
             delivery.c.client,
             delivery.c.outcome_at,
             publication.c.published_at,
-            taken.label("taken_s"),
+            publication.c.due_at,
         )
         .select_from(delivery.join(node, node.c.node_id == delivery.c.node_id).outerjoin(publication, published))
         .where(*conditions)
@@ -204,7 +212,7 @@ def _waiting(query: Query) -> sa.Select[Any]:
             sa.null().label("client"),
             sa.null().label("outcome_at"),
             publication.c.published_at,
-            sa.null().label("taken_s"),
+            publication.c.due_at,
         )
         .select_from(event.join(node, node.c.node_id == event.c.node_id).outerjoin(publication, published))
         .where(*conditions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -30,6 +31,11 @@ class SqliteStore(Store):
 
     row_bytes = 105
     bytes_of_text = 1.6
+
+    def exists(self) -> bool:
+        """Return whether the file exists."""
+        path = self.url.database
+        return not path or path == ":memory:" or path.startswith("file:") or Path(path).exists()
 
     def engine(self) -> sa.Engine:
         """Return a new engine."""

@@ -40,6 +40,10 @@ class Store(ABC):
         self.url = url
         self.answer_s = answer_s
 
+    def exists(self) -> bool:
+        """Return whether there may be a database: False for a file that does not exist."""
+        return True
+
     @abstractmethod
     def engine(self) -> sa.Engine:
         """Return a new engine, whose connections have the settings that the shipper needs."""

@@ -1,0 +1,1 @@
+"""Commands of pyq_trace."""

@@ -1,0 +1,217 @@
+"""Output of pyq_trace's queries: values for JSON, and tables for a terminal."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyqd.tools.ctl.table import Column, Fitted, count, printable, size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pyqd.trace.figures import Figures
+    from pyqd.trace.search import Found
+    from pyqd.trace.story import Step, Story
+
+MINUTE_S: Final = 60
+HOUR_S: Final = 3600
+# Of a body, on a terminal.
+BODY_CHARS: Final = 400
+TIME: Final = "%Y-%m-%d %H:%M:%S.%f"
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value of a query as JSON has it: times in RFC 3339, bodies as text, or as {"base64": ...}."""
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if value == float("inf"):
+        return None
+    return value
+
+
+def story_value(story: Story) -> dict[str, Any]:
+    """Return a story for JSON."""
+    shown = asdict(story)
+    shown["channels"] = list(shown["channels"].values())
+    for step in shown["steps"]:
+        # The place in the broker's log is of no use to readers.
+        del step["position"]
+    found: dict[str, Any] = jsonable(shown)
+    return found
+
+
+def step_value(story: Story, step: Step) -> dict[str, Any]:
+    """Return a step for JSON, on its own."""
+    value = {"message_id": story.message_id, "topic": story.topic, "nsqd": story.nsqd, **asdict(step)}
+    del value["position"]
+    found: dict[str, Any] = jsonable(value)
+    return found
+
+
+def found_value(found: Found) -> dict[str, Any]:
+    """Return a message for JSON."""
+    value: dict[str, Any] = jsonable(found_row(found))
+    return value
+
+
+def found_row(found: Found) -> dict[str, Any]:
+    """Return the values of a message."""
+    return {**asdict(found), "taken_s": found.taken_s}
+
+
+def figures_value(figures: Figures) -> dict[str, Any]:
+    """Return figures for JSON."""
+    value: dict[str, Any] = jsonable(asdict(figures))
+    return value
+
+
+def key_of(found: Found) -> tuple[str, ...]:
+    """Return what tells a line of `find --follow` from others: a message is shown again with each new state."""
+    return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
+
+
+def step_line(step: Step) -> str:
+    """Return a step as a line of text."""
+    words = [column.text({**asdict(step), "note": note_of(step)}) for column in STEPS]
+    return "  ".join(word for word in words if word not in ("", "-"))
+
+
+def found_line(found: Found) -> str:
+    """Return a message as a line of text."""
+    return "  ".join(column.text(found_row(found)) for column in FOUND)
+
+
+def time_text(at: datetime) -> str:
+    """Return a time in UTC."""
+    return at.strftime(TIME)
+
+
+def span_text(span_s: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if span_s is None:
+        return ""
+    if span_s == float("inf"):
+        return "longer"
+    for limit_s, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (MINUTE_S, 1, "s")):
+        if abs(span_s) < limit_s:
+            return f"{span_s * factor:.3g} {unit}"
+    if span_s < HOUR_S:
+        return f"{span_s // MINUTE_S:.0f} min {span_s % MINUTE_S:.0f} s"
+    return f"{span_s // HOUR_S:.0f} h {span_s % HOUR_S // MINUTE_S:.0f} min"
+
+
+STEPS: Final = (
+    Column("Time (UTC)", "at", time_text),
+    Column("After", "after_s", span_text, is_number=True),
+    Column("Channel", "channel", style="bold"),
+    Column("Event", "event"),
+    Column("Attempt", "attempt", is_number=True, rank=1),
+    Column("Client", "client", rank=2),
+    Column("User agent", "user_agent", rank=4),
+    Column("", "note", rank=3),
+)
+FOUND: Final = (
+    Column("Id", "message_id", style="bold"),
+    Column("Topic", "topic"),
+    Column("Channel", "channel"),
+    Column("State", "state"),
+    Column("Time (UTC)", "at", time_text),
+    Column("Attempts", "attempts", is_number=True, rank=1),
+    Column("Took", "taken_s", span_text, is_number=True, rank=2),
+    Column("Client", "client", rank=3),
+    Column("Broker", "nsqd", rank=4),
+)
+TOPICS: Final = (
+    Column("Topic", "topic", style="bold"),
+    Column("Messages", "message_count", count, is_number=True),
+    Column("Bodies", "size_bytes", size, is_number=True),
+    Column("First (UTC)", "first_at", time_text, rank=2),
+    Column("Last (UTC)", "last_at", time_text, rank=1),
+)
+CHANNELS: Final = (
+    Column("Topic", "topic"),
+    Column("Channel", "channel", style="bold"),
+    Column("Deliveries", "delivery_count", count, is_number=True),
+    Column("Finished", "finished", count, is_number=True),
+    Column("Requeued", "requeued", count, is_number=True, rank=1),
+    Column("Timed out", "timed_out", count, is_number=True, rank=1),
+    Column("Disconn.", "disconnected", count, is_number=True, rank=2),
+    Column("Dead", "dead_lettered", count, is_number=True, rank=1),
+    Column("Cancelled", "cancelled", count, is_number=True, rank=2),
+    Column("In flight", "in_flight", count, is_number=True, rank=1),
+    Column("p50 ≤", "p50", span_text, is_number=True, rank=3),
+    Column("p90 ≤", "p90", span_text, is_number=True, rank=4),
+    Column("p99 ≤", "p99", span_text, is_number=True, rank=3),
+)
+
+
+def note_of(step: Step) -> str:
+    """Return the rest of a step as text: why a message came back, or when it is due."""
+    parts = []
+    if step.message_count is not None:
+        parts.append("with others")
+    if step.reason is not None:
+        parts.append(step.reason)
+    if step.delay_ms is not None:
+        parts.append(f"delay {span_text(step.delay_ms / 1000)}" if step.delay_ms else "no delay")
+    if step.due_at is not None:
+        parts.append(f"due {time_text(step.due_at)}")
+    if step.is_end_missing:
+        parts.append("its end is not recorded")
+    return ", ".join(parts)
+
+
+def head_of(story: Story) -> list[str]:
+    """Return the lines above the table of a story."""
+    lines = [f"message {story.message_id} of topic {story.topic} at {story.nsqd}"]
+    if story.size is not None:
+        lines[0] += f", {count(story.size)} bytes"
+    if story.body is not None:
+        lines.append(f"body: {printable(story.body.decode(errors='replace'))[:BODY_CHARS]}")
+    for channel in story.channels.values():
+        attempts = f"{channel.attempts} deliver{'y' if channel.attempts == 1 else 'ies'}"
+        text = f"{channel.channel}: {channel.state}, {attempts}"
+        since = story.published_at
+        if since is not None and channel.first_sent_at is not None:
+            text += f", first after {span_text((channel.first_sent_at - since).total_seconds())}"
+        if since is not None and channel.ended_at is not None:
+            text += f", over after {span_text((channel.ended_at - since).total_seconds())}"
+        lines.append(text)
+    return lines
+
+
+def story_view(story: Story, steps: Sequence[Step] | None = None) -> RenderableType:
+    """Return the table of a story, or of some of its steps."""
+    shown = story.steps if steps is None else steps
+    return Fitted(STEPS, [{**asdict(step), "note": note_of(step)} for step in shown])
+
+
+def found_view(found: Sequence[Found]) -> RenderableType:
+    """Return the table of messages."""
+    return Fitted(FOUND, [found_row(row) for row in found])
+
+
+def figures_views(figures: Figures) -> tuple[RenderableType, RenderableType]:
+    """Return the tables of topics and of channels."""
+    channels = [
+        {
+            **asdict(channel),
+            **channel.outcomes,
+            **{f"p{percent}": value for percent, value in channel.percentiles_s.items()},
+        }
+        for channel in figures.channels
+    ]
+    return Fitted(TOPICS, [asdict(topic) for topic in figures.topics]), Fitted(CHANNELS, channels)
