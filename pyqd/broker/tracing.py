@@ -189,13 +189,13 @@ class Tracing:
 
     def recover(self) -> None:
         """After a start, with all topics loaded: add the events of a publish that a kill interrupted."""
-        unfinished = None if self.log is None else self.log.unfinished_publish
-        if unfinished is None:
+        if self.log is None or self.log.unfinished_publish is None:
             return
-        name, guid, client = unfinished
+        name, guid, client = self.log.unfinished_publish
         topic = self._broker.topics.get(name)
         if topic is not None:
             topic.add_events_after(guid, client)
+        self.log.finish_recovery()
 
     def tell_waiting(self) -> None:
         """Wake the readers that wait for events."""

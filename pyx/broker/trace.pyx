@@ -143,6 +143,7 @@ cdef class TracePlace:
         if self.log.told_place is not self or self.log.told_client is not self.publisher:
             self.log.tell(self)
         header.published_after = last_guid
+        self.log.last_published = 0
         store_barrier()
         header.publishing = 1
         return 0
@@ -214,6 +215,7 @@ cdef int put_published(TraceLog log, TracePlace place, const Record* record, bin
         memcpy(body, record_body(record), kept_bytes)
     if with_set:
         event.flags |= IS_STORED
+    log.last_published = record.guid
     return log.end_event(span, 1 + (<uint32_t> len(place.members) if with_set else 0))
 
 
@@ -279,13 +281,13 @@ cdef class TraceLog:
             ):
                 raise ValueError("a name in its header is too long")
             told = header.topic[:header.topic_bytes]
-            # Some of the messages may have their events.
+            if topic == told:
+                # Some of the messages have their events. Stored, as a kill may come after the block is sealed.
+                header.published_after = max(header.published_after, <uint64_t> guid)
             self.unfinished_publish = (
-                told.decode("ascii"), max(guid, header.published_after) if topic == told else header.published_after,
-                TraceClient(
+                told.decode("ascii"), header.published_after, TraceClient(
                     header.address[:header.address_bytes].decode("utf-8", "replace"),
                     header.user_agent[:header.user_agent_bytes].decode("utf-8", "replace")))
-            header.publishing = 0
         if header.first_position < end:
             return end, dense_from
         if rows != 0:
@@ -296,6 +298,10 @@ cdef class TraceLog:
 
     cdef int begin_block(self, int64_t first_position) noexcept:
         """Begin an empty block."""
+        if self.header.publishing == 1 and self.last_published != 0:
+            # Messages up to there have their events, in the block that is sealed.
+            self.header.published_after = self.last_published
+            store_barrier()
         # The tail first: a kill in between leaves an empty block.
         self.header.tail = self.tail = BLOCK_HEADER_BYTES
         store_barrier()
@@ -405,6 +411,11 @@ cdef class TraceLog:
         place.set_key = self.generation
         self.tail += span
         return 0
+
+    def finish_recovery(self):
+        """Note that the events of the publish that a kill interrupted have been added, or are not wanted."""
+        self.header.publishing = 0
+        self.unfinished_publish = None
 
     def seal(self):
         """Seal the open block, if it has events, so that they can be read."""

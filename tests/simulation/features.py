@@ -19,6 +19,8 @@ SPARES = "spares"
 JOURNAL = "journal"
 # --sync-fin.
 FINS = "fins"
+# All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
+TRACE = "trace"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -30,6 +32,8 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (40_000_000, frozenset({WRITES, UNMAPPING, UNREADABLE, SPARES})),
     (50_000_000, frozenset({WRITES, UNMAPPING, JOURNAL})),
     (60_000_000, frozenset({WRITES, UNMAPPING, FINS})),
+    (80_000_000, frozenset({TRACE})),
+    (90_000_000, frozenset({TRACE, WRITES, UNMAPPING, UNREADABLE})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -38,12 +42,21 @@ KINDS: dict[str, tuple[str, ...]] = {
     SPARES: (),
     JOURNAL: (),
     FINS: (),
+    TRACE: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},
     UNMAPPING: {"fail_again": (6, (0, 12, 4)), "map_few": (4, (0,))},
     UNREADABLE: {"spoil": (3, (5, 6, 0))},
     FINS: {},
+    TRACE: {
+        "die_at_store": (8, (60, 1, 0)),
+        "kill": (3, ()),
+        "cut": (0.2, (0, 0)),
+        "fill": (0.2, (24,)),
+        "fail": (0.2, (0, 4, 3)),
+        "die_at_call": (0.5, (12, 1, 0)),
+    },
     SPARES: {"fill_segment": (2, ()), "empty_first": (1, ()), "spoil_spare": (1, (5, 6, 0))},
     JOURNAL: {
         "commit": (6, (0, 0)),

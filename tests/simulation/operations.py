@@ -393,6 +393,7 @@ class Operations(World):
 
         def answered(data: bytes | None) -> None:
             expect(data == b"OK", "a publish is answered", data)
+            self.facts.published.update(each.number for each in messages)
             topic = self.model.topics.get(topic_name)
             if topic is not None and messages[0].number in topic.messages:
                 self.model.acknowledge(topic, messages, self.sync_each and not topic.ephemeral, max(counts, default=0))
@@ -578,6 +579,9 @@ class Operations(World):
             expect(self.is_disturbed and not client.closed, "refused:", command, errors)
             return False
         expect(not client.closed, "closed by", command)
+        assert client.channel is not None
+        kind = {b"FIN": "finished", b"REQ": "requeued", b"TOU": "touched"}[command[:3]]
+        self.facts.note(kind, topic.messages[copy.number].guid, client.channel[1], copy.attempts)
         return True
 
     def do_fin(self, number: int, pick: int, count: int) -> None:
@@ -657,6 +661,7 @@ class Operations(World):
         self.do("jobs")
         self.drain_graveyard()
         self.check_drained()
+        self.check_trace()
         while self.model.topics:
             self.do("delete_topic", 0)
         self.do("jobs")
@@ -718,7 +723,7 @@ class Operations(World):
         left = [path for path in self.disk.paths() if not node_files.fullmatch(path)]
         journal = [path for path in left if path.startswith(f"{ROOT}/journal/")]
         expect(len(journal) <= FILES_MAX, "the journal has too many files:", journal)
-        left = [path for path in left if path not in journal]
+        left = [path for path in left if path not in journal and not path.startswith(f"{ROOT}/trace")]
         expect(not left, "files are left:", left)
 
 

@@ -105,8 +105,8 @@ def without_gevent() -> Iterator[None]:
 
 
 @functools.cache
-def options_of(sync_every: int, sync_fin: bool = False) -> Options:
-    """Return options with the smallest segments."""
+def options_of(sync_every: int, sync_fin: bool = False, traced: bool = False) -> Options:
+    """Return options with the smallest segments. traced: all messages are."""
     return build(
         {
             "data-path": ROOT,
@@ -115,6 +115,9 @@ def options_of(sync_every: int, sync_fin: bool = False) -> Options:
             "sync-every": sync_every,
             "sync-fin": sync_fin,
             "max-heartbeat-interval": 10 * HOUR_NS,
+            "trace-topic": ("*",) if traced else (),
+            "trace-body-bytes": 8,
+            "trace-retention-bytes": 1 << 20,
         }
     )
 

@@ -17,7 +17,8 @@ from tests.simulation import deaths
 from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import AGAIN, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
-from tests.simulation.features import FINS, UNMAPPING, WRITES, Features
+from tests.simulation.facts import TraceFacts
+from tests.simulation.features import FINS, TRACE, UNMAPPING, WRITES, Features
 from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.model import (
     DEFERRED,
@@ -112,6 +113,7 @@ class World:
         # progress.
         self.finishing: tuple[str, str, int, int] | None = None
         self.fin_rounds: list[dict[tuple[str, str], dict[int, int]]] = []
+        self.facts = TraceFacts()
         self.mapped_max = arena.mapped_max()
         if UNMAPPING in self.features:
             arena.set_limits_for_tests(RECENT_MIN, MAPPED_MIN, silent=True)
@@ -189,6 +191,7 @@ class World:
         """Arm the plans for the next operation."""
         assert self.files is not None
         self.files.fault, self.next_fault = self.next_fault, None
+        self.facts.exact = self.facts.exact and not self.is_disturbed and not self.spoiled
         self.files.calls, self.files.die_at = 0, 0
         if self.files.fault is not None and self.files.fault.kind == AGAIN:
             arena.refuse(self.files.fault.skipped, self.files.fault.times)
@@ -260,7 +263,7 @@ class World:
         if UNMAPPING in self.features:
             self.lib.deaths_follow(*arena.hooks())
             files.mirror = Mirror(self.disk.root)
-        options = options_of(1 if self.sync_each else SYNC_NEVER, FINS in self.features)
+        options = options_of(1 if self.sync_each else SYNC_NEVER, FINS in self.features, TRACE in self.features)
         process = Process(files, options, self.note_error)
         if process.fin_sync is not None:
             process.fin_sync.on_begin = self.note_fins_gathered
@@ -299,6 +302,7 @@ class World:
         self.doubt = Doubt()
         self.stopped_cleanly = self.power_failed = self.died_within = False
         self.check()
+        self.check_trace()
 
     def note_mended(self, process: Process) -> None:
         """Note the damage by a power cut that a start may have mended before it ended: the next start reports none."""
@@ -308,6 +312,7 @@ class World:
         """Make pages unreadable, as planned: the page cache is dropped while no process runs."""
         if self.spoil_seed is None:
             return
+        self.facts.exact = False
         for path, inode, pages in spoil(self.disk, random.Random(self.spoil_seed), self.spoils_spares):
             self.excuses.add(self.disk, path, inode, pages)
             self.was_damaged = True
@@ -339,6 +344,7 @@ class World:
         kind, seed, chance = self.after_death
         if kind == CUT:
             self.torn = self.torn or 0.0 < chance < 1.0
+            self.facts.exact = False
             self.disk.cut(random.Random(seed), chance)
             self.power_failed = True
             self.mono_ns = MONO_START_NS
@@ -351,6 +357,11 @@ class World:
         )
         self.lib.deaths_die()
         self.dies_between = True
+
+    def check_trace(self) -> None:
+        """Compare the trace events with what clients have seen."""
+        if TRACE in self.features and not self.is_disturbed:
+            self.facts.check(self.alive.broker)
 
     # Comparison of the broker with the model.
 
@@ -449,6 +460,8 @@ class World:
 
     def on_message(self, client: Client, guid: int, attempts: int, body: bytes) -> None:
         """Check a delivery, and note it."""
+        if client.channel is not None:
+            self.facts.note("sent", guid, client.channel[1], attempts)
         number = int.from_bytes(body[:8], "little")
         if client.channel is None or client.channel[0] not in self.model.topics:
             return

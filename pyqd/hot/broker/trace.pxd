@@ -93,6 +93,7 @@ cdef class TraceLog:
     cdef uint64_t place_key
     cdef uint64_t client_key
     cdef int64_t time_ns
+    cdef uint64_t last_published         # id of the last message of the publish under way that has its event
     cdef TracePlace told_place           # topic and client that the header names
     cdef TraceClient told_client
     cdef readonly uint64_t event_count   # since the start
