@@ -58,6 +58,45 @@ async def consume(consumers: Sequence[Consumer], work: Callable[[Consumer], Coro
             await consumer.close()
 
 
+class Tasks:
+    """Tasks that work on a consumer's messages. The error of a task stops the consumer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_ended = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin work."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._has_ended.set()
+        if not task.cancelled() and task.exception() is not None:
+            self._error = task.exception()
+            self._consumer.stop()
+
+    async def fewer_than(self, count: int) -> None:
+        """Wait until there are fewer tasks."""
+        while len(self._tasks) >= count:
+            self._has_ended.clear()
+            await self._has_ended.wait()
+
+    async def end(self) -> None:
+        """Wait until all have ended, at most DRAIN_S seconds. Raises: the error of one."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_S)
+        if self._error is not None:
+            raise self._error
+
+
 def without_spent(consumer: Consumer, messages: list[Message], options: ClientOptions) -> list[Message]:
     """Return the messages whose attempts are not over; finish the others, as Go's client does.
 

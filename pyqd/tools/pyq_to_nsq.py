@@ -30,7 +30,7 @@ from pyqd.tools.common import (
     require_one_kind,
     run_tool,
 )
-from pyqd.tools.intake import DRAIN_S, consume, consumer_of, without_spent
+from pyqd.tools.intake import Tasks, consume, consumer_of, without_spent
 from pyqd.tools.json_filter import JsonFilter, NoJsonObjectError, Verdict
 from pyqd.tools.status_lines import status_lines
 from pyqd.tools.targets import targets_for
@@ -148,17 +148,14 @@ class Forwarder:
 
     async def _forward_all(self, consumer: Consumer) -> None:
         """Pass on the messages of a consumer, until it is closed."""
-        tasks: set[asyncio.Task[None]] = set()
+        tasks = Tasks(consumer)
         while True:
             try:
                 messages = await consumer.fetch(FETCH_COUNT)
             except ClosedError:
                 break
-            task = asyncio.create_task(self._forward(consumer, messages))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        if tasks:
-            await asyncio.wait(tasks, timeout=DRAIN_S)
+            tasks.start(self._forward(consumer, messages))
+        await tasks.end()
 
     async def _forward(self, consumer: Consumer, messages: list[Message]) -> None:
         """Pass messages on, and answer them."""
