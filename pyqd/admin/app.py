@@ -6,10 +6,11 @@ import gzip
 import secrets
 import time
 import zlib
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from flask import Flask, Response, redirect, render_template, request
+from flask import Blueprint, Flask, Response, redirect, render_template, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
@@ -33,7 +34,7 @@ GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
 BODY_MAX: Final = 16 << 20
 # Blueprints whose refusals are read by people.
-PAGES: Final = ("pages", "forms", "access", "browser")
+PAGES: Final = ("pages", "forms", "access", "browser", "stories")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -46,6 +47,8 @@ def new_app(site: Site) -> Flask:
     app.register_blueprint(forms(site), url_prefix=base or None)
     app.register_blueprint(browser(site), url_prefix=base or None)
     app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
+    if site.options.trace_database:
+        app.register_blueprint(trace_pages(site), url_prefix=base or None)
     app.register_blueprint(access(site.policy), url_prefix=base or None)
     guard(app, site.policy)
     if site.options.oidc_issuer:
@@ -68,6 +71,21 @@ def new_app(site: Site) -> Flask:
     return app
 
 
+def trace_pages(site: Site) -> Blueprint:
+    """Return the routes of the trace database. Raises: StartupError."""
+    url = site.options.trace_database
+    try:
+        # Only these pages need SQLAlchemy.
+        from pyqd.admin.pages.stories import stories
+        from pyqd.trace.errors import TraceError
+    except ModuleNotFoundError as error:
+        raise StartupError(f"--trace-database needs the package {error.name}: pip install 'pyqd[trace]'") from None
+    try:
+        return stories(site, url)
+    except TraceError as error:
+        raise StartupError(f"failed to open --trace-database - {error}") from None
+
+
 def prepare_templates(app: Flask, site: Site) -> None:
     """Give the templates their functions and the texts in the reader's language."""
     app.jinja_env.add_extension("jinja2.ext.i18n")
@@ -81,6 +99,8 @@ def prepare_templates(app: Flask, site: Site) -> None:
         chart=lambda values, title, unit: chart(values, title, unit, time.time()),
         duration=duration,
         moment=moment,
+        instant=instant,
+        has_stories=bool(site.options.trace_database),
         version=__version__,
     )
     app.context_processor(
@@ -123,6 +143,11 @@ def moment(time_ns: int) -> str:
         return ""
     seconds, rest_ns = divmod(time_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}"
+
+
+def instant(at: datetime | None) -> str:
+    """Return a time as text, in UTC with milliseconds; empty for None."""
+    return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def session_key(path: str) -> bytes:

@@ -82,6 +82,9 @@ class AdminOptions(ProgramOptions):
         key="admin_users",
         repeatable=True,
     )
+    trace_database: str = declare(
+        "trace-database", STRING, "", "URL of the database that `pyq_trace ship` writes, for the lives of messages"
+    )
     users_file: str = declare(
         "users-file", STRING, "", "path of the file of users, made by `pyqadmin user add`; then all need a login"
     )

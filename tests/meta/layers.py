@@ -42,7 +42,7 @@ FOUNDATIONS = {
     "client": ("primitives", "wire", "fallback"),
     "trace": ("primitives", "wire", "fallback", "client"),
     "tools": ("primitives", "wire", "fallback", "client", "trace"),
-    "admin": ("primitives", "config", "client"),
+    "admin": ("primitives", "config", "wire", "fallback", "client", "trace"),
 }
 
 # Below this layer nothing switches greenlets.
