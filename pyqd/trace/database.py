@@ -211,7 +211,7 @@ class Database:
                     batch.events.append(earlier.finished)
                 continue
             position, before = delivery
-            new = earlier.change(before, literals.null)
+            new = earlier.change(before)
             if new is not None:
                 changes.append(Change(position, literals.plain(new[0]), new[1]))
                 changed[place] = position, new[0]
@@ -288,8 +288,6 @@ def _cancel(node_id: int, drop: Drop) -> sa.Update:
         table.outcome == schema.IN_FLIGHT,
         table.position < drop.position,
     ]
-    if drop.up_to_id is not None:
-        concerned.append(table.message_id <= drop.up_to_id)
     return sa.update(schema.deliveries).where(*concerned).values(outcome="cancelled", outcome_at=_time(drop.at_us))
 
 

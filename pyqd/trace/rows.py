@@ -10,7 +10,7 @@ An outcome changes in these cases only:
    finished: they tell what became of the message after it came back.
 3. A delivery in flight whose message is sent again was ended by no event: the broker was killed, or the event is
    missing. Its outcome is `disconnected` without a time.
-4. An event that drops many messages of a channel cancels their deliveries in flight.
+4. An act that takes back all messages in flight of a channel, such as emptying it, cancels their deliveries.
 
 Every event except `published`, `sent` and `finished` is also a row of its own. So is `stored`, if the message is not
 sent in the same batch.
@@ -54,10 +54,12 @@ FATES: Final = {
     KINDS.index("dead_lettered"): "dead_lettered",
 }
 UNRECORDED: Final = "disconnected"
-# Reasons for which a channel drops all its messages, also those in flight.
+# Reasons for which a channel drops all its messages.
 CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
-# Reason for which it drops the messages up to an id.
+# It drops those up to an id, and delivers those above it again.
 SEEK: Final = "seek"
+# In all these cases clients lose what they have in flight.
+TAKEN_BACK: Final = (*CLEARED, SEEK)
 
 # Columns of a row of trace_deliveries.
 POSITION: Final = 1
@@ -73,31 +75,31 @@ Place = tuple[str, str, str]
 
 @dataclass
 class Earlier:
-    """Events of a batch that concern a delivery stored before: its end, its fate, or that it was sent again."""
+    """Events of a batch that concern a delivery stored before: its end, and what became of the message after it."""
 
     end: tuple[str, Any] | None = None
     fate: tuple[str, Any] | None = None
-    is_sent_again: bool = False
     # Row of the FIN, for the case that the database has no such delivery.
     finished: Row | None = None
 
-    def change(self, outcome: str, null: Any) -> tuple[str, Any] | None:
+    def change(self, outcome: str) -> tuple[str, Any] | None:
         """Return the outcome and its time for a delivery that has had this one; None if it stays."""
-        changed = None
-        if outcome == IN_FLIGHT:
-            changed = self.end or ((UNRECORDED, null) if self.is_sent_again else None)
+        changed = self.end if outcome == IN_FLIGHT else None
         if self.fate and "finished" not in (outcome, changed and changed[0]):
             changed = self.fate
         return changed
 
+    def end_with(self, outcome: str, at: Any) -> None:
+        """Note an end, unless there was one before."""
+        self.end = self.end or (outcome, at)
+
 
 class Drop(NamedTuple):
-    """The deliveries in flight of a channel are over; those of messages up to an id, if there is one."""
+    """The deliveries in flight of a channel are over."""
 
     position: int
     topic: str
     channel: str
-    up_to_id: str | None
     # Unix.
     at_us: int
 
@@ -183,6 +185,8 @@ class _Assembly:
         self.batch = Batch(decoded.rows, times_us[-1] if times_us else 0)
         self.last: dict[Key, Row] = {}
         self.earlier: dict[Key, Earlier] = {}
+        # Time of the first act that took back all messages in flight, by channel and topic.
+        self.dropped: dict[tuple[int, int], Any] = {}
         # Index of the `stored` event of a message that has not been sent yet.
         self.waiting: dict[Key, int] = {}
 
@@ -224,7 +228,7 @@ class _Assembly:
                         before[OUTCOME] = unrecorded
                 elif attempts[row] != 1:
                     # A first delivery has none before it.
-                    self._earlier(key).is_sent_again = True
+                    self._earlier(key).end_with(UNRECORDED, null)
                 stored = waiting.pop(key, None)
                 last[key] = delivery = [
                     node_id,
@@ -260,7 +264,7 @@ class _Assembly:
         if kind in ENDS:
             if delivery is None:
                 earlier = self._earlier(key)
-                earlier.end = earlier.end or (ENDS[kind], self.times[row])
+                earlier.end_with(ENDS[kind], self.times[row])
                 if kind == FINISHED:
                     earlier.finished = event
                     return
@@ -278,6 +282,8 @@ class _Assembly:
         found = self.earlier.get(key)
         if found is None:
             found = self.earlier[key] = Earlier()
+            if key[1:] in self.dropped:
+                found.end_with("cancelled", self.dropped[key[1:]])
         return found
 
     def _event(self, row: int) -> Row:
@@ -317,21 +323,22 @@ class _Assembly:
                 self.counts[row],
             ]
         )
-        dropped_for = self.decoded.reasons[reason] if kind == DROPPED and channel else None
-        if dropped_for in CLEARED or dropped_for == SEEK:
-            self._drop(row, key, dropped_for == SEEK)
+        # Without a channel the topic drops messages that it held for its channels, which no client has.
+        if channel and kind in (DROPPED, STORED) and self.decoded.reasons[reason] in TAKEN_BACK:
+            self._drop(row, key)
 
-    def _drop(self, row: int, key: Key, is_limited: bool) -> None:
-        """Cancel the deliveries in flight of a channel; is_limited: of messages up to the event's one."""
-        last, channel, topic = key
-        for (guid, its_channel, its_topic), delivery in self.last.items():
-            concerned = (its_channel, its_topic) == (channel, topic) and (guid <= last or not is_limited)
-            if concerned and delivery[OUTCOME] is self.outcomes[IN_FLIGHT]:
+    def _drop(self, row: int, key: Key) -> None:
+        """Cancel the deliveries in flight of a channel."""
+        place = key[1:]
+        self.dropped.setdefault(place, self.times[row])
+        for other, earlier in self.earlier.items():
+            if other[1:] == place:
+                earlier.end_with("cancelled", self.times[row])
+        for other, delivery in self.last.items():
+            if other[1:] == place and delivery[OUTCOME] is self.outcomes[IN_FLIGHT]:
                 delivery[OUTCOME:] = self.outcomes["cancelled"], self.times[row]
-        message_id, topic_name, channel_name = self._place(key)
-        at_us = array("q", self.decoded.timestamps_us)[row]
-        up_to_id = message_id if is_limited else None
-        self.batch.drops.append(Drop(self.positions[row], topic_name, channel_name, up_to_id, at_us))
+        _, topic, channel = self._place(key)
+        self.batch.drops.append(Drop(self.positions[row], topic, channel, array("q", self.decoded.timestamps_us)[row]))
 
     def finish(self) -> Batch:
         """Return the rows."""

@@ -46,7 +46,8 @@ class _Block:
 class TraceLog:
     """Events of one broker. Each is one microsecond after the one before, unless a time is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, events_of_a_block: int = EVENTS_OF_A_BLOCK) -> None:
+        self.events_of_a_block = events_of_a_block
         self.records: list[tuple[int, bytes]] = []
         self.next = 1
         self.at_us = AT_US
@@ -78,7 +79,7 @@ class TraceLog:
         block.event_count += 1
         position = self.next
         self.next += 1
-        if block.event_count == EVENTS_OF_A_BLOCK:
+        if block.event_count == self.events_of_a_block:
             self.seal()
         return position
 
