@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import dataclasses
 import http.client
+import importlib.util
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from pyqd.primitives.loglines import LogLevel, configure
 PROG: Final = "pyqd up"
 LOOPBACK: Final = "127.0.0.1"
 BROKER: Final = "pyqd"
+SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
 START_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
 POLL_S: Final = 0.05
@@ -200,6 +202,7 @@ def parser() -> argparse.ArgumentParser:
         ("admin-port", 4171, "the web admin"),
     ):
         whole.add_argument(f"--{name}", type=int, default=port, help=f"port of {what} (default: {port})")
+    whole.add_argument("--no-trace", action="store_true", help="do not trace messages into DATA_PATH/trace.db")
     return whole
 
 
@@ -210,12 +213,14 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
     def at(port: int) -> str:
         return f"{LOOPBACK}:{port}"
 
+    database = "" if given.no_trace else trace_database(given.data_path)
     flags = [
         f"--data-path={given.data_path}",
         f"--tcp-address={at(given.tcp_port)}",
         f"--http-address={at(given.http_port)}",
         f"--broadcast-address={LOOPBACK}",
         f"--lookupd-tcp-address={at(given.lookupd_tcp_port)}",
+        *(["--trace-topic=*"] if database else []),
         *broker_flags,
     ]
     # A flag of the user's may name another address, and a wrong one ends this process with its usual text.
@@ -234,12 +239,26 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         f"--http-address={at(given.admin_port)}",
         f"--lookupd-http-address={at(given.lookupd_http_port)}",
         "--log-level=warn",
+        *([f"--trace-database={database}"] if database else []),
     ]
-    return [
+    programs = [
         Program("pyqlookupd", lookupd, (LOOPBACK, given.lookupd_http_port)),
         Program(BROKER, broker, ping),
-        Program("pyqadmin", admin, (LOOPBACK, given.admin_port)),
     ]
+    if database and ping is not None:
+        # It makes the tables that the web admin reads.
+        programs.append(
+            Program("pyq_trace", [*python, *SHIPPER, f"--nsqd-http-address={ping[0]}:{ping[1]}", f"--to={database}"])
+        )
+    return [*programs, Program("pyqadmin", admin, (LOOPBACK, given.admin_port))]
+
+
+def trace_database(data_path: str) -> str:
+    """Return the URL of the trace database in a data directory; empty without the packages of the extra `trace`."""
+    if importlib.util.find_spec("sqlalchemy") is None or importlib.util.find_spec("alembic") is None:
+        logger.info("messages are not traced: pip install 'pyqd[trace]' adds what this needs")
+        return ""
+    return f"sqlite:///{Path(data_path).absolute()}/trace.db"
 
 
 def welcome(given: argparse.Namespace) -> str:

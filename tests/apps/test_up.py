@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,14 @@ class Up:
             connection.request("GET", "/ping")
             return connection.getresponse().read() == b"OK"
         return False
+
+    def ask(self, name: str, method: str, target: str, body: bytes | None = None) -> tuple[int, Any, bytes]:
+        """Return status, headers and body of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[name], timeout=WAIT_S)
+        with contextlib.closing(connection):
+            connection.request(method, target, body)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
 
     def children(self) -> dict[str, int]:
         """Return the process ids by module."""
@@ -90,6 +99,15 @@ class TestGroup:
         assert up.process.wait(UP_WAIT_S) == 0
         assert not any(map(is_alive, children.values()))
         assert "Traceback" not in up.text()
+
+    def test_the_life_of_a_message_can_be_seen_in_the_web_admin(self, up: Up) -> None:
+        reply = up.ask("http-port", "POST", "/pub?topic=greetings", b"hello")
+        message_id = reply[1]["X-NSQ-Message-Id"]
+
+        def is_told() -> bool:
+            return b"<strong>published</strong>" in up.ask("admin-port", "GET", f"/messages/{message_id}")[2]
+
+        wait_until(is_told, "the story of the message", UP_WAIT_S)
 
     def test_a_program_that_crashes_starts_again(self, up: Up) -> None:
         before = up.children()
