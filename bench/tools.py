@@ -2,28 +2,24 @@
 
     python -m bench.tools --nsq-tools PATH-OF-THEIR-DIRECTORY
 
-Tool and broker have a core each. A run is one process of a tool, from its start to its end, with a topic of its own;
-afterwards the broker must have every message.
+Tool and broker have a core each. A run is one process of a tool, with a topic of its own. Of to_pyq the whole time of
+the process counts; of tools that run on, the time in which they pass messages on: see bench/tool_drains.py. Afterwards
+the other side must have every message.
 """
 
 import argparse
-import http.client
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import choose_cores
-from bench.server import REPOSITORY, Server, Target, running
+from bench.server import Target, running
 from bench.setting import Cores
-
-RUN_S = 600.0
+from bench.tool_drains import to_broker, to_files, to_http
+from bench.tool_run import Run
 
 
 @dataclass(frozen=True)
@@ -32,65 +28,7 @@ class Tool:
 
     name: str
     original: str
-    load: Callable[["Run"], float]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a tool. command: the beginning of its command line. core: its only one; None for any."""
-
-    command: tuple[str, ...]
-    server: Server
-    topic: str
-    messages: int
-    body_bytes: int
-    core: int | None
-    directory: Path
-
-    @property
-    def address(self) -> str:
-        return "{}:{}".format(*self.server.tcp_address)
-
-    def records(self) -> Path:
-        """Return a file with a line per message."""
-        path = self.directory / f"{self.messages}-{self.body_bytes}"
-        if not path.exists():
-            with path.open("wb") as file:
-                file.writelines(b"%0*d\n" % (self.body_bytes, number) for number in range(self.messages))
-        return path
-
-    def timed(self, *arguments: str, stdin: Path | None = None) -> float:
-        """Run the tool to its end; return the time in s. Raises: SystemExit if it fails."""
-
-        def pin() -> None:
-            if self.core is not None:
-                os.sched_setaffinity(0, {self.core})
-
-        with open(os.devnull if stdin is None else stdin, "rb") as source:
-            began_s = time.monotonic()
-            done = subprocess.run(
-                [*self.command, *arguments],
-                stdin=source,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                cwd=REPOSITORY,
-                env=os.environ | {"GOMAXPROCS": "1"},
-                preexec_fn=pin,
-                timeout=RUN_S,
-                check=False,
-            )
-            took_s = time.monotonic() - began_s
-        if done.returncode:
-            sys.exit(f"{' '.join(self.command)} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
-        return took_s
-
-    def message_count(self) -> int:
-        """Return the number of messages that the broker has received for the topic."""
-        connection = http.client.HTTPConnection(*self.server.http_address, timeout=30)
-        connection.request("GET", f"/stats?format=json&topic={self.topic}")
-        topics = json.loads(connection.getresponse().read())["topics"]
-        connection.close()
-        return sum(topic["message_count"] for topic in topics)
+    load: Callable[[Run], float]
 
 
 def publish_lines(run: Run) -> float:
@@ -98,11 +36,16 @@ def publish_lines(run: Run) -> float:
     took_s = run.timed(f"--topic={run.topic}", f"--nsqd-tcp-address={run.address}", stdin=run.records())
     count = run.message_count()
     if count != run.messages:
-        sys.exit(f"{' '.join(run.command)}: the broker has {count} of {run.messages} messages")
+        run.fail(f"the broker has {count} of {run.messages} messages")
     return took_s
 
 
-TOOLS = (Tool("to_pyq", "to_nsq", publish_lines),)
+TOOLS = (
+    Tool("to_pyq", "to_nsq", publish_lines),
+    Tool("pyq_to_file", "nsq_to_file", to_files),
+    Tool("pyq_to_nsq", "nsq_to_nsq", to_broker),
+    Tool("pyq_to_http", "nsq_to_http", to_http),
+)
 
 
 def commands_of(tool: Tool, originals: Path | None) -> Mapping[str, tuple[str, ...]]:
