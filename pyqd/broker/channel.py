@@ -26,6 +26,7 @@ from pyqd.hot.broker.recovery import (
     recover_parked,
     start_ledger,
 )
+from pyqd.hot.broker.reset import abandon, empty
 from pyqd.hot.diskqueue.ledger import Ledger
 from pyqd.hot.diskqueue.log import Log, Position
 from pyqd.hot.primitives.clock import mono
@@ -195,6 +196,14 @@ class Channel(ChannelCore):
         for log in self.logs():
             if log.directory is not None:
                 log.files_moved(moved + log.directory.removeprefix(directory))
+
+    def empty(self) -> None:
+        """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
+        empty(self)
+
+    def abandon(self) -> None:
+        """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
+        abandon(self)
 
     def check(self) -> None:
         """Assert the invariants that relate the parts. Cost: O(messages held, and capacity of the ledgers)."""

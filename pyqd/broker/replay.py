@@ -236,7 +236,8 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
         pause()
     done = effect(topic, channel, target)
     guid = seek(channel, target, counted)
-    channel.trace_moved(guid, done["skip"], done["redeliver"])
+    if channel.trace is not None:
+        channel.trace.moved(guid, done["skip"], done["redeliver"])
     logger.info("TOPIC(%s): channel %s moved to position %d", topic.name, channel.name, done["to"])
     channel.continue_parking()
     return done

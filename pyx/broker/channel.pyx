@@ -12,6 +12,7 @@ The channel keeps no messages. Its parts are:
     DeadLetterPolicy  the limit of attempts, and dead letters on their way                      (dead_letters.pyx)
     Dispatcher        the consumers, and how messages are shared out among them                 (dispatcher.pyx)
     UnsyncedFins      FINs that wait for a sync                                                 (unsynced_fins.pyx)
+    ChannelTrace      events for the trace of messages; None without a trace                    (channel_trace.pyx)
 
 The parts never call the channel. A message goes:
 
@@ -29,7 +30,7 @@ the second is held back in the ring until the first is finished. The bodies deci
 
 The Python half (pyqd/broker/channel.py) adds the name and the life cycle. From Python the core needs two objects:
 `files` (ChannelFiles), which opens logs and ledgers, and the DeadLetterTarget of the policy. Messages of an earlier run
-are taken up in pyx/broker/recovery.pyx.
+are resumed by pyx/broker/recovery.pyx; pyx/broker/reset.pyx empties and moves a channel.
 
 Invariants, beside those of the parts:
 1. A record below the cursor and not finished is in exactly one of: slots, the ring, dead letters, (parked records)
@@ -43,6 +44,7 @@ Source: docs/nsq/broker-semantics.md, "Delivery to a client", "In-flight outcome
 from libc.stdint cimport INT64_MAX, uint8_t
 from libc.string cimport memcmp
 
+from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport REGION_LOCAL, ZONE_LOCAL
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.dispatcher cimport NONE_READY, OUT_OF_WORK, Dispatcher, Outcome
@@ -51,26 +53,13 @@ from pyqd.hot.broker.parking cimport MORE_TO_PARK, NO_SPACE_TO_PARK, Parking, Pr
 from pyqd.hot.broker.rate_limit cimport RateLimit
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport FROM_PARKED, FROM_TOPIC, ReadyEntry, Slot
+from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
-from pyqd.hot.primitives.clock cimport NS_PER_MS, mono_ns, wall_ns
+from pyqd.hot.primitives.clock cimport mono_ns, wall_ns
 from pyqd.hot.wire.record cimport record_attempts, record_body, record_ordinal
-from pyqd.hot.wire.trace_events cimport (
-    CLIENT_GONE,
-    DROPPED,
-    FINISHED,
-    REASON_COPY,
-    REASON_EMPTIED,
-    REASON_EPHEMERAL,
-    REASON_SAMPLED,
-    REASON_SEEK,
-    REQUEUED,
-    SENT,
-    STORED,
-    TIMED_OUT,
-    TOUCHED,
-)
+from pyqd.hot.wire.trace_events cimport FINISHED, REASON_COPY, REASON_EPHEMERAL, REASON_SAMPLED, TOUCHED
 
 from pyqd.primitives.errors import StorageError
 
@@ -79,7 +68,7 @@ cdef enum:
     DUE_WORK = 200                       # releasing or expiring a message, in units of work
     RETRY_NS = 1000000000                # after a full disk
     HELD_BACK_PER_TAKE = 16              # bounds a search among messages whose ids are in flight
-    RECHECK_NS_MAX = 10000000000      # the wall clock may jump: due times are checked this often
+    RECHECK_NS_MAX = 10000000000         # the wall clock may jump: due times are checked this often
 
 
 cdef class ChannelCore(Scheduled):
@@ -179,7 +168,7 @@ cdef class ChannelCore(Scheduled):
             # A start presumes a delivery of every record below the topic's cursor; a parked record stores its own.
             (<Record*> entry.record).handed_out = entry.attempts + 1
         if self.trace is not None:
-            self.note_sent(consumer, &entry, now_ns)
+            self.trace.sent(consumer, &entry, now_ns)
         consumer.in_flight += 1
         consumer.message_count += 1
         self.delivered_count += 1
@@ -219,7 +208,7 @@ cdef class ChannelCore(Scheduled):
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
-            self.trace.note(FINISHED, guid, held.attempts, 0, consumer.traced_client(), consumer.acted_ns or wall_ns())
+            self.trace.note(FINISHED, consumer, held, 0)
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
         self.parking.finish(record, source)
@@ -257,7 +246,7 @@ cdef class ChannelCore(Scheduled):
             self.retry_soon()
             return False
         if self.trace is not None:
-            self.trace.note(DROPPED, entry.record.guid, entry.attempts, reason, None, wall_ns())
+            self.trace.dropped(entry, reason)
         self.parking.finish(entry.record, entry.source)
         return True
 
@@ -271,27 +260,24 @@ cdef class ChannelCore(Scheduled):
             return NOT_IN_FLIGHT
         if self.slots.slots[slot].consumer != consumer.number:
             return NOT_OWNER
-        if self.trace is not None and self.trace.samples(guid):
+        if self.trace is not None and self.trace.place.samples(guid):
             self.requeue_traced(consumer, <uint32_t> slot, delay_ns)
         else:
-            self.give_back(consumer, <uint32_t> slot, delay_ns)
+            self.requeue_slot(consumer, <uint32_t> slot, delay_ns)
         return DONE
 
     cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
-        """Do as `give_back`, after an event, which is taken back if that fails."""
-        cdef const Slot* held = &self.slots.slots[slot]
-        self.trace.note(
-            REQUEUED, held.record.guid, held.attempts, <uint32_t> min(delay_ns // NS_PER_MS, <int64_t> 0xFFFFFFFF),
-            consumer.traced_client(), consumer.acted_ns or wall_ns())
+        """Do as `requeue_slot`, after a trace event, which is removed if that fails."""
+        self.trace.requeued(consumer, &self.slots.slots[slot], delay_ns)
         try:
-            self.give_back(consumer, slot, delay_ns)
+            self.requeue_slot(consumer, slot, delay_ns)
         except BaseException:
-            self.trace.log.take_back()
+            self.trace.place.log.take_back()
             raise
         return 0
 
-    cdef int give_back(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
-        """Take a message back from its consumer. Raises: StorageError (nothing changed)."""
+    cdef int requeue_slot(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1:
+        """Requeue the message of a slot. Raises: StorageError (nothing changed)."""
         cdef Slot held = self.slots.slots[slot]
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if delay_ns > 0 and not self.dead_letters.is_spent(held.attempts):
@@ -322,34 +308,8 @@ cdef class ChannelCore(Scheduled):
             <uint32_t> slot,
             min(now_ns + consumer.msg_timeout_ns, held.delivered_ns + self.max_msg_timeout_ns))
         if self.trace is not None:
-            self.trace.note(TOUCHED, guid, held.attempts, 0, consumer.traced_client(), consumer.acted_ns or wall_ns())
+            self.trace.note(TOUCHED, consumer, held, 0)
         return DONE
-
-    cdef int note_sent(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1:
-        """Add the event of a delivery. now_ns: monotonic."""
-        if self.trace_mono_ns != now_ns:
-            # One time for all deliveries of a run: reading the clock costs as much as the rest of the event.
-            self.trace_mono_ns, self.trace_wall_ns = now_ns, wall_ns()
-        return self.trace.note(
-            SENT, entry.record.guid, entry.attempts + 1, 0, consumer.traced_client(), self.trace_wall_ns)
-
-    cdef int note_timed_out(self, const Slot* held, Consumer consumer) except -1:
-        """Add the event of a timeout. consumer: None if it has left."""
-        return self.trace.note(
-            TIMED_OUT, held.record.guid, held.attempts, 0, None if consumer is None else consumer.traced_client(),
-            wall_ns())
-
-    cdef int note_gone(self, Consumer consumer) except -1:
-        """Add an event for each message in flight of a client that leaves. Cost: O(slots)."""
-        cdef const Slot* held
-        cdef uint32_t slot
-        cdef int64_t now_ns = wall_ns()
-        for slot in range(self.slots.capacity):
-            held = self.slots.used(slot)
-            if held != NULL and held.consumer == consumer.number:
-                self.trace.note(
-                    CLIENT_GONE, held.record.guid, held.attempts, 0, consumer.traced_client(), now_ns)
-        return 0
 
     cdef uint64_t unfinished_count(self) noexcept:
         """Count the messages that the channel has not finished."""
@@ -360,14 +320,7 @@ cdef class ChannelCore(Scheduled):
     def trace_dropped(self, uint32_t reason):
         """Add an event for all unfinished messages, which are about to be dropped."""
         if self.trace is not None:
-            self.trace.note_many(DROPPED, 0, reason, self.unfinished_count(), wall_ns())
-
-    def trace_moved(self, uint64_t guid, uint64_t dropped_count, uint64_t stored_count):
-        """Add the events of a seek to after the message with that id. stored_count: messages that come again."""
-        cdef int64_t now_ns = wall_ns()
-        if self.trace is not None:
-            self.trace.note_many(DROPPED, guid, REASON_SEEK, dropped_count, now_ns)
-            self.trace.note_many(STORED, guid, REASON_SEEK, stored_count, now_ns)
+            self.trace.dropped_many(reason, self.unfinished_count())
 
     cdef int wake(self) except -1:
         """Sort and publish dead letters, park, and deliver, as far as the work budget of this pass goes."""
@@ -463,7 +416,7 @@ cdef class ChannelCore(Scheduled):
             held = self.slots.slots[slot]
             consumer = self.dispatcher.by_number.get(held.consumer)
             if self.trace is not None:
-                self.note_timed_out(&held, consumer)
+                self.trace.timed_out(consumer, &held)
             self.dead_letters.add_returned(held.record, held.attempts, held.source)
             self.slots.remove(slot)
             self.ledger.header.timeout_count += 1
@@ -565,7 +518,7 @@ cdef class ChannelCore(Scheduled):
             return 0
         excess = min(depth - self.memory_count_max, self.readable.end - self.ledger.header.cursor)
         if self.trace is not None:
-            self.trace.note_many(DROPPED, 0, REASON_EPHEMERAL, excess, wall_ns())
+            self.trace.dropped_many(REASON_EPHEMERAL, excess)
         return self.ledger.finish_range(self.readable.end - excess, self.readable.end)
 
     cdef bint sort_rest(self) except -1:
@@ -659,12 +612,13 @@ cdef class ChannelCore(Scheduled):
     def remove_consumer(self, Consumer consumer not None):
         """Unsubscribe a client; its messages in flight wait for their timeouts."""
         if self.trace is not None and consumer.number in self.dispatcher.by_number:
-            self.note_gone(consumer)
+            self.trace.gone(consumer, self.slots)
         self.dispatcher.remove(consumer)
 
     def trace_as(self, TracePlace place):
         """Trace the channel's messages from now on; None: do not."""
-        self.trace = self.dead_letters.trace = place
+        self.trace = None if place is None else ChannelTrace(place)
+        self.dead_letters.trace = place
 
     def pause(self, bint paused):
         """Stop or resume deliveries; remembered over restarts."""
@@ -672,54 +626,6 @@ cdef class ChannelCore(Scheduled):
         self.ledger.change_count += 1
         if not paused:
             self.readable.scheduler.request_wake(self)
-
-    cdef int forget_deliveries(self) except -1:
-        """Forget messages in flight and waiting for redelivery; the ledger is about to be reset."""
-        self.slots.clear()
-        self.ready.clear()
-        self.dead_letters.clear()
-        return 0
-
-    cdef int start_over(self, Position position) except -1:
-        """Resume at a place of the log: messages before it are finished, delivered or parked ones are forgotten.
-
-        Raises: StorageError, at most before anything is changed.
-        """
-        cdef Consumer consumer
-        self.ledger.reset(position.ordinal, self.parking.parked_end())
-        self.forget_deliveries()
-        for consumer in self.dispatcher.consumers:
-            consumer.in_flight = 0
-        self.cursor.move_to(position.segment, position.offset)
-        self.cursor.save_place()
-        self.parking.drop_all()
-        self.note_parking()
-        # Nothing waits for space any more, and `empty` drops the timer that would retry.
-        self.held_up = False
-        self.readable.request_trim()
-        self.readable.scheduler.request_wake(self)
-        return 0
-
-    def empty(self):
-        """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
-        cdef uint64_t count = 0 if self.trace is None else self.unfinished_count()
-        self.start_over(self.readable.end_position())
-        if self.trace is not None:
-            self.trace.note_many(DROPPED, 0, REASON_EMPTIED, count, wall_ns())
-        # Nothing times out and nothing is due any more.
-        self.readable.scheduler.drop_timer(self)
-
-    def abandon(self):
-        """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
-        cdef Position position = self.readable.log.end_position()
-        assert len(self.dispatcher.consumers) == 0
-        self.cursor.move_to(position.segment, position.offset)
-        self.forget_deliveries()
-        self.parking.abandon()
-        # No sync covers the parked messages any more.
-        self.in_parking = False
-        self.readable.parking.discard(self)
-        self.readable.scheduler.drop_timer(self)
 
     def note_cancelled(self, uint64_t ordinal):
         """Record a message of the topic's log as cancelled: a seek skips it. Raises: StorageError (nothing changed)."""

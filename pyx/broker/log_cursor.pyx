@@ -153,7 +153,7 @@ cdef class LogCursor:
         return True
 
     cdef int note_finished_ahead(self) except -1:
-        """Request a trim, which calls `skip_finished`, if the record at the cursor was finished before it was reached."""
+        """Request a trim, which calls `skip_finished`, if the record at the cursor is finished already."""
         if self.ledger.next_is_finished():
             self.readable.request_trim()
         return 0

@@ -192,7 +192,7 @@ cdef class MessageLookup:
             channel.cursor.note_finished_ahead()
         channel.ledger.header.finish_count += 1
         if channel.trace is not None:
-            channel.trace.note(CANCELLED, self.guid, 0, 0, None, wall_ns())
+            channel.trace.place.note(CANCELLED, self.guid, 0, 0, None, wall_ns())
 
     cdef int note_cancelled(self) except -1:
         """Record the message as cancelled, if the log has it: seeks skip it. Raises: StorageError (nothing changed)."""
@@ -234,6 +234,6 @@ cdef class MessageLookup:
         channel.parking.settle_now()
         channel.after_parking()
         if channel.trace is not None and at_once:
-            channel.trace.note(DELIVERED_NOW, self.guid, 0, 0, None, wall_ns())
+            channel.trace.place.note(DELIVERED_NOW, self.guid, 0, 0, None, wall_ns())
         elif channel.trace is not None:
-            channel.trace.note_due(RESCHEDULED, self.guid, due_ns, wall_ns())
+            channel.trace.place.note_due(RESCHEDULED, self.guid, due_ns, wall_ns())

@@ -716,7 +716,7 @@ cdef class TopicCore(Scheduled):
         if self.trace is not None:
             for channel in self.channels:
                 if channel.trace is not None:
-                    members.append(channel.trace)
+                    members.append(channel.trace.place)
             self.trace.set_members(members)
         return 0
 
@@ -726,7 +726,7 @@ cdef class TopicCore(Scheduled):
         cdef int64_t now_ns = wall_ns()
         for channel in self.channels:
             if channel.trace is not None:
-                channel.trace.note_many(STORED, 0, REASON_RELEASED, count, now_ns)
+                channel.trace.place.note_many(STORED, 0, REASON_RELEASED, count, now_ns)
         return 0
 
     def trace_deleted(self):

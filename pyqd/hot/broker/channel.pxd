@@ -1,6 +1,7 @@
 # A channel: hand out, finish, time out, requeue. Design notes: pyx/broker/channel.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
+from pyqd.hot.broker.channel_trace cimport ChannelTrace
 from pyqd.hot.broker.consumer cimport Consumer
 from pyqd.hot.broker.dead_letters cimport DeadLetterPolicy
 from pyqd.hot.broker.dispatcher cimport Dispatcher
@@ -9,7 +10,6 @@ from pyqd.hot.broker.log_cursor cimport LogCursor
 from pyqd.hot.broker.parking cimport Parking
 from pyqd.hot.broker.readable_log cimport ReadableLog
 from pyqd.hot.broker.slots cimport ReadyEntry, ReadyRing, Slot, SlotTable
-from pyqd.hot.broker.trace cimport TracePlace
 from pyqd.hot.broker.unsynced_fins cimport UnsyncedFins
 from pyqd.hot.diskqueue.ledger cimport Ledger
 from pyqd.hot.diskqueue.log cimport Position
@@ -52,9 +52,7 @@ cdef class ChannelCore(Scheduled):
     cdef readonly uint64_t region_local_count # to others in its region
     cdef public bint exiting
     cdef public Ledger cancelled         # records of the topic's log that a seek leaves out; None: there are none
-    cdef readonly TracePlace trace       # None: the channel is not traced
-    cdef int64_t trace_mono_ns           # this and the next: time of the last delivery that was traced, by both clocks
-    cdef int64_t trace_wall_ns
+    cdef readonly ChannelTrace trace     # None: the channel is not traced
 
     cdef uint64_t available(self) noexcept
     cdef const Record* take_fresh(self) except? NULL
@@ -64,11 +62,8 @@ cdef class ChannelCore(Scheduled):
     cdef int make_finishable(self, uint64_t guid) except -1
     cdef bint is_copy(self, const ReadyEntry* entry) noexcept
     cdef bint try_finish(self, const ReadyEntry* entry, uint32_t reason) except -1
-    cdef int note_sent(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1
-    cdef int give_back(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
+    cdef int requeue_slot(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
     cdef int requeue_traced(self, Consumer consumer, uint32_t slot, int64_t delay_ns) except -1
-    cdef int note_timed_out(self, const Slot* held, Consumer consumer) except -1
-    cdef int note_gone(self, Consumer consumer) except -1
     cdef uint64_t unfinished_count(self) noexcept
     cdef int requeue(self, Consumer consumer, uint64_t guid, int64_t delay_ns) except -1
     cdef int touch(self, Consumer consumer, uint64_t guid, int64_t now_ns) except -1
@@ -81,8 +76,6 @@ cdef class ChannelCore(Scheduled):
     cdef int catch_up(self, bint whole) except -1
     cdef int settle_some(self, bint whole) except -1
     cdef int drop_excess(self) except -1
-    cdef int forget_deliveries(self) except -1
-    cdef int start_over(self, Position position) except -1
     cdef int share_out(self, uint64_t delivered_before) except -1
     cdef bint sort_rest(self) except -1
     cdef int publish_dead_letters(self) except -1

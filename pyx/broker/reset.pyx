@@ -1,0 +1,61 @@
+"""Reset of a channel: it resumes at a place of its topic's log, and forgets what it has delivered and parked.
+
+Emptying is a reset to the end of the readable part. A seek is a reset to any place (pyx/broker/replay.pyx).
+"""
+
+from libc.stdint cimport uint64_t
+
+from pyqd.hot.broker.consumer cimport Consumer
+from pyqd.hot.wire.trace_events cimport REASON_EMPTIED
+
+
+cdef int forget_deliveries(ChannelCore channel) except -1:
+    """Forget messages in flight and waiting for redelivery; the ledger is about to be reset."""
+    channel.slots.clear()
+    channel.ready.clear()
+    channel.dead_letters.clear()
+    return 0
+
+
+cdef int start_over(ChannelCore channel, Position position) except -1:
+    """Resume at a place of the log: messages before it are finished, delivered or parked ones are forgotten.
+
+    Raises: StorageError, at most before anything is changed.
+    """
+    cdef Consumer consumer
+    channel.ledger.reset(position.ordinal, channel.parking.parked_end())
+    forget_deliveries(channel)
+    for consumer in channel.dispatcher.consumers:
+        consumer.in_flight = 0
+    channel.cursor.move_to(position.segment, position.offset)
+    channel.cursor.save_place()
+    channel.parking.drop_all()
+    channel.note_parking()
+    # Nothing waits for space any more, and `empty` drops the timer that would retry.
+    channel.held_up = False
+    channel.readable.request_trim()
+    channel.readable.scheduler.request_wake(channel)
+    return 0
+
+
+def empty(ChannelCore channel not None):
+    """Drop the queued, in-flight and deferred messages; the clients' in-flight counts become zero."""
+    cdef uint64_t count = 0 if channel.trace is None else channel.unfinished_count()
+    start_over(channel, channel.readable.end_position())
+    if channel.trace is not None:
+        channel.trace.dropped_many(REASON_EMPTIED, count)
+    # Nothing times out and nothing is due any more.
+    channel.readable.scheduler.drop_timer(channel)
+
+
+def abandon(ChannelCore channel not None):
+    """Drop everything for good, as the channel's files are gone. It has no consumers any more."""
+    cdef Position position = channel.readable.log.end_position()
+    assert len(channel.dispatcher.consumers) == 0
+    channel.cursor.move_to(position.segment, position.offset)
+    forget_deliveries(channel)
+    channel.parking.abandon()
+    # No sync covers the parked messages any more.
+    channel.in_parking = False
+    channel.readable.parking.discard(channel)
+    channel.readable.scheduler.drop_timer(channel)
