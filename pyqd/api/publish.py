@@ -46,8 +46,8 @@ _DEFER_MS = re.compile("[+-]?[0-9]{1,30}")
 logger = logging.getLogger(__name__)
 
 
-def plain_publishers(broker: Broker) -> Callable[[], PlainPublisher]:
-    """Return the maker of an HTTP server's short paths, one per connection, which store plain publishes."""
+def plain_publishers(broker: Broker) -> Callable[[str], PlainPublisher]:
+    """Return the maker of an HTTP server's short paths, which store plain publishes; it takes the client's address."""
 
     def find_topic(name: bytes) -> Topic | None:
         topic = broker.topics.get(name.decode("ascii"))
@@ -56,7 +56,7 @@ def plain_publishers(broker: Broker) -> Callable[[], PlainPublisher]:
 
     options = broker.options
     limits = options.max_msg_size, options.max_body_size, count_max(options)
-    return lambda: PlainPublisher(*limits, find_topic)
+    return lambda remote: PlainPublisher(*limits, find_topic, remote)
 
 
 def count_max(options: Options) -> int:

@@ -40,7 +40,7 @@ class HttpServers:
         admission: Admission,
         login: Login | None,
         https_only: bool,
-        short_path: Callable[[], ShortPath] | None = None,
+        short_path: Callable[[str], ShortPath] | None = None,
     ) -> None:
         self._addresses = addresses
         self.https_port = 0

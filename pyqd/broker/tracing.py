@@ -111,6 +111,8 @@ class Tracing:
     def apply(self, topic: "Topic") -> None:
         """Put a topic's setting in force, for its channels too."""
         setting = self.setting_of(topic)
+        if setting is None and topic.trace is None:
+            return
         log = None if setting is None else self.log or self.open()
         place = None
         if setting is not None and log is not None:
@@ -128,6 +130,7 @@ class Tracing:
             for topic in self._broker.topics.values():
                 self.apply(topic)
         if before.trace_retention_bytes != after.trace_retention_bytes:
+            self._trimmed_at = 0
             self.trim()
 
     # The log.

@@ -47,7 +47,8 @@ class Login(Protocol):
 class HttpServer:
     """HTTP server over a table of routes.
 
-    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx).
+    name: in log lines, HTTP or HTTPS. short_path: makes the short path of a connection (pyx/http/front.pyx) from the
+    client's address.
     on_internal_error: is called with an AssertionError, a broken invariant: the daemon's state can no longer be
     trusted. Other errors of handlers are answered and logged. tls: secures the connections; None for plain HTTP.
     refusal: returns the answer to every request; None if requests are answered by routes. settings: of each connection.
@@ -59,7 +60,7 @@ class HttpServer:
         self,
         routes: Iterable[Route],
         name: str = "HTTP",
-        short_path: Callable[[], ShortPath] | None = None,
+        short_path: Callable[[str], ShortPath] | None = None,
         on_internal_error: Callable[[BaseException], None] | None = None,
         *,
         tls: TlsServer | None = None,
@@ -116,7 +117,7 @@ class HttpServer:
         if self._tls is not None:
             spawn(self._secure, self._tls, accepted, remote)
             return
-        short_path = None if self._short_path is None else self._short_path()
+        short_path = None if self._short_path is None else self._short_path(remote)
         connection = HttpConnection(accepted, remote, self._router, self.answer, short_path, self._settings)
         self.connections.add(connection)
         spawn(self._serve, connection)

@@ -13,11 +13,11 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from pyqd.hot.api.plain_scan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish
+from pyqd.hot.api.plain_scan cimport PLAIN_BINARY, PLAIN_PUB, scan_plain_publish, user_agent_in
 from pyqd.hot.primitives.clock cimport NS_PER_S, wall_ns
 from pyqd.hot.primitives.guid cimport HEX_SIZE, id_after_steps, id_to_hex
 from pyqd.hot.wire.bodies cimport Frames, lines_framed
-from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, scan_batch
+from pyqd.hot.wire.scanner cimport SCAN_READY, Batch, scan_batch, text_of
 
 from email.utils import formatdate
 
@@ -82,14 +82,18 @@ cdef class PlainPublisher(ShortPath):
     """The short path of one connection.
 
     msg_bytes_max: of one message. body_bytes_max, batch_count_max: of an /mpub. find_topic: takes a valid name as
-    bytes and returns the topic, or None if the publish needs more than storing it.
+    bytes and returns the topic, or None if the publish needs more than storing it. remote: address of the client.
     """
 
-    def __init__(self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic):
+    def __init__(
+        self, int64_t msg_bytes_max, int64_t body_bytes_max, int64_t batch_count_max, find_topic,
+        str remote not None="",
+    ):
         self.limits.msg_bytes_max = msg_bytes_max
         self.limits.body_bytes_max = body_bytes_max
         self.batch_count_max = batch_count_max
         self.find_topic = find_topic
+        self.remote = remote
 
     cdef uint64_t answer(self, const char* at, uint64_t size_bytes, Answers* answers) except? 0xFFFFFFFFFFFFFFFF:
         """Store and answer the plain publishes at `at`. Returns: their bytes."""
@@ -115,9 +119,10 @@ cdef class PlainPublisher(ShortPath):
     cdef int64_t accept(self, PlainPublish* found, int64_t now_ns) except -2:
         """Store a publish. Returns: as `store`; NOT_STORED also after a StorageError, and the routes try again."""
         cdef TopicCore topic = self.topic_for(found)
-        # For a traced topic, the routes name the client.
-        if topic is None or topic.busy or topic.trace is not None:
+        if topic is None or topic.busy:
             return NOT_STORED
+        if topic.trace is not None:
+            topic.trace.publisher = self.traced_client(&found.headers)
         try:
             return self.store(topic, found, now_ns)
         except StorageError:
@@ -142,6 +147,17 @@ cdef class PlainPublisher(ShortPath):
             return NOT_STORED
         topic.publish_batch(PyBytes_AS_STRING(frames.data) + frames.start, frames.count, frames.words, now_ns)
         return frames.count
+
+    cdef TraceClient traced_client(self, const Text* headers):
+        """Return the client in trace events: the last one again, unless it describes itself otherwise now."""
+        cdef Text found = user_agent_in(headers)
+        if (
+            self.traced is None or <uint32_t> len(self.user_agent) != found.size_bytes
+            or memcmp(<const char*> self.user_agent, found.at, found.size_bytes) != 0
+        ):
+            self.user_agent = text_of(&found)
+            self.traced = TraceClient(self.remote, self.user_agent.decode("ascii"))
+        return self.traced
 
     cdef TopicCore topic_for(self, PlainPublish* found):
         """Return the topic of a publish: the last one's again, or the one that `find_topic` returns."""

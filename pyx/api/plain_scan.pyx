@@ -29,12 +29,14 @@ cdef const char* START_MPUB = b"POST /mpub?topic="
 cdef const char* BINARY = b"&binary=true"
 cdef const char* VERSION = b" HTTP/1.1\r"
 cdef const char* KEEP_ALIVE = b"keep-alive"
+cdef const char* USER_AGENT = b"user-agent:"
 cdef enum:
     START_PUB_BYTES = 16
     START_MPUB_BYTES = 17
     BINARY_BYTES = 12
     VERSION_BYTES = 10                   # with the CR, which the LF follows
     KEEP_ALIVE_BYTES = 10
+    USER_AGENT_BYTES = 11
     LENGTH_DIGITS_MAX = 9
 
 cdef enum Header:
@@ -184,7 +186,25 @@ cdef int64_t scan_plain_publish(
     if <uint64_t> (head_bytes + body_bytes) > size_bytes:
         return 0
     found.body = Text(at=at + head_bytes, size_bytes=<uint32_t> body_bytes)
+    found.headers = Text(at=headers, size_bytes=<uint32_t> headers_bytes)
     return head_bytes + body_bytes
+
+
+cdef Text user_agent_in(const Text* headers) noexcept nogil:
+    cdef const char* line = headers.at
+    cdef const char* end = headers.at + headers.size_bytes
+    cdef const char* stop
+    while line < end:
+        stop = <const char*> memchr(line, c"\n", end - line)
+        if stop == NULL:
+            break
+        if stop - line > USER_AGENT_BYTES and strncasecmp(line, USER_AGENT, USER_AGENT_BYTES) == 0:
+            line += USER_AGENT_BYTES
+            if line[0] == c" ":
+                line += 1
+            return Text(at=line, size_bytes=<uint32_t> (stop - 1 - line))
+        line = stop + 1
+    return Text(at=headers.at, size_bytes=0)
 
 
 FORMS = ("pub", "lines", "binary")

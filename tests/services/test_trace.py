@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 from typing import Any
@@ -97,6 +98,32 @@ def test_batches_deferred_messages_and_publishes_over_http(daemon):
     assert all(row.client.startswith("127.0.0.1:") for row in rows[3:])
     assert [rows[index].message_id for index in (3, 4, 6)] == [
         each.headers["x-nsq-message-id"] for each in (reply, many, later)
+    ]
+
+
+@TRACED
+def test_a_publisher_over_http_is_named_whatever_the_form_of_its_request(daemon):
+    daemon.http("POST", "/topic/create", topic="t")
+    connection = http.client.HTTPConnection(*daemon.http_address, timeout=WAIT_S)
+    plain = {"User-Agent": "first/1.0"}
+    for target, headers in (
+        ("/pub?topic=t", plain),
+        ("/pub?topic=t", plain),
+        ("/pub?topic=t", {"user-agent": "second/1.0"}),
+        ("/pub?topic=t", {"Accept-Encoding": "identity"}),
+        ("/mpub?topic=t", plain),
+        # These are parsed by the routes.
+        ("/pub?topic=t", {**plain, "X-Other": "1"}),
+        ("/pub?topic=t&defer=60000", plain),
+    ):
+        connection.request("POST", target, b"x", headers)
+        assert connection.getresponse().read() == b"OK"
+    address = f"127.0.0.1:{connection.sock.getsockname()[1]}"
+    connection.close()
+    rows = events_of(daemon)
+    agents = ["first/1.0", "first/1.0", "second/1.0", None, "first/1.0", "first/1.0", "first/1.0"]
+    assert [(row.kind, row.client, row.user_agent) for row in rows] == [
+        ("published", address, agent) for agent in agents
     ]
 
 

@@ -459,6 +459,17 @@ def test_the_oldest_events_are_overwritten_and_counted(tmp_path):
     broker.close()
 
 
+def test_a_smaller_limit_takes_effect_at_once(tmp_path):
+    broker = broker_on(tmp_path, trace_retention_bytes=4 * MIB, trace_body_bytes=1000, **ALL)
+    publish(broker, 3000, body=b"x" * 1000)
+    assert broker.tracing.stats()["overwritten"] == 0
+    broker.change_options(options_for(tmp_path, trace_retention_bytes=MIB, trace_body_bytes=1000, **ALL))
+    stats = broker.tracing.stats()
+    assert stats["overwritten"] > 1000
+    assert len(events_of(broker)) == 3000 - stats["overwritten"]
+    broker.close()
+
+
 def test_events_are_removed_when_their_time_is_over(tmp_path):
     with HeldClock() as clock:
         broker = broker_on(tmp_path, trace_retention_time=HOUR_NS, **ALL)

@@ -11,4 +11,5 @@ class PlainPublisher(ShortPath):
         body_bytes_max: int,
         batch_count_max: int,
         find_topic: Callable[[bytes], TopicCore | None],
+        remote: str = "",
     ) -> None: ...

@@ -15,6 +15,7 @@ cdef struct PlainPublish:
     PlainForm form
     Text topic                           # a valid name; both point into the scanned buffer
     Text body                            # at least one byte; not checked
+    Text headers                         # with the empty line after them
 
 cdef struct PlainLimits:
     int64_t msg_bytes_max                # of the body of a /pub
@@ -23,3 +24,6 @@ cdef struct PlainLimits:
 # Returns the bytes of the request; 0 if it is not plain or incomplete.
 cdef int64_t scan_plain_publish(
     const char* at, uint64_t size_bytes, const PlainLimits* limits, PlainPublish* found) noexcept nogil
+
+# Returns the value of the header User-Agent in the headers of a plain publish; empty if it has none.
+cdef Text user_agent_in(const Text* headers) noexcept nogil
