@@ -275,7 +275,10 @@ class _Assembly:
                 if delivery[OUTCOME] is not self.outcomes["finished"]:
                     delivery[OUTCOME:] = self.outcomes[FATES[kind]], self.times[row]
             elif key not in self.waiting:
-                self._earlier(key).fate = (FATES[kind], self.times[row])
+                earlier = self._earlier(key)
+                earlier.fate = FATES[kind], self.times[row]
+                # A later FIN changes nothing.
+                earlier.end_with(*earlier.fate)
         self.batch.events.append(event)
 
     def _earlier(self, key: Key) -> Earlier:
