@@ -33,7 +33,24 @@ def new_key(kind: str = "ec") -> Key:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def certify(directory: Path, name: str, *, signer: Certificate | None = None, kind: str = "ec") -> Certificate:
+def usage(is_authority: bool) -> x509.KeyUsage:
+    """Return the uses of a key. Python 3.13 demands the extension of authorities."""
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=not is_authority,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def certify(
+    directory: Path, name: str, *, signer: Certificate | None = None, kind: str = "ec", has_usage: bool = True
+) -> Certificate:
     """Make a certificate for a common name and 127.0.0.1, signed by `signer`, or by itself as an authority."""
     key = new_key(kind)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -50,6 +67,8 @@ def certify(directory: Path, name: str, *, signer: Certificate | None = None, ki
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+    if has_usage:
+        builder = builder.add_extension(usage(signer is None), critical=True)
     if signer is not None:
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key())
         builder = builder.add_extension(authority_key, critical=False)

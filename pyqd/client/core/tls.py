@@ -9,6 +9,8 @@ from pyqd.client.errors import ClientError, NotConnectedError, TlsError
 
 # OpenSSL's codes for a certificate that is valid only for other names or other IP addresses.
 OTHER_NAME: Final = (62, 64)
+# OpenSSL's codes for what VERIFY_X509_STRICT demands, a default since Python 3.13.
+STRICT: Final = range(80, 94)
 # Alerts that a retry may cure.
 PASSING_ALERTS: Final = ("INTERNAL_ERROR", "CLOSE_NOTIFY", "USER_CANCELLED")
 NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
@@ -50,6 +52,8 @@ def lasting_cause(error: BaseException | None, names: TlsNames = CLIENT_NAMES) -
 def _trust(code: int, names: TlsNames) -> str:
     if code in OTHER_NAME:
         return "the address has to be one of those that the certificate names"
+    if code in STRICT:
+        return "Python 3.13 and newer demand this of certificates: issue new ones"
     return f"option {names.ca} names the file with the authorities to trust"
 
 

@@ -19,7 +19,7 @@ from pyqd.client.core.frames import HEARTBEAT, FrameReader
 from pyqd.client.core.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer
 from pyqd.client.errors import NotConnectedError, ProtocolError, SettingError, TlsError
 from pyqd.fallback import checksums
-from tests.support.certificates import Certificates
+from tests.support.certificates import Certificates, certify
 from tests.support.server import Daemon, pyqd, running
 from tests.support.streams import IDENTIFIER, compressed_chunk, masked, snappy_chunk, stored_chunk
 
@@ -154,6 +154,24 @@ def test_a_certificate_of_another_host_is_a_lasting_error(peer, certificates):
     peer.identify(tls_v1=True)
     with pytest.raises(TlsError, match="the address has to be one of those that the certificate names"):
         peer.shake_hands(TlsLayer(certificates.client_context(), "broker.example"))
+
+
+def test_an_authority_that_python_3_13_refuses_is_a_lasting_error_with_advice(tmp_path):
+    authority = certify(tmp_path, "authority", has_usage=False)
+    server = certify(tmp_path, "server", signer=authority)
+    context = ssl.create_default_context(cafile=str(authority.path))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(server.path, server.key_path)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = server_context.wrap_bio(incoming, outgoing, server_side=True)
+    layer = TlsLayer(context, "127.0.0.1")
+    layer.start()
+    incoming.write(layer.take_output())
+    with pytest.raises(ssl.SSLWantReadError):
+        peer.do_handshake()
+    with pytest.raises(TlsError, match=r"key usage extension; Python 3\.13 and newer demand this of certificates"):
+        layer.receive(outgoing.read())
 
 
 @pytest.mark.parametrize("name", [None, "", ".x"])
