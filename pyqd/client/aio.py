@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import signal
 import threading
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from pyqd.client.codecs import CodecOption, codec_of
 from pyqd.client.connecting import Pool
-from pyqd.client.consumer import CLOSE_S, DRAIN_S, ConsumerBase, check_concurrency
+from pyqd.client.consumer import CLOSE_S, CLOSED, DRAIN_S, ConsumerBase, check_concurrency
 from pyqd.client.consumption import RetryPolicy
 from pyqd.client.engine.engine import Engine
 from pyqd.client.engine.loop_driver import LoopDriver
@@ -225,8 +226,8 @@ class Consumer(ConsumerBase):
         self,
         topic: str,
         channel: str,
-        *,
         nsqd: str | Iterable[str] | None = None,
+        *,
         lookupd: str | Iterable[str] | None = None,
         max_in_flight: int = 1,
         codec: CodecOption = None,
@@ -272,13 +273,20 @@ class Consumer(ConsumerBase):
         await connect(self._driver, self._engine, self._begin_connecting)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Yield messages until stop(), drain() or close(). Raises: AuthenticationError, TlsError, ProtocolError."""
+        """Yield messages until stop(), drain() or close().
+
+        Raises: ClosedError if it begins after that; AuthenticationError, TlsError, ProtocolError.
+        """
+        if self._engine.is_closed:
+            raise ClosedError(CLOSED)
         count = 0
         while True:
             message = await self._take(None)
             if message is None:
                 return
             yield message
+            if not message.is_answered:
+                self._consumption.leaves_unanswered = True
             count += 1
             if count % YIELD_COUNT == 0:
                 await asyncio.sleep(0)
@@ -313,7 +321,7 @@ class Consumer(ConsumerBase):
         first = await self._take(None if timeout is None else time.monotonic() + timeout)
         if first is None:
             if self._consumption.is_stopping:
-                raise ClosedError("the consumer is closed")
+                raise ClosedError(CLOSED)
             return []
         messages = [first]
         with contextlib.suppress(IndexError):
@@ -352,14 +360,20 @@ class Consumer(ConsumerBase):
         """Task of a handler."""
         yielded_s = time.monotonic()
         while True:
-            message = await self._take(None)
+            try:
+                message = await self._take(None)
+            except Exception as error:
+                # run() raises it.
+                logger.error("consumer of %s/%s ends: %s", self.topic, self.channel, error)
+                self.stop()
+                return
             if message is None:
                 return
             try:
                 with message:
                     waiting = handler(message)
-                    # A plain function has finished when it returns.
-                    if waiting is not None:
+                    # A plain function has finished when it returns, whatever it returns.
+                    if inspect.isawaitable(waiting):
                         await waiting
             except Exception:
                 logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)

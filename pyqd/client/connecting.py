@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from pyqd.client.core.connection import ConnectionCore
-from pyqd.client.core.discovery import BrokerAddress, LookupSchedule, lookup_url, parse_lookup_answer
+from pyqd.client.core.discovery import (
+    BrokerAddress,
+    LookupSchedule,
+    TopicUnknownError,
+    lookup_url,
+    parse_lookup_answer,
+)
 from pyqd.client.core.layers import TlsLayer
 from pyqd.client.core.reconnect import BrokerHealth
 from pyqd.client.engine.engine import Engine
@@ -32,6 +38,7 @@ from pyqd.primitives.addresses import Address, TcpAddress
 
 # An answer of a lookup daemon names some kilobytes of brokers; a longer one is not read.
 ANSWER_BYTES_MAX: Final = 64 << 20
+PIECE_BYTES: Final = 1 << 16
 # A new attempt to connect is likely to fail in the same way, so that the user should know at once.
 LASTING_ERRORS: Final = (TlsError, AuthenticationError, ProtocolError, SettingError)
 OPEN_S: Final = 5.0
@@ -188,7 +195,8 @@ class Pool:
         if not is_refusal:
             broker.health.failed(time.monotonic())
             if broker.last_error is None and not self._is_closed:
-                logger.warning("no connection to %s: %s; trying again", broker.address, error)
+                reason = str(error).removeprefix(f"{broker.address}: ")
+                logger.warning("no connection to %s: %s; trying again", broker.address, reason)
             broker.last_error = error
             broker.is_error_lasting = is_lasting(error, link)
             self.on_change()
@@ -270,8 +278,22 @@ class Pool:
 
 def is_lasting(error: ClientError, link: Link) -> bool:
     """Return whether a new connection is likely to fail in the same way. A refused IDENTIFY stays refused."""
+    if isinstance(error, ProtocolError) and link.was_ready:
+        # Wrong bytes after a good beginning are an accident; at the beginning they are those of a wrong port.
+        return False
     is_refused_set_up = isinstance(error, RefusedError) and not isinstance(error, QuotaError) and not link.was_ready
     return isinstance(error, LASTING_ERRORS) or is_refused_set_up
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and gives the token to no other server."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """Return the request that follows a redirect."""
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and following.host != req.host:
+            following.remove_header("Authorization")
+        return following
 
 
 class Lookup:
@@ -353,30 +375,41 @@ class Lookup:
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
         if self._settings.lookupd_token:
             headers["Authorization"] = f"Bearer {self._settings.lookupd_token}"
+        deadline_s = time.monotonic() + self._settings.lookupd_timeout
         try:
             request = urllib.request.Request(url, headers=headers)
             opener = urllib.request.build_opener(
-                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._ssl)
+                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._ssl), Redirects()
             )
             try:
                 answer = opener.open(request, timeout=self._settings.lookupd_timeout)
             except urllib.error.HTTPError as error:
                 answer = error
             with answer:
-                body = answer.read(ANSWER_BYTES_MAX + 1)
-                if len(body) > ANSWER_BYTES_MAX:
-                    raise LookupFailedError(f"{url}: an answer of more than {ANSWER_BYTES_MAX} bytes")
+                body = self._body(answer, deadline_s)
                 return parse_lookup_answer(answer.status or 0, dict(answer.headers.items()), body)
-        except LookupFailedError:
-            raise
+        except TopicUnknownError:
+            raise TopicUnknownError(f"{url}: no broker has the topic yet") from None
         except Exception as error:  # http.client raises many kinds for malformed answers
             raise LookupFailedError(f"{url}: {error}") from error
+
+    def _body(self, answer: Any, deadline_s: float) -> bytes:
+        """Return the body of an answer. Raises: LookupFailedError if it is too long, or does not end in time."""
+        body = bytearray()
+        while piece := answer.read1(PIECE_BYTES):
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                raise LookupFailedError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            # The timeout of the socket begins again with each byte.
+            if time.monotonic() > deadline_s:
+                raise LookupFailedError(f"an answer that does not end within {self._settings.lookupd_timeout:g} s")
+        return bytes(body)
 
     def _failed(self, address: str, reason: str) -> None:
         self._is_asking = False
         if self._reasons.get(address) != reason:
             self._reasons[address] = reason
-            logger.warning("cannot ask lookup daemon %s for brokers: %s", address, reason)
+            logger.warning("no brokers from a lookup daemon: %s", reason)
         self.last_error = reason
         self._schedule.failed(time.monotonic())
         self._arm()

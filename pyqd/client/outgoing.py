@@ -164,6 +164,8 @@ def split_outgoing(
     messages: Iterable[Any], codec: Codec | None, due: Due | None
 ) -> tuple[list[bytes], list[Due | None]]:
     """Return the bodies and due times of messages. due: of those that have none of their own."""
+    if isinstance(messages, (str, bytes, bytearray, memoryview)):
+        raise SettingError("publish_many() takes a list of messages; publish() takes one")
     bodies: list[bytes] = []
     dues: list[Due | None] = []
     for message in messages:

@@ -19,6 +19,7 @@ from pyqd.client.connecting import Connector, Lookup, Pool
 from pyqd.client.core import commands
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import BufferFullError, ClosedError
+from pyqd.client.faces import OneFace
 from pyqd.client.http import ChannelResult
 from pyqd.client.http_group import HttpGroup
 from pyqd.client.outgoing import (
@@ -34,7 +35,7 @@ from pyqd.client.outgoing import (
 )
 from pyqd.client.publish_future import PublishFuture
 from pyqd.client.publishing import DONE, Publication, Publishing
-from pyqd.client.settings import check_range, make_settings, parse_targets
+from pyqd.client.settings import check_names, check_range, make_settings, parse_targets
 
 # Bytes that a pending publication takes beside its body.
 OVERHEAD_BYTES = 200
@@ -44,7 +45,7 @@ EXIT_S = 2.0
 logger = logging.getLogger("pyqd.client")
 
 
-class ProducerBase:
+class ProducerBase(OneFace):
     """Set-up that the blocking and the asyncio producer share: engine, connections, lookup."""
 
     def __init__(
@@ -59,6 +60,7 @@ class ProducerBase:
     ) -> None:
         check_range("timeout", timeout, 0.001, 1e9)
         check_range("max_pending_bytes", max_pending_bytes, 1, 1e15)
+        check_names(settings)
         self._targets = targets = parse_targets(nsqd, lookupd)
         self.settings = make_settings({**targets.settings, **settings})
         self.timeout = timeout

@@ -59,6 +59,13 @@ class Publication:
         return self.progress == DONE
 
 
+def unanswered_error(cause: Exception) -> UnansweredError:
+    """Return the error of a publication that was sent over a connection which broke."""
+    error = UnansweredError(f"{cause}; the message may have been published")
+    error.__cause__ = cause
+    return error
+
+
 class Publishing:
     """Publications through a pool of brokers."""
 
@@ -198,7 +205,9 @@ class Publishing:
         lasting = self.pool.lasting_error()
         if lasting is not None:
             while self._waiting:
-                self._finish(self._waiting.popleft(), lasting)
+                publication = self._waiting.popleft()
+                # Sent before over a connection that broke: the error must not say that nothing has happened.
+                self._finish(publication, unanswered_error(lasting) if publication.may_have_happened else lasting)
 
     def _take_back(self, unanswered: deque[Publication], error: Exception, is_refusal: bool) -> None:
         """Send the unanswered publications of a lost link again, or end them."""
@@ -209,7 +218,7 @@ class Publishing:
                 continue
             publication.may_have_happened |= not is_refusal
             if publication.may_have_happened and not self._retry_unanswered:
-                self._finish(publication, UnansweredError(f"{error}; the message may have been published"))
+                self._finish(publication, unanswered_error(error))
             elif publication.deadline_s <= now_s:
                 self._finish(publication, self.timed_out(publication))
             else:

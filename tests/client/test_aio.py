@@ -117,6 +117,12 @@ class TestProducer:
 
 
 class TestLoops:
+    def test_without_a_loop_the_error_says_so(self, address, topic):
+        producer = Producer(address)
+        with pytest.raises(SettingError, match=r"no event loop runs: .*asyncio\.run"):
+            producer.submit(topic, b"x")
+        asyncio.run(producer.close())
+
     def test_another_loop_is_refused(self, address, topic):
         async def first():
             producer = Producer(address)
@@ -216,6 +222,44 @@ class TestBlockedLoop:
 
 
 class TestConsumer:
+    def test_cancelled_calls_leave_nothing(self, address, topic):
+        async def main():
+            async with Consumer(topic, "c", nsqd=address) as consumer:
+                for _ in range(50):
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(consumer.fetch(), 0.001)
+                return len(consumer._driver._watchers)
+
+        assert run(main()) == 0
+
+    def test_a_plain_function_may_return_anything(self, address, topic, broker):
+        async def main():
+            async with Producer(address) as producer:
+                await producer.publish(topic, b"x")
+            consumer = Consumer(topic, "c", nsqd=address)
+
+            @consumer.handler()
+            def handle(_message):
+                consumer.stop()
+                return True
+
+            return await consumer.run()
+
+        assert run(main()) == 0
+        broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, deferred_count=0)
+
+    def test_an_error_that_lasts_is_logged_by_a_started_consumer(self, daemon, topic, caplog):
+        async def main():
+            async with Consumer(topic, "c", nsqd=f"127.0.0.1:{daemon.http_port}") as consumer:
+                consumer.handler(concurrency=2)(lambda _message: asyncio.sleep(0))
+                consumer.start()
+                while not consumer._consumption.is_stopping:
+                    await asyncio.sleep(0.01)
+
+        run(main())
+        assert f"consumer of {topic}/c ends: " in caplog.text
+        assert "this is an HTTP port" in caplog.text
+
     def test_several_tasks_iterate(self, address, topic):
         async def main():
             got: list[Any] = []

@@ -98,8 +98,7 @@ class TestIteration:
         assert not thread.is_alive()
         assert list(consumer) == []
 
-    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
-    def test_it_does_not_begin_after_close(self, face, consume):
+    def test_it_does_not_begin_after_close(self, consume):
         consumer = consume()
         consumer.close()
         with pytest.raises(ClosedError, match="inside of its `with` block"):
@@ -530,8 +529,7 @@ class TestFlow:
         with pytest.raises(SettingError, match="max_in_flight=0"):
             consumer.max_in_flight = 0
 
-    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
-    def test_a_loop_that_answers_no_message_is_warned_once(self, face, publish, consume, caplog, monkeypatch):
+    def test_a_loop_that_answers_no_message_is_warned_once(self, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(b"a", b"b", b"c", b"d")
         consumer = consume(max_in_flight=2)
@@ -559,8 +557,7 @@ class TestFlow:
         assert caplog.records == []
         consumer.finish_many(held)
 
-    @pytest.mark.parametrize("face", ["blocking"], indirect=True)
-    def test_a_loop_that_answers_slowly_is_not_warned(self, face, publish, consume, caplog, monkeypatch):
+    def test_a_loop_that_answers_slowly_is_not_warned(self, publish, consume, caplog, monkeypatch):
         monkeypatch.setattr(consumption, "UNANSWERED_S", 0.05)
         publish(*(b"%d" % number for number in range(4)))
         consumer = consume(max_in_flight=1)

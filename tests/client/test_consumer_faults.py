@@ -50,6 +50,39 @@ def stopped(daemon):
         os.kill(daemon.pid, signal.SIGCONT)
 
 
+@contextlib.contextmanager
+def dripping(head):
+    """Serve an HTTP answer that goes on for ever, a byte at a time; give the address."""
+    is_over = threading.Event()
+
+    def drip(client):
+        with client, contextlib.suppress(OSError):
+            client.sendall(head)
+            while not is_over.wait(0.02):
+                client.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = []
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threads.append(threading.Thread(target=drip, args=(listener.accept()[0],)))
+                    threads[-1].start()
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield "{}:{}".format(*listener.getsockname())
+        finally:
+            is_over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join(WAIT_S)
+            for thread in threads:
+                thread.join(WAIT_S)
+                assert not thread.is_alive()
+
+
 def take(consumer, count):
     """Finish that many messages, and return their bodies, sorted."""
     got: list[Any] = []
@@ -354,6 +387,31 @@ class TestLookup:
             producer = face.producer(lookupd=stub.address, timeout=0.3)
             with pytest.raises(ConnectionError, match=r"lookup|127\.0\.0\.1"):
                 producer.publish("t", b"x")
+
+    def test_a_topic_that_no_broker_has_is_named(self, face, lookupd, lookup, caplog):
+        consumer = face.consumer("later", lookupd=lookup, lookupd_poll_interval=0.05)
+        assert consumer.fetch(1, 0.3) == []
+        (text,) = [record.getMessage() for record in caplog.records]
+        assert text == (
+            f"no brokers from a lookup daemon: http://{lookup}/lookup?topic=later: no broker has the topic yet"
+        )
+
+    def test_a_lookup_daemon_that_sends_a_byte_now_and_then_is_left(self, face, caplog):
+        with dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n") as address:
+            consumer = face.consumer("t", lookupd=address, lookupd_poll_interval=0.05, lookupd_timeout=0.3)
+            assert consumer.fetch(1, 0.1) == []
+            wait_until(lambda: "an answer that does not end within 0.3 s" in caplog.text, "the answer is left")
+
+    def test_a_redirect_takes_the_token_to_no_other_server(self, face):
+        with http_stub(lambda path, query: (200, {}, b'{"producers": []}')) as other:
+            # Another name of the same machine is another server.
+            elsewhere = other.address.replace("127.0.0.1", "localhost")
+            with http_stub(lambda path, query: (302, {"Location": f"http://{elsewhere}/lookup"}, b"")) as stub:
+                consumer = face.consumer("t", lookupd=stub.address, lookupd_token="secret")
+                assert consumer.fetch(1, 0.05) == []
+                wait_until(lambda: len(other.requests) > 0, "the redirect is followed")
+                assert stub.tokens[0] == "Bearer secret"
+        assert other.tokens[0] is None
 
     def test_a_lookup_daemon_that_never_answers_does_not_block_the_end(self, face):
         with socket.create_server(("127.0.0.1", 0)) as listener:

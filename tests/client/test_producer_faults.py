@@ -253,6 +253,27 @@ class TestAnswers:
         with pytest.raises(ProtocolError, match="instead of OK"):
             producer.submit("t", b"x").result(WAIT_S)
 
+    @pytest.mark.parametrize(
+        ("answer", "greeting"),
+        [(frame(9, b""), None), (None, frame(ERROR, b"E_AUTH_FAILED later"))],
+        ids=["wrong bytes", "refused afterwards"],
+    )
+    def test_what_was_sent_is_never_said_not_to_have_happened(self, face, scripted, answer, greeting):
+        def break_off(_publish):
+            scripted.greeting = frame(ERROR, b"E_AUTH_FAILED later") if greeting else None
+            return answer
+
+        scripted.answer = break_off
+        producer = face.producer(scripted.address, timeout=1.0, reconnect_first=0.01)
+        with pytest.raises((UnansweredError, TimedOutError), match="may have been published"):
+            producer.publish("t", b"x")
+
+    def test_wrong_bytes_in_the_middle_do_not_end_a_producer(self, face, scripted):
+        scripted.answer = lambda publish: frame(9, b"") if publish.number == 1 else ok(publish)
+        producer = face.producer(scripted.address, reconnect_first=0.01)
+        producer.publish("t", b"x")
+        assert scripted.bodies() == [b"x", b"x"]
+
     def test_an_answer_that_nobody_asked_for_is_ignored(self, face, scripted):
         scripted.after_identify = frame(RESPONSE, b"OK") * 3
         producer = face.producer(scripted.address)

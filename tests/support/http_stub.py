@@ -16,10 +16,14 @@ Handler = Callable[[str, dict[str, str]], Answer]
 
 
 class HttpStub:
-    """answer: returns the answer to a path and its query. requests: the received requests, in order."""
+    """answer: returns the answer to a path and its query.
+
+    requests: the received requests, in order. tokens: their headers Authorization, or None.
+    """
 
     def __init__(self, answer: Handler) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []
+        self.tokens: list[str | None] = []
         stub = self
 
         class RequestHandler(http.server.BaseHTTPRequestHandler):
@@ -28,6 +32,7 @@ class HttpStub:
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 query = dict(parse_qsl(parts.query))
+                stub.tokens.append(self.headers.get("Authorization"))
                 stub.requests.append((parts.path, query))
                 found = answer(parts.path, query)
                 if found is None:

@@ -104,7 +104,7 @@ def parse_lookup_answer(status: int, headers: Mapping[str, str], body: bytes) ->
     if status != 200:
         text = _excerpt(body)
         if status == 404 and "TOPIC_NOT_FOUND" in text:
-            raise TopicUnknownError(f"lookup daemon answered {status}: {text}; no broker has the topic yet")
+            raise TopicUnknownError(f"lookup daemon answered {status}: {text}")
         hint = f"; {ADDRESS_HINT}" if status in UNKNOWN_PATH else ""
         raise LookupFailedError(f"lookup daemon answered {status}: {text}{hint}")
     try:

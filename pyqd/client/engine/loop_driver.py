@@ -12,6 +12,8 @@ from typing import Any
 from pyqd.client.engine.engine import Engine
 from pyqd.client.errors import SettingError
 
+NO_LOOP = "no event loop runs: use it in a coroutine that asyncio.run() runs, or use the blocking one of pyqd.client"
+
 
 class LoopDriver:
     """Lets an event loop drive an engine. An engine belongs to the loop that runs when it is first used."""
@@ -30,9 +32,13 @@ class LoopDriver:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop. Raises: SettingError if the engine belongs to another one."""
+        """The running loop. Raises: SettingError without one, and if the engine belongs to another one."""
         if self._loop is None:
-            self._attach(asyncio.get_running_loop())
+            try:
+                running = asyncio.get_running_loop()
+            except RuntimeError:
+                raise SettingError(NO_LOOP) from None
+            self._attach(running)
         loop = self._loop
         assert loop is not None
         if threading.get_ident() != self._thread or loop.is_closed():
@@ -126,7 +132,13 @@ class LoopDriver:
                     return False
                 watcher: asyncio.Future[None] = loop.create_future()
                 self._watchers.append(watcher)
-                await watcher
+                try:
+                    await watcher
+                finally:
+                    # Otherwise calls that are cancelled, as by asyncio.wait_for(), would pile up while nothing happens.
+                    if watcher.cancelled():
+                        with contextlib.suppress(ValueError):
+                            self._watchers.remove(watcher)
             return True
         finally:
             if timer is not None:

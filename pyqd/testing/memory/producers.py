@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyqd.client.codecs import Codec
 from pyqd.client.errors import ClosedError, RefusedError
+from pyqd.client.faces import OneFace
 from pyqd.client.http import ChannelResult
 from pyqd.client.outgoing import Delay, Time
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pyqd.testing.memory.broker import MemoryBroker
 
 
-class MemoryProducerBase:
+class MemoryProducerBase(OneFace):
     """Producer of a MemoryBroker, without its face."""
 
     def __init__(self, broker: MemoryBroker, codec: Codec | None) -> None:
