@@ -32,6 +32,21 @@ WAIT_S = 20.0
 SOON = {"reconnect_first": 0.01, "reconnect_max": 0.1}
 
 
+@contextlib.contextmanager
+def swallowing():
+    """Give an address at which connections neither succeed nor fail: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(listener.getsockname())
+        yield listener.getsockname()
+
+
 def never(_publish):
     return b""
 
@@ -76,6 +91,20 @@ class TestNoBroker:
         producer = face.producer(str(tmp_path / "none"), timeout=0.3)
         with pytest.raises(NotConnectedError, match="No such file"):
             producer.publish("t", b"x")
+
+    def test_an_address_of_a_name_that_swallows_packets_is_passed_over(self, face, scripted, monkeypatch):
+        host, port = scripted.address.split(":")
+        with swallowing() as hole:
+            look_up = socket.getaddrinfo
+
+            def two_addresses(name, *more, **most):
+                if name != "both":
+                    return look_up(name, *more, **most)
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", target) for target in (hole, (host, int(port)))]
+
+            monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+            face.producer("both:4150", connect_timeout=1.0).publish("t", b"x")
+        assert scripted.bodies() == [b"x"]
 
     def test_a_port_that_speaks_http_is_named_at_once(self, face, daemon):
         producer = face.producer(f"127.0.0.1:{daemon.http_port}")

@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.engine.link import Link, LinkHandler
@@ -86,7 +86,7 @@ class Engine:
             # Via post(): the caller does not have the link yet when an error is reported.
             self.post(partial(link.open_socket, [(socket.AF_UNIX, address.path)]))
         else:
-            self._resolve(link, address.host, address.port)
+            self._resolve(link, address.host, address.port, timeout_s)
         self.ensure_stand_in()
         return link
 
@@ -94,7 +94,7 @@ class Engine:
         if link.is_open and not link.core.is_ready:
             link.fail(TimeoutError(f"no connection within {timeout_s:g} s"))
 
-    def _resolve(self, link: Link, host: str, port: int) -> None:
+    def _resolve(self, link: Link, host: str, port: int, timeout_s: float) -> None:
         """Look the host up; names in a thread, because that may take seconds."""
         for family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
@@ -107,7 +107,8 @@ class Engine:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             except (OSError, UnicodeError) as error:
                 return partial(link.fail, OSError(f"cannot look up {host}: {error}"))
-            return partial(link.open_socket, [(entry[0], entry[4]) for entry in found])
+            targets: list[tuple[int, Any]] = [(entry[0], entry[4]) for entry in found]
+            return partial(link.open_socket, targets, timeout_s / (len(targets) + 1))
 
         self.run_aside(look_up, "lookup")
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from pyqd.client.core.connection import ConnectionCore, Event
+from pyqd.client.engine.timers import Timer
 from pyqd.client.errors import ClientError, NotConnectedError, UnansweredError
 from pyqd.primitives.addresses import Address
 
@@ -52,6 +56,9 @@ class LinkHost(Protocol):
 
     def note_dirty(self, link: Link, soon: bool) -> None:
         """Have the driver flush a link. soon: start the stand-in if there is no driver."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back in delay_s seconds."""
 
 
 def let_wait(sock: socket.socket) -> bool:
@@ -94,6 +101,7 @@ class Link:
         self._local = local
         self._socket: socket.socket | None = None
         self._targets: list[tuple[int, Any]] = []
+        self._each_s = math.inf
         self._is_connecting = True
         self._unsent: bytes | memoryview = b""
         self._is_dirty = False
@@ -186,11 +194,15 @@ class Link:
             self._received(data)
         self.fail(error)
 
-    def open_socket(self, targets: list[tuple[int, Any]]) -> None:
-        """Begin to connect to the first of the targets that takes a connection: family, and address of that family."""
+    def open_socket(self, targets: list[tuple[int, Any]], each_s: float = math.inf) -> None:
+        """Begin to connect to the first of the targets that takes a connection: family, and address of that family.
+
+        each_s: time for one target, if there are more.
+        """
         if not self.is_open:
             return
         self._targets = targets[1:]
+        self._each_s = each_s
         family, target = targets[0]
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -206,13 +218,21 @@ class Link:
             self._engine.watch(self._socket, self, writes=True, is_new=True)
         except OSError as error:
             self._connect_failed(error)
+            return
+        if self._targets:
+            self._engine.call_later(each_s, partial(self._try_next, self._socket))
+
+    def _try_next(self, tried: socket.socket) -> None:
+        """Try the next target if this one has not answered, such as IPv6 in a network that drops its packets."""
+        if self._is_connecting and self._socket is tried:
+            self._connect_failed(TimeoutError("no answer"))
 
     def _connect_failed(self, error: OSError) -> None:
         if not self._targets:
             self.fail(error)
             return
         self._drop_socket()
-        self.open_socket(self._targets)
+        self.open_socket(self._targets, self._each_s)
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
