@@ -15,7 +15,15 @@ from tests.support.reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-PAGES = ("pyqctl.md", "to_pyq.md", "pyq_tail.md", "pyq_stat.md")
+PAGES = (
+    "pyqctl.md",
+    "to_pyq.md",
+    "pyq_tail.md",
+    "pyq_stat.md",
+    "pyq_to_file.md",
+    "pyq_to_nsq.md",
+    "pyq_to_http.md",
+)
 SECTIONS = {page: sections_of(ROOT / "docs" / "tools" / page) for page in PAGES}
 
 
