@@ -199,7 +199,7 @@ class Database:
         A FIN without a delivery becomes a row of the batch.
         """
         known = {place: recent.find(place) for place in batch.earlier}
-        unknown = sorted({place[0] for place, delivery in known.items() if delivery is None})
+        unknown = sorted({f"{place[0]:016x}" for place, delivery in known.items() if delivery is None})
         found = self._last_deliveries(connection, node, unknown) if unknown else {}
         literals = self.store.literals(connection)
         changes = []
@@ -250,7 +250,7 @@ class Database:
             for node_id, message_id, topic, channel, position, outcome in connection.execute(query):
                 if node_id != node.node_id:
                     continue
-                key = message_id, topic, channel
+                key = int(message_id, 16), topic, channel
                 before = found.get(key)
                 if before is None or before[0] < position:
                     found[key] = position, outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from pyqd.trace.rows import Batch, Place
@@ -34,14 +35,12 @@ class RecentDeliveries:
         if batch.drops:
             # Their deliveries are not looked for one by one.
             found.clear()
-        for place, (position, outcome) in changed.items():
-            if outcome == "finished":
+        for deliveries in (changed, batch.last):
+            for place, delivery in deliveries.items():
+                # The newest come last, the oldest go first.
                 found.pop(place, None)
-            else:
-                found[place] = position, outcome
-        for place, delivery in batch.unfinished.items():
-            # The newest come last, the oldest go first.
-            found.pop(place, None)
-            found[place] = delivery
-        for place in list(found)[: max(0, len(found) - self._limit)]:
+                if delivery[1] != "finished":
+                    found[place] = delivery
+        excess = len(found) - self._limit
+        for place in list(islice(found, max(0, excess))):
             del found[place]

@@ -69,8 +69,8 @@ OUTCOME_AT: Final = 11
 Row = list[Any]
 # Number of the message, and indexes of the channel and the topic.
 Key = tuple[int, int, int]
-# Message id, topic and channel.
-Place = tuple[str, str, str]
+# Number of the message, topic and channel.
+Place = tuple[int, str, str]
 
 
 @dataclass
@@ -118,8 +118,8 @@ class Batch:
     gaps: list[Row] = field(default_factory=list)
     drops: list[Drop] = field(default_factory=list)
     earlier: dict[Place, Earlier] = field(default_factory=dict)
-    # Position and outcome of the last delivery of each message, unless it was finished.
-    unfinished: dict[Place, tuple[int, str]] = field(default_factory=dict)
+    # Position and outcome of the last delivery of each message.
+    last: dict[Place, tuple[int, str]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[sa.Table, list[Row]]]:
         """Yield each table with its rows."""
@@ -349,18 +349,15 @@ class _Assembly:
         batch.publications = self._publications()
         batch.events += [self._event(row) for row in self.waiting.values()]
         batch.earlier = {self._place(key): earlier for key, earlier in self.earlier.items()}
-        finished = self.outcomes["finished"]
         names = {form: name for name, form in self.outcomes.items()}
-        batch.unfinished = {
-            self._place(key): (delivery[POSITION], names[delivery[OUTCOME]])
-            for key, delivery in self.last.items()
-            if delivery[OUTCOME] is not finished
+        batch.last = {
+            self._place(key): (delivery[POSITION], names[delivery[OUTCOME]]) for key, delivery in self.last.items()
         }
         return batch
 
     def _place(self, key: Key) -> Place:
         guid, channel, topic = key
-        return f"{guid:016x}", self.decoded.topics[topic] or "", self.decoded.channels[channel] or ""
+        return guid, self.decoded.topics[topic] or "", self.decoded.channels[channel] or ""
 
     def _publications(self) -> list[Row]:
         decoded = self.decoded
