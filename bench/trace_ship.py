@@ -8,8 +8,6 @@ SQLite beside. All events are decoded from blocks as brokers write them. The two
 - `pyq_trace`: the way of `pyq_trace ship`, with its tables, views and indexes.
 
 With `--late` every delivery ends several batches after its start, so that each outcome is an update.
-
-With `--look-up N` it then measures `pyq_trace show ID` in each database that holds N events.
 """
 
 from __future__ import annotations
