@@ -120,7 +120,7 @@ class HttpClient(http.HttpClient):
             return PositionGoneError(asked, int(self.parsed(path, reply)["earliest"]))
         if code == "POSITION_BEYOND_END":
             return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
-        if reply.status in (401, 403):
+        if reply.status in (401, 403) and code != "TLS_REQUIRED":
             return AuthenticationError(f"{code} (is the option token right, and may it read?)", self.address, request)
         return super().refusal(path, query, reply)
 
