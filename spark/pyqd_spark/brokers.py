@@ -121,7 +121,8 @@ class HttpClient(http.HttpClient):
         if code == "POSITION_BEYOND_END":
             return PositionBeyondEndError(asked, int(self.parsed(path, reply)["next"]))
         if reply.status in (401, 403) and code != "TLS_REQUIRED":
-            return AuthenticationError(f"{code} (is the option token right, and may it read?)", self.address, request)
+            hint = "is the option token right, and has it the right to do this?"
+            return AuthenticationError(f"{code} ({hint})", self.address, request)
         return super().refusal(path, query, reply)
 
 
