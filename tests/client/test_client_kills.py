@@ -25,7 +25,7 @@ def workers(monkeypatch):
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 def test_nothing_is_lost_over_some_kills(face):
-    arguments = ("--json", f"--face={face}", "--messages=60000", "--interval=0.15", "--seed=7")
+    arguments = ("--json", f"--face={face}", "--messages=150000", "--interval=0.1", "--seed=7")
     result = subprocess.run(
         [sys.executable, str(SCRIPTS / "client_kills.py"), *arguments],
         capture_output=True,
@@ -36,7 +36,7 @@ def test_nothing_is_lost_over_some_kills(face):
     assert result.stdout, result.stderr
     report = json.loads(result.stdout)
     assert (report["lost"], report["first_lost"], report["drained"]) == (0, [], True)
-    assert report["acknowledged"] == 60_000
+    assert report["acknowledged"] == 150_000
     assert report["broker_kills"] + report["consumer_kills"] >= 2
     assert result.returncode == 0
 
