@@ -7,6 +7,7 @@ import pytest
 from bench import tools
 from bench.server import Target
 from bench.setting import Cores
+from bench.tool_run import Run
 
 
 @pytest.mark.slow
@@ -26,4 +27,4 @@ def test_the_ratio_is_the_median_of_neighbouring_runs() -> None:
 
 def test_a_tool_that_fails_ends_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="ended with 1"):
-        tools.Run(("false",), None, "t", 1, 1, None, tmp_path).timed()  # type: ignore[arg-type]
+        Run(("false",), None, "t", 1, 1, None, tmp_path).timed()  # type: ignore[arg-type]

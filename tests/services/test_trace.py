@@ -104,7 +104,7 @@ def test_batches_deferred_messages_and_publishes_over_http(daemon):
 @TRACED
 def test_a_publisher_over_http_is_named_whatever_the_form_of_its_request(daemon):
     daemon.http("POST", "/topic/create", topic="t")
-    connection = http.client.HTTPConnection(*daemon.http_address, timeout=WAIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.http_port, timeout=WAIT_S)
     plain = {"User-Agent": "first/1.0"}
     for target, headers in (
         ("/pub?topic=t", plain),
