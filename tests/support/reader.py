@@ -78,7 +78,8 @@ class Terminal:
         readable, _, _ = select.select([self._done_fd], [], [], wait_s)
         printed = output.read_text(errors="replace") + self._said.read_text(errors="replace")
         assert readable, f"{what} takes more than {wait_s} s\n{printed}"
-        assert os.read(self._done_fd, 1), f"{what} failed\n{printed}"
+        if not os.read(self._done_fd, 1):
+            raise AssertionError(f"{what} failed\n{printed}")
         return printed
 
     def close(self) -> None:
@@ -160,4 +161,6 @@ def assert_promised(block: Block, printed: str, page: Path) -> None:
     """
     pattern = ".*?".join(re.escape("".join(part.split())) for part in block.text.split("…"))
     found = re.search(pattern, "".join(printed.split()), re.DOTALL)
-    assert found, f"{page.name}, line {block.line}: promised\n{block.text}\nbut printed\n{printed}"
+    if not found:
+        # No assert statement: pytest may rewrite its text.
+        raise AssertionError(f"{page.name}, line {block.line}: promised\n{block.text}\nbut printed\n{printed}")
