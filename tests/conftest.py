@@ -20,7 +20,8 @@ ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
 ON_DATABASES = "tests/trace/"
-BY_FILE = ("tests/property/", "tests/services/", "tests/unit/")
+ON_ONE_CLUSTER = "tests/admin/"
+BY_FILE = ("tests/client/", "tests/property/", "tests/services/", "tests/tools/", "tests/unit/")
 FOLLOWED = ("tests/spark/test_docs.py", "tests/spark/test_jobs_docs.py")
 
 
@@ -79,7 +80,8 @@ def duration_bound_s(item: pytest.Item) -> float:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """With --dist loadgroup, the tests in tests/spark that share the Spark session run in one process, those with
-    drivers of their own on the cluster in another, those with database servers in a third. Files of BY_FILE stay whole,
+    drivers of their own on the cluster in another, those with database servers in a third, and those of the web admin,
+    which share a cluster of brokers, in a fourth. Files of BY_FILE stay whole,
     because the tests of a file share a server; the rest runs in any process. Units of work keep the order of the tests.
 
     The marks that xdist reads for this are lost on the way with pytest 9.2: the scheduler sees names of tests only.
@@ -98,6 +100,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
                 return "spark-cluster"
             if nodeid.startswith(BY_FILE):
                 return nodeid.partition("::")[0]
+            if nodeid.startswith(ON_ONE_CLUSTER):
+                return "admin"
             if nodeid.startswith(ON_DATABASES):
                 return "databases"
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
