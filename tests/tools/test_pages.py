@@ -40,6 +40,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         (programs / name).chmod(0o755)
     machine.environment["PATH"] = f"{programs}:{machine.environment['PATH']}"
     machine.environment["PYTHONPATH"] = str(ROOT)
+    # Paths of tests are long, and a table of 80 columns would fold them.
+    machine.environment["COLUMNS"] = "200"
     yield machine
     machine.close()
 
