@@ -88,7 +88,7 @@ def packed(directory: Path, *names: str) -> Path:
     compiled = [f"pyqd/hot/{path.with_suffix('.cpython-311.so')}" for path in sources]
     wheel = directory / "pyqd-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        shown = [str(path) for path in wheels.templates()]
+        shown = [str(path) for path in wheels.data_files()]
         manuals = [f"pyqd-1.data/{path}" for path in wheels.manuals()]
         for name in ["pyqd/", "pyqd/__init__.py", "pyqd-1.dist-info/RECORD", *compiled, *shown, *manuals, *names]:
             archive.writestr(name, b"")
@@ -129,8 +129,8 @@ def test_a_wheel_without_a_compiled_module_is_refused(tmp_path: Path, monkeypatc
 def test_a_wheel_without_a_template_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = packed(tmp_path)
     novel = Path("pyqd_spark/jobs/templates/novel.html")
-    there = wheels.templates()
-    monkeypatch.setattr(wheels, "templates", lambda: there | {novel})
+    there = wheels.data_files()
+    monkeypatch.setattr(wheels, "data_files", lambda: there | {novel})
     with pytest.raises(wheels.WheelError, match=str(novel)):
         wheels.check_contents(wheel)
 
