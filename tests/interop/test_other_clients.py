@@ -222,6 +222,9 @@ class TestRdy:
         client = admitted(start, [a, b], 6)
         if cell != "no":
             b.wait_for_rdy(lambda rdy: rdy == 3)
+        else:
+            # Its RDY is whatever it is, once it has settled.
+            time.sleep(QUIET_S)
         before = b.rdy
         a.disconnect()
         a.wait_for("closed")
