@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import deque
 from typing import Final
 
 from pyqd.admin.cluster import Cluster, Node, Stats
@@ -20,6 +21,7 @@ SEEN_FOR_S: Final = 30.0
 # A poll may cost a broker this part of one core. Its answer takes at least as long as its work.
 SHARE_OF_CORE: Final = 0.01
 INTERVAL_MAX_S: Final = 60.0
+POLLS_COMPARED: Final = 10
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Poller:
         self.history = History()
         self.interval_s = INTERVAL_S
         self._seen_s = -SEEN_FOR_S
+        self._took_s: deque[float] = deque(maxlen=POLLS_COMPARED)
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
@@ -91,7 +94,9 @@ class Poller:
                 # A daemon that answers nonsense must not end the polling of the others.
                 logger.exception("cannot poll the brokers")
                 found = self.snapshot
-            self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, found.took_s / SHARE_OF_CORE))
+            self._took_s.append(found.took_s)
+            # The quickest of the last polls was the least disturbed by other work on these machines.
+            self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, min(self._took_s) / SHARE_OF_CORE))
             ended_s = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped or self._is_seen(), self._pause_s())

@@ -18,10 +18,10 @@ from tests.admin.conftest import Admin, World
 from tests.support.nsq import Client
 from tests.support.server import wait_until
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(200)]
 
 TOPIC = "orders"
-WAIT_MS = 20_000
+WAIT_MS = 40_000
 expect.set_options(timeout=WAIT_MS)
 PHONE = {"width": 390, "height": 800}
 DESK = {"width": 1280, "height": 800}
