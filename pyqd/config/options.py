@@ -26,6 +26,7 @@ SYNOPSIS: Final = """\
 pyqd [flags]                                the daemon; its flags are below
 pyqd --check-config [flags]                 print the settings in force, or all errors; starts nothing
 pyqd --help                                 this text
+pyqd up [--no-trace] [flags]                daemon, lookup daemon and web admin together, on loopback
 pyqd import [--dry-run] DIR                 take over the data directory of a stopped nsqd
 pyqd export [--from DATA_DIR] DIR           write the data of a stopped pyqd as a data directory of nsqd
 pyqd inspect [--verify] [--json] DIR        list the queues of a data directory; changes nothing

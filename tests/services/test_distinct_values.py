@@ -163,6 +163,8 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(broker, "health", lambda: "NOK")
     metrics.series_count, metrics._summed_count = 601, 602
     broker.reserve.floor_bytes = 701
+    trace = {"events": 1101, "lost": 1102, "overwritten": 1103, "bytes": 1104, "oldest": 1, "next": 1206}
+    monkeypatch.setattr(broker.tracing, "stats", lambda: trace)
     monkeypatch.setattr("pyqd.hot.net.buffers.total", lambda: 801)
     monkeypatch.setattr(broker.files, "free_bytes", lambda _path: 901)
     monkeypatch.setattr("pyqd.metrics.prometheus.unmanaged_count", lambda: 1)
@@ -192,6 +194,11 @@ def test_every_series_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "pyqd_damage_bytes_total": 1400,
         "pyqd_write_failures_total": 501,
         "pyqd_sync_failures_total": 502,
+        "pyqd_trace_events_total": 1101,
+        "pyqd_trace_events_lost_total": 1102,
+        "pyqd_trace_events_overwritten_total": 1103,
+        "pyqd_trace_bytes": 1104,
+        "pyqd_trace_kept_events": 1205,
         "pyqd_metrics_series": 601,
         "pyqd_metrics_topics_summed": 602,
     }

@@ -33,6 +33,7 @@ RIGHT_OF = {
         "GET /metrics",
         "GET /topic/retention",
         "GET /topic/quota",
+        "GET /topic/trace",
         "GET /channel/limits",
         "GET /drain",
         "GET /restart",
@@ -41,6 +42,7 @@ RIGHT_OF = {
     CONSUME: [
         "GET /topic/positions",
         "GET /topic/log",
+        "GET /trace/log",
         "POST /channel/seek",
         "GET /channel/messages",
         "POST /message/cancel",
@@ -55,6 +57,7 @@ RIGHT_OF = {
         "POST /topic/unpause",
         "POST /topic/retention",
         "POST /topic/quota",
+        "POST /topic/trace",
         "POST /channel/create",
         "POST /channel/delete",
         "POST /channel/empty",
