@@ -346,7 +346,7 @@ def test_a_lookup_daemon_that_is_too_slow_for_all_is_given_up_in_the_end(
 
     def slow(talk: Talk) -> None:
         talk.lines()
-        gevent.sleep(SEARCH_S / 2)
+        gevent.sleep(SEARCH_S / 4)
         talk.socket.sendall(ANSWER_A)
 
     server = ScriptedLookupd(slow)

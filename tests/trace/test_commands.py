@@ -27,6 +27,12 @@ TRACE = (sys.executable, "-m", "pyqd.tools.pyq_trace")
 ID = "0000000000000001"
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide terminal: a table leaves columns out that it has no space for."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def url(sqlite: Database, log: TraceLog) -> str:
     """A database with two messages: one was finished in its second delivery, one is in flight."""

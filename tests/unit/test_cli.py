@@ -25,7 +25,10 @@ def test_help_names_the_tools_before_the_flags_of_the_daemon(arguments, capsys):
     [
         ("inspct", "; did you mean inspect?"),
         ("Import", "; did you mean import?"),
-        ("begin", "; the commands are up, import, export, inspect, drain, restart; without a command the daemon starts"),
+        (
+            "begin",
+            "; the commands are up, import, export, inspect, drain, restart; without a command the daemon starts",
+        ),
         ("a\nb", "; the commands are up, import, export, inspect, drain, restart; without a command the daemon starts"),
         ("queues", "; a data directory is named by a flag, --data-path=queues"),
     ],
