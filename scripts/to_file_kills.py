@@ -149,10 +149,8 @@ class Tool:
 def bodies_in(path: Path) -> Iterator[bytes]:
     """Yield the messages of a file, up to its end or an incomplete piece."""
     name = path.name
-    if name.endswith(".partial"):
-        yield from parquet_bodies(path, is_journal=True)
-    elif name.endswith(".parquet"):
-        yield from parquet_bodies(path, is_journal=False)
+    if name.endswith((".partial", ".parquet")):
+        yield from parquet_bodies(path)
     elif name.endswith(".gz"):
         yield from gzip_text(path.read_bytes()).split(b"\n")
     elif name.endswith(".zst"):
@@ -189,15 +187,17 @@ def zstd_text(data: bytes) -> bytes:
     return b""
 
 
-def parquet_bodies(path: Path, *, is_journal: bool) -> Iterator[bytes]:
+def parquet_bodies(path: Path) -> Iterator[bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not is_journal:
-        yield from pq.read_table(path)["value"].to_pylist()
+    data = path.read_bytes()
+    # A kill between the conversion of a journal and its move leaves a Parquet file under the journal's name.
+    if data.startswith(b"PAR1"):
+        yield from pq.read_table(pa.BufferReader(data))["value"].to_pylist()
         return
     with contextlib.suppress(pa.ArrowInvalid, OSError):
-        for batch in pa.ipc.open_stream(path.read_bytes()):
+        for batch in pa.ipc.open_stream(data):
             yield from batch.column("value").to_pylist()
 
 

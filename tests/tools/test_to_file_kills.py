@@ -54,7 +54,8 @@ def test_every_number_that_is_in_no_file_is_found(kills, tmp_path):
 
 
 def test_numbers_in_parquet_files_and_their_journals_count(kills, tmp_path):
-    pytest.importorskip("pyarrow")
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
     from pyqd.tools.to_file.parquet import Parquet
     from tests.tools.to_file.conftest import message
 
@@ -62,3 +63,7 @@ def test_numbers_in_parquet_files_and_their_journals_count(kills, tmp_path):
     pieces = [encoding.encode([message(kills.body_of(number))]) for number in range(3)]
     (tmp_path / ".x.parquet.partial").write_bytes(encoding.head() + pieces[0] + pieces[1] + pieces[2][:-9])
     assert list(kills.counts_in([tmp_path], 4)) == [1, 1, 0, 0]
+    # A kill between the conversion of a journal and its move leaves this.
+    rows = pyarrow.Table.from_pylist([{"value": kills.body_of(3)}])
+    pyarrow.parquet.write_table(rows, tmp_path / ".y.parquet.partial")
+    assert list(kills.counts_in([tmp_path], 4)) == [1, 1, 0, 1]
