@@ -20,10 +20,10 @@ def stats_text(
 ) -> str:
     """Return the page; the arguments are parts of the JSON form."""
     started = datetime.datetime.fromtimestamp(head["start_time"]).astimezone()
-    moment = started.isoformat(timespec="seconds").replace("+00:00", "Z")
+    timestamp = started.isoformat(timespec="seconds").replace("+00:00", "Z")
     lines = [
         f"nsqd v{head['version']} (built w/python{platform.python_version()})\n",
-        f"start_time {moment}\n",
+        f"start_time {timestamp}\n",
         f"uptime {format_duration(uptime_ns)}\n",
         f"\nHealth: {head['health']}\n",
     ]

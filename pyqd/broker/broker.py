@@ -253,7 +253,7 @@ class Broker:
         return found
 
     def next_created_ns(self) -> int:
-        """Return the time at which a new topic is made: no two have the same one, wherever the clock goes."""
+        """Return the creation time for a new topic: no two topics have the same one, even if the clock is set back."""
         self.journal.latest_created_ns = max(wall(), self.journal.latest_created_ns + 1)
         return self.journal.latest_created_ns
 

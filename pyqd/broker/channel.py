@@ -107,7 +107,7 @@ class Channel(ChannelCore):
             self.files.note_names(*self.ledgers())
 
     def begin_at(self, position: Position) -> None:
-        """Begin at another place of the log than the earlier run said, durably, before `load_found`."""
+        """Move the channel's beginning to another place of the log, durably. Called before `load_found`."""
         begin_at(self, position)
         self.finish_unread(self.files)
         # Before any client learns of it: after a power failure another channel could otherwise get this channel's
@@ -124,7 +124,7 @@ class Channel(ChannelCore):
     def finish_unread(self, files: ChannelFiles) -> None:
         """Finish messages that the log has lost or that were cancelled, as a kill may have come before that."""
         ledger = files.ledger
-        # The topic sees to a hole among the messages it holds: these are in no channel's depth yet.
+        # The topic finishes a hole among the messages it holds: these are in no channel's depth yet.
         end = max(self.topic.end, ledger.cursor)
         unread = [(first, min(behind, end)) for first, behind in self.topic.log.holes]
         if CANCELLED_LEDGER in files.found:

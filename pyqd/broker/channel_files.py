@@ -52,7 +52,7 @@ class ChannelFiles:
         self.directory = None
         if topic.directory is not None and not is_ephemeral_str(name):
             self.directory = f"{topic.directory}/{channel_dir(name)}"
-        # Names of an earlier run's files, until they are taken up.
+        # Names of an earlier run's files, until they are opened.
         self.found = set() if found is None or self.directory is None else found
         self.ledger = self.watch(self.open_ledger(found))
 

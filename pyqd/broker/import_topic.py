@@ -8,13 +8,13 @@ finished:
     email     |      x    x         x  |                    x: its own; cursor before the first, the others finished
     archive   | x    x         x       |
 
-Which queues hold a message is found by its id, so it is stored once, in whatever order the queues have it. A message
+The queues that hold a message are found by its id, so it is stored once, even if the queues differ in order. A message
 that has been delivered already goes to the parked log of its channel, due at once: there alone a record's deliveries so
 far are kept for one channel, and over a kill. The file `attempts` lists it for the first start as handed out.
 
-What cannot be taken over as it stands: a message without body (nsqd accepts none) is left out, and so is the second
-copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of another message,
-gets a new id.
+Two kinds of messages are not taken over as they stand: a message without body (nsqd accepts none) is left out, and so
+is the second copy of a message in one queue, which a killed nsqd leaves. A message whose id is no id, or that of
+another message, gets a new id.
 
 Invariants: 1. two records of one channel never have the same id. 2. a message of a queue is stored or counted as left
 out.

@@ -34,8 +34,8 @@ class QueueRow(NamedTuple):
         """Return the row as text, by HEADINGS."""
         due = "-"
         if self.next_due_ns:
-            moment = datetime.datetime.fromtimestamp(self.next_due_ns // SECOND_NS, datetime.timezone.utc)
-            due = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+            timestamp = datetime.datetime.fromtimestamp(self.next_due_ns // SECOND_NS, datetime.timezone.utc)
+            due = timestamp.strftime("%Y-%m-%dT%H:%M:%SZ")
         numbers = [str(number) for number in self[3:9]]
         health = self.health + (", paused" if self.paused else "")
         return (self.topic, "-" if self.channel is None else self.channel, *numbers, due, health)

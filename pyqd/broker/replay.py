@@ -73,7 +73,7 @@ class Range(NamedTuple):
 
 
 def parse_place(text: str, now_ns: int) -> Place:
-    """Return the place that `earliest`, `latest`, a position or a moment stands for. Raises: ValueError."""
+    """Return the place that `earliest`, `latest`, a position or a timestamp stands for. Raises: ValueError."""
     if text == EARLIEST:
         return Place(earliest=True)
     if text == LATEST:
@@ -244,4 +244,4 @@ def move(topic: Topic, channel: Channel, place: Place, pause: Pause) -> dict[str
 
 
 def no_pause() -> None:
-    """Go on at once."""
+    """Continue at once."""

@@ -156,7 +156,7 @@ def snapshot(
     producers: Callable[[], Iterable[StatsDict]],
     selection: Selection = ALL,
 ) -> StatsDict:
-    """Return all that is asked for at one moment. start_time_s: Unix. producers: the clients that have published."""
+    """Return the requested statistics. start_time_s: Unix. producers: the clients that have published."""
     topics = topics_shown(broker, selection)
     found = None if topics is None else [topic_stats(topic, selection) for topic in topics]
     stats = head_stats(broker, start_time_s)

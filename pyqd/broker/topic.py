@@ -270,7 +270,7 @@ class Topic(TopicCore):
         self.detach(channel)
 
     def abandon(self) -> None:
-        """Take leave of all channels and of the log: the topic's files are out of the way. Switches: no.
+        """Drop all channels and the log, after the topic's files have been moved or removed. Switches: no.
 
         Of many channels some are dropped at once and the others in the topic's next runs.
         """

@@ -61,6 +61,6 @@ class TraceSpace(SpaceLimit):
         """Return the size that a spare segment may be made with now; 0 for none."""
         return 0 if self.is_short(want_bytes) or self.used_bytes() + want_bytes > self._bytes_max() else want_bytes
 
-    def keeps_spare(self, size_bytes: int) -> bool:
+    def allows_spare(self, size_bytes: int) -> bool:
         """Return whether a segment that was made or drained may be kept as a spare."""
         return self.used_bytes() + size_bytes <= self._bytes_max()

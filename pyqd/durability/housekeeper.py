@@ -32,11 +32,11 @@ class Housekeeper:
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Start to tend the topics."""
+        """Start to reclaim space every few seconds."""
         self._greenlet = spawn_service("housekeeper", self._run, self._on_internal_error)
 
     def stop(self) -> None:
-        """Stop tending the topics."""
+        """Stop reclaiming space."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
             self._greenlet = None

@@ -37,7 +37,7 @@ class NewTopic:
     """One topic whose channels are searched.
 
     asked_count: lookup daemons that are asked. open_count: those that have not answered. unknown_count: those that have
-    not told its channels.
+    not returned its channels.
     """
 
     __slots__ = ("asked_count", "names", "open_count", "topic", "unknown_count")

@@ -100,7 +100,7 @@ def unexpected(command: str, answer: bytes) -> PeerError:
 
 def broken(error: OSError) -> PeerError:
     """Return the error for a connection that cannot be used any more."""
-    # Which of these comes depends on what was under way when the far end closed.
+    # The error depends on what was under way when the far end closed.
     is_closed = isinstance(error, (ConnectionResetError, BrokenPipeError))
     return PeerError(CLOSED if is_closed else f"the connection broke: {reason_of(error)}", CHECK_DAEMON)
 

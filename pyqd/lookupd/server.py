@@ -1,7 +1,7 @@
 """TCP server of a lookup daemon: many connections of brokers, most of them idle.
 
-A connection has a watcher on gevent's loop and no greenlet, as 10,000 idle ones would have 10,000 stacks. What has come
-is answered in the callback; while answers wait for a slow broker, nothing more is read from it.
+A connection has a watcher on gevent's loop and no greenlet: 10,000 idle ones would have 10,000 stacks. Commands
+are answered in the callback; while answers wait for a slow broker, nothing more is read from it.
 
 Source: docs/nsq/lookupd.md, "TCP protocol".
 """

@@ -70,8 +70,8 @@ def fields(**values: Any) -> dict[str, Any]:
 
 def json_line(timestamp_s: float, level_word: str, text: str, more: dict[str, Any] | None = None) -> str:
     """Return one line as a JSON object, without a line end; timestamp_s is Unix time. more: further fields."""
-    moment = datetime.datetime.fromtimestamp(timestamp_s).astimezone()
-    line = {"time": moment.isoformat(timespec="microseconds"), "level": level_word, "message": text}
+    timestamp = datetime.datetime.fromtimestamp(timestamp_s).astimezone()
+    line = {"time": timestamp.isoformat(timespec="microseconds"), "level": level_word, "message": text}
     subject = _SUBJECT.match(text)
     if subject:
         line[subject[1].lower()] = subject[2]

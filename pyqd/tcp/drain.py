@@ -93,7 +93,7 @@ class Drain:
         self._greenlet = spawn(self._run)
 
     def progress(self) -> DrainProgress:
-        """Return the state."""
+        """Return the progress of the drain."""
         consumers = self._consumers()
         return DrainProgress(
             draining=self.began,
@@ -104,7 +104,7 @@ class Drain:
         )
 
     def stop(self) -> None:
-        """End the waiting."""
+        """Stop waiting for consumers."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
 

@@ -167,7 +167,7 @@ class Tail:
             left -= len(messages)
 
     async def stop(self) -> None:
-        """Disconnect. What is printed is finished, and the rest goes back. Raises: the first error of a task."""
+        """Disconnect. Printed messages are finished, the others are requeued. Raises: the first error of a task."""
         for consumer in self._consumers.values():
             consumer.stop()
         tasks = self._printing if self._discovery is None else [*self._printing, self._discovery]

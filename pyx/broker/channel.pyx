@@ -464,7 +464,7 @@ cdef class ChannelCore(Scheduled):
         return 0
 
     cdef int catch_up(self, bint whole) except -1:
-        """Go on parking lagging messages, now as far as the work budget of this pass goes, then in later passes.
+        """Continue to park lagging messages: now as far as the work budget of this pass goes, then in later passes.
 
         whole: all now. If there is no space to park, a timer retries.
         """
@@ -479,7 +479,7 @@ cdef class ChannelCore(Scheduled):
         return self.after_parking()
 
     def continue_parking(self):
-        """Go on parking lagging messages, from Python."""
+        """Continue to park lagging messages, from Python."""
         self.catch_up(False)
 
     def park_deferred(self, uint64_t end):

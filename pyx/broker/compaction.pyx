@@ -8,11 +8,11 @@ place in the ring, points at the copy from then on. The old record is the copy's
 once, or when a sync has covered the copy (see pyx/broker/parked_log.pyx). Room for each is made first, so that a
 message is moved whole or not at all.
 
-Only what has been handed out of a topic's log is moved. What lies at or past the cursor is a queue, however long, and
-stays in order.
+Only records that have been handed out of a topic's log are moved. Those at or past the cursor are a queue, and stay in
+order.
 
-A parked log has no queue: its messages come by their due times, in whatever order of segments. So where it keeps little
-but finished records, the oldest segment is copied to the end, whatever waits in it, until the log is compact again.
+A parked log has no queue: its messages come by their due times, in any order of segments. So if most of its records
+are finished, all unfinished ones of the oldest segment are copied to the end, until the log is compact again.
 
 Invariants: those of the channel hold between any two messages moved. In particular a record below the cursor that is
 not finished is in the slots, or in the ring, or an origin not settled yet, which was moved before.

@@ -68,7 +68,7 @@ cdef class MessageLookup:
         return True
 
     def step(self, LogReader reader not None):
-        """Search on, in a bounded step. reader: of the topic's log, prepared for the id.
+        """Continue the search, in a bounded step. reader: of the topic's log, prepared for the id.
 
         Returns: True if the place is known, until the loop runs; if not, another step is to follow.
         """

@@ -293,7 +293,7 @@ cdef class Parking:
         return 0
 
     cdef Progress catch_up(self, bint whole) except *:
-        """Go on parking lagging messages, as far as the work budget of this pass goes. whole: all of them.
+        """Continue to park lagging messages, as far as the work budget of this pass goes. whole: all of them.
 
         If there is no space to park, the messages count as queued.
         """

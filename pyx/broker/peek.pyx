@@ -129,7 +129,7 @@ cdef class DeferredSearch:
         self.best = []
 
     def step(self):
-        """Look on, in a bounded part. Returns: whether the page is found."""
+        """Continue the search, in a bounded step. Returns: whether the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t cost = 0
         if parked is None:

@@ -35,7 +35,7 @@ def start_ledger(Ledger ledger not None, Position position not None):
 
 def begin_at(ChannelCore channel not None, Position position not None):
     """Move the beginning of a channel of an earlier run to another place, before anything of it is recovered."""
-    assert channel.parking.parked is None, "parked messages were taken up before"
+    assert channel.parking.parked is None, "the channel was recovered before"
     start_ledger(channel.ledger, position)
     channel.cursor.move_to(position.segment, position.offset)
 

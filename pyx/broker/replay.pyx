@@ -121,7 +121,10 @@ cdef class SeekPlace:
         return cancelled is not None and ordinal >= cancelled.header.floor and cancelled.is_finished(ordinal)
 
     def step(self, TopicCore topic not None, LogReader reader not None, uint64_t target):
-        """Count on. reader: of the topic's log, prepared for the target. Returns: whether all is counted, as of now."""
+        """Continue to count, in a bounded step. reader: of the topic's log, prepared for the target.
+
+        Returns: whether all is counted, as of now.
+        """
         cdef const Record* record
         cdef uint64_t left = RECORDS_PER_SLICE
         cdef uint64_t end = min(topic.readable.end, topic.state.deferred_below)

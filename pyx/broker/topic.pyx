@@ -817,7 +817,7 @@ cdef class TopicCore(Scheduled):
         """After a start, with all channels attached: set the readable end, and park deferred messages that are not."""
         cdef ChannelCore channel
         cdef uint64_t start = self.readable.end
-        # A needless run of each of many idle topics would map files again that were mapped for the load a moment ago.
+        # A needless run of each of many idle topics would map files again that were mapped just now for the load.
         self.readable.trim_wanted = self.log.first is not self.log.active
         if self.state.paused:
             for channel in self.channels:

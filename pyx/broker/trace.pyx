@@ -12,7 +12,7 @@ recovery, reuse of files, and reads by position; the copy costs 64 KiB per some 
 records of their own, each with 48 bytes of header; events stored in the Log's segments without a copy, since a record
 is written whole.
 
-Which topics are traced is decided elsewhere (pyqd/broker/tracing.py): a topic or channel has a TracePlace, or None.
+pyqd/broker/tracing.py decides which topics are traced: a topic or channel has a TracePlace, or None.
 
 Order. An event that an act cannot undo is stored before the act if the act cannot fail (FIN), or else taken back. The
 events of a publish come after it, as only then the messages are known. A kill in between would leave messages without

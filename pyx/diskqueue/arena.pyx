@@ -817,11 +817,6 @@ def remapped_count():
     return remapped
 
 
-def lost_page_count():
-    """Return how many pages of mapped files could not be read, of the files that are open."""
-    return lost_count
-
-
 def begin_sync():
     """Return a token for `end_sync`, before anything of a complete sync is gathered."""
     return guard_counter

@@ -87,7 +87,7 @@ cdef class SegmentIndex:
         free(self.marks)
 
     cdef int extend(self, Segment segment, uint64_t limit_bytes) except -1:
-        """Walk on in the segment, over about so many bytes at most."""
+        """Continue to index the segment, over about `limit_bytes` bytes at most."""
         cdef const Record* record
         cdef uint64_t until = min(segment.tail, self.offset + limit_bytes)
         while self.offset < until and not self.broken:

@@ -83,7 +83,7 @@ cdef class SegmentPool:
     cdef int resume(self, Segment first, Segment active, list spares, uint64_t file_counter) except -1:
         """Continue with the segments of an earlier run. first, active: ends of the log's chain, or None."""
         cdef Segment segment = first
-        assert self.active is None and not self.spares, "a pool takes up segments before the log begins"
+        assert self.active is None and not self.spares, "the log has begun"
         self.spares = spares
         self.file_counter = max(self.file_counter, file_counter)
         while segment is not active:
@@ -214,7 +214,7 @@ cdef class SegmentPool:
         return 0
 
     def offer_spare(self, Segment segment):
-        """Take a segment that was prepared, or None if preparing it failed; another one may be asked for then."""
+        """Accept a prepared segment; None if preparing it failed, so that another one can be requested."""
         assert self.spares_underway > 0
         self.spares_underway -= 1
         if segment is not None:

@@ -7,7 +7,7 @@ what the records themselves cost. A write of many pages at once clears nothing, 
 A mapping of the same file shows what was written at once, as both are the page cache: so readers go on as they are, and
 single messages are stored through the mapping as ever, which is cheaper for a few hundred bytes than a call.
 
-How the writes lie in the file matters as much: a page of which a part is written is zeroed and looked up again for the
+The alignment of the writes matters as much: a page of which a part is written is zeroed and looked up again for the
 rest, and what is asked for piecemeal comes in small folios. So a batch is followed by zeros up to the end of a block of
 BLOCK_BYTES, and what does not fit the buffer is written in whole blocks. Larger blocks cost more again
 (docs/performance.md), perhaps as the kernel has free folios of up to 32 KiB at hand for each core, and no larger ones.

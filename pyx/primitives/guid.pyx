@@ -27,8 +27,6 @@ bits, and so does an id of another node differ there. Else the candidate is (tic
 The hex conversions work on 8 digits in one 64-bit word, without table and without a branch per digit.
 """
 
-import hashlib
-import zlib
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -84,9 +82,3 @@ def from_hex(bytes text not None):
     if len(text) != HEX_SIZE or hex_to_id(PyBytes_AS_STRING(text), &guid) != 0:
         raise ValueError("invalid message id: give 16 lowercase hex digits")
     return guid
-
-
-def default_node_id(bytes hostname not None):
-    """Return nsqd's default of --node-id: crc32_ieee(md5(hostname)) mod 1024."""
-    digest = hashlib.md5(hostname, usedforsecurity=False).digest()
-    return zlib.crc32(digest) % NODE_ID_COUNT

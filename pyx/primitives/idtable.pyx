@@ -38,7 +38,7 @@ A table of up to CAPACITY_KEPT cells is copied at once. The copy of a larger one
 million ids): there each put and take that follows moves some cells, in the order of the old array. As a home is the top
 bits of a hash, whatever the size, one comparison selects the array to look in: the ids whose home in the old array lies
 below `moved` are in the new one, all others in the old one. `moved` stands behind an empty cell, so that no run of
-cells is cut. What has been moved stays in its old cell, where nothing looks for it; it has its home at or before the
+cells is cut. An id that was moved stays in its old cell, which no lookup reads; it has its home at or before the
 cell. An id whose run goes around the end of the old array has its home behind its cell: it is moved last.
 """
 

@@ -4,7 +4,7 @@
     | size   | crc32c | seq    | guid   | timestamp  | due   | attempts| flags| reserved| body ... | 0..7 zeros |
 
 Numbers are little-endian. The first word (size and checksum) is stored last: until then the record is not there, and a
-process killed half-way leaves none. What lies behind the last record is zeros in a fresh segment and older records in
+process killed half-way leaves none. Behind the last record are zeros in a fresh segment and older records in
 a recycled one; neither has the sequence number that comes next, so a walk ends there. Only a record that carries the
 expected number and a wrong checksum is called damaged; its size is not trusted either.
 

@@ -152,8 +152,3 @@ def test_a_value_that_is_no_id_is_refused(value):
 def test_only_bytes_are_read(text):
     with pytest.raises(TypeError):
         guid.from_hex(text)
-
-
-@pytest.mark.parametrize(("hostname", "node_id"), [(b"", 812), (b"localhost", 16)])
-def test_the_default_node_id_is_derived_from_the_host_name(hostname, node_id):
-    assert guid.default_node_id(hostname) == node_id

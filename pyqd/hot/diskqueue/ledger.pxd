@@ -1,4 +1,5 @@
-# What a channel has finished: cursor, floor, one bit per record between. Design notes: pyx/diskqueue/ledger.pyx.
+# Ledger of the records that a channel has finished: cursor, floor, one bit per record between. Design notes:
+# pyx/diskqueue/ledger.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from pyqd.hot.diskqueue.mapping cimport Mapping

@@ -66,7 +66,7 @@ cdef struct Event:
     uint32_t value                       # size of the body, delay in ms or Reason, by kind
     uint64_t guid                        # the message's id; of the newest one if IS_BULK
 
-# What the events after it have in common.
+# Properties that the events after it have in common.
 cdef struct Context:
     uint8_t kind
     uint8_t reserved
