@@ -35,8 +35,10 @@ def test_a_consumer_finds_all_brokers_again_after_each_part_was_killed(
     program = go_program()
     flag = f"-lookupd-tcp-address=127.0.0.1:{lookupd.ports['TCP']}"
     with contextlib.ExitStack() as stack:
+        # A node id each, or two messages of one tick of the clock have the same id.
         brokers = [
-            stack.enter_context(running(Daemon(pyqd(), tmp_path / f"broker{number}", [flag]))) for number in range(2)
+            stack.enter_context(running(Daemon(pyqd(), tmp_path / f"broker{number}", [flag, f"-node-id={number}"])))
+            for number in range(2)
         ]
 
         def publish(label: str) -> set[bytes]:
@@ -49,6 +51,7 @@ def test_a_consumer_finds_all_brokers_again_after_each_part_was_killed(
             found: set[bytes] = set()
             while not bodies <= found:
                 event = consumer.next_event(60.0)
+                assert event["event"] != "end", consumer.log.read_text()
                 if event["event"] == "message":
                     found.add(event["body"])
                     consumer.finish(event)

@@ -126,6 +126,10 @@ func (c *consumer) handle(m *nsq.Message) error {
 	m.DisableAutoResponse()
 	id := string(m.ID[:])
 	c.lock.Lock()
+	// A test names a message by its id alone. One that is never finished keeps go-nsq from connecting again.
+	if other := c.held[id]; other != nil && other.NSQDAddress != m.NSQDAddress {
+		log.Fatalf("%s and %s both sent a message %s: give each a -node-id", other.NSQDAddress, m.NSQDAddress, id)
+	}
 	c.held[id] = m
 	c.lock.Unlock()
 	c.report(event{Event: "message", ID: id, Attempts: m.Attempts, Body: m.Body})
