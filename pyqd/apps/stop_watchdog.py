@@ -42,8 +42,11 @@ class StopWatchdog:
         self._done = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch."""
-        threading.Thread(target=self._run, name="stop watchdog", daemon=True).start()
+        """Begin to watch. If the machine has no memory for a thread, the stop goes on without a watch."""
+        try:
+            threading.Thread(target=self._run, name="stop watchdog", daemon=True).start()
+        except RuntimeError as error:
+            logger.warning("nobody watches the stop: %s", error)
 
     def finish(self) -> None:
         """End the watch, because the stop is complete."""

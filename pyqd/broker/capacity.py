@@ -36,7 +36,9 @@ MAPPING_RESERVE_MIN: Final = 1024
 # A mapped file and the gap behind it.
 MAPPINGS_PER_FILE: Final = 2
 MEMORY_RESERVE_BYTES: Final = 64 << 20
+# Memory is looked at after so many seconds, or so many new topics and channels: a client makes thousands a second.
 MEMORY_LOOK_S: Final = 1.0
+MEMORY_LOOK_COUNT: Final = 32
 DESCRIPTOR_RESERVE_SHARE: Final = 4
 DESCRIPTOR_RESERVE_MAX: Final = 1024
 # A quarter each for files of batches, for files that are to stay known to the kernel, for syncs and renames, and for
@@ -89,6 +91,8 @@ class Capacity:
         self._available_bytes = available_bytes
         self._clock_s = clock_s
         self._looked_s = float("-inf")
+        # Topics and channels since then.
+        self._created_count = 0
         self._has_memory = True
         self._reached: set[str] = set()
 
@@ -129,6 +133,7 @@ class Capacity:
 
     def check(self, name: str) -> None:
         """Check that a topic or channel can be created. name: of the new one. Raises: MachineLimitReached."""
+        self._created_count += 1
         for shortage in self.shortages():
             if shortage.resource != DESCRIPTORS:
                 raise MachineLimitReached(
@@ -159,8 +164,8 @@ class Capacity:
 
     def _memory(self) -> list[Shortage]:
         now_s = self._clock_s()
-        if now_s - self._looked_s >= MEMORY_LOOK_S:
-            self._looked_s = now_s
+        if now_s - self._looked_s >= MEMORY_LOOK_S or self._created_count >= MEMORY_LOOK_COUNT:
+            self._looked_s, self._created_count = now_s, 0
             try:
                 self._has_memory = self._available_bytes() >= MEMORY_RESERVE_BYTES
             except OSError:

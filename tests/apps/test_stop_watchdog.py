@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from pyqd.apps.stop_watchdog import StopWatchdog
 from tests.support.server import REPOSITORY, free_port
 
 pytestmark = pytest.mark.slow
@@ -90,3 +92,16 @@ def test_a_stop_that_goes_on_is_left_alone_however_long_it_takes(tmp_path: Path)
     assert code == 0
     assert "NSQ: bye" in log
     assert '"clean": true' in (tmp_path / "node.json").read_text()
+
+
+def test_a_stop_without_memory_for_a_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    watch = StopWatchdog(lambda: 0)
+    watch.start()
+    watch.finish()
+    assert "nobody watches the stop: can't start new thread" in caplog.text

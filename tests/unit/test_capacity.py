@@ -50,6 +50,25 @@ def test_without_memory_nothing_is_created_and_existing_objects_keep_working(tmp
     broker.close()
 
 
+def test_memory_that_many_new_channels_take_within_a_moment_is_noticed(tmp_path: Path) -> None:
+    computer = Machine()
+    computer.memory_bytes = 2 * MEMORY_RESERVE_BYTES
+    broker = Broker(options_for(tmp_path), capacity=computer.capacity())
+    broker.load()
+    topic = broker.topic("t")
+    numbers = iter(range(200))
+
+    def create() -> None:
+        for number in numbers:
+            topic.channel(f"c{number}")
+            computer.memory_bytes -= MEMORY_RESERVE_BYTES // 64
+
+    with pytest.raises(MachineLimitReached):
+        create()
+    assert computer.memory_bytes >= MEMORY_RESERVE_BYTES // 4
+    broker.close()
+
+
 def test_a_limit_is_logged_once_when_it_is_reached_and_once_when_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     computer = Machine()
