@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import runner, shape, steady, tables
-from bench.connections import Address, HandshakeError
-from bench.loadgen import LoadError
 from bench.progress import Progress
 from bench.series import Series, SeriesError, describe_session
 from bench.server import Target
 from bench.setting import Cores, Setting
 from bench.workloads import WORKLOADS, Workload, find
+from pyqd.hot.tools.loadgen import LoadError
 from pyqd.primitives.command_line import CommandParser
+from pyqd.tools.bench.connections import Address, HandshakeError
 
 # Workloads that are there for the disk. In memory they measure something else.
 OF_THE_DISK = ("disk-", "pub-sync-")

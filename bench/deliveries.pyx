@@ -9,8 +9,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
-from bench.tally cimport Tally, tally_add, tally_close, tally_open
-from bench.wire cimport (
+from pyqd.hot.tools.tally cimport Tally, tally_add, tally_close, tally_open
+from pyqd.hot.tools.wire cimport (
     COUNTER_BYTES, FIN_BYTES, FRAME_HEADER_BYTES, FRAME_MESSAGE, FRAME_RESPONSE, MESSAGE_HEADER_BYTES,
     MESSAGE_ID_OFFSET, get_u32, get_u64, put_fin,
 )

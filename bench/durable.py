@@ -27,16 +27,16 @@ from bench.durable_load import DurableLoad
 from bench.durable_protocols import Client, ProtocolError, connect
 from bench.durable_servers import Broker
 from bench.durable_trace import FLUSHES, PROVING, TraceError, Verdict
-from bench.histogram import LatencyHistogram
-from bench.loadgen import LoadError
-from bench.outcome import DurableReport, Latency
 from bench.procfs import read_cpu_model, read_file_system
 from bench.runner import pin_generator
 from bench.series import read_commit
 from bench.server import Server, ServerError, Target
 from bench.setting import Setting
+from pyqd.hot.tools.histogram import LatencyHistogram
+from pyqd.hot.tools.loadgen import LoadError
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
+from pyqd.tools.bench.outcome import DurableReport, Latency
 
 BODY = b"x" * 200
 # Topics are made in it, and segments and pages of the first messages.

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from bench.outcome import DurableReport
+from pyqd.tools.bench.outcome import DurableReport
 
 class DurableLoad:
     def __init__(

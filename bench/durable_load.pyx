@@ -11,14 +11,14 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from bench.histogram cimport Histogram, histogram_add, summarize
-from bench.sockets cimport (
+from pyqd.hot.tools.histogram cimport Histogram, histogram_add, summarize
+from pyqd.hot.tools.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLET, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, close, epoll_create1,
     epoll_event, epoll_wait_ns, monotonic_ns, recv, send, ssize_t, watch,
 )
 
-from bench.loadgen import LoadError
-from bench.outcome import DurableReport
+from pyqd.hot.tools.loadgen import LoadError
+from pyqd.tools.bench.outcome import DurableReport
 
 cdef enum:
     INPUT_BYTES = 65536

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.connections import Address
+from pyqd.tools.bench.connections import Address
 
 TIMEOUT_S = 20.0
 TIME_TO_RUN_S = 120

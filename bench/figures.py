@@ -22,7 +22,7 @@ class Figure:
 
 
 def latency_figures(prefix: str, label: str, better: str) -> tuple[Figure, ...]:
-    """Return the figures of one bench.outcome.Latency, which runner.latency_values makes."""
+    """Return the figures of one pyqd.tools.bench.outcome.Latency, which runner.latency_values makes."""
     return tuple(
         Figure(f"{prefix}_{part}_us", f"{label}, {name}, us", better=better)
         for part, name in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max"))

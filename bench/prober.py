@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from bench.connections import Address
 from bench.server import Server
+from pyqd.tools.bench.connections import Address
 
 INTERVAL_S = 0.002
 ANSWER_WITHIN_S = 120.0

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from bench import accounts, stock, upgraded
 from bench.accounts import Account
-from bench.connections import Connections, Handshake, HandshakeError, create_channel
 from bench.deliveries import Deliveries
-from bench.loadgen import Load, LoadError
-from bench.outcome import Latency, LoadReport
 from bench.procfs import Memory, read_memory
 from bench.server import Server, ServerError, Target, running
 from bench.setting import Cores, Meter, Result, Setting, metered, settle
 from bench.workloads import Workload
+from pyqd.hot.tools.loadgen import Load, LoadError
+from pyqd.tools.bench.connections import Connections, Handshake, HandshakeError, create_channel
+from pyqd.tools.bench.outcome import Latency, LoadReport
 
 TOPIC = "bench"
 CHANNEL = "bench"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.connections import Address
+from pyqd.tools.bench.connections import Address
 
 Program = Literal["pyqd", "sink", "nsqd"]
 

@@ -24,13 +24,13 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-from bench.httpwire cimport http_message_bytes
-from bench.sockets cimport (
+from pyqd.hot.tools.httpwire cimport http_message_bytes
+from pyqd.hot.tools.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, close, epoll_create1, epoll_event, epoll_wait,
     monotonic_ns, recv, send, setsockopt, ssize_t, watch,
 )
-from bench.wire cimport (
+from pyqd.hot.tools.wire cimport (
     COUNTER_BYTES, FIN_BYTES, FRAME_ERROR, FRAME_HEADER_BYTES, FRAME_MESSAGE, MESSAGE_HEADER_BYTES, MESSAGE_ID_BYTES,
     MESSAGE_ID_OFFSET, get_u32, put_response, put_u32, put_u64,
 )

@@ -20,9 +20,9 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
-from bench.connections import MAGIC, Connections, Handshake, expect_ok
 from bench.server import Server, wait_until_listening
 from bench.upgraded import certificate, server_flags
+from pyqd.tools.bench.connections import MAGIC, Connections, Handshake, expect_ok
 
 TOPIC = "stalls"
 DELAY_MS = 3_000_000

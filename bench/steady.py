@@ -3,10 +3,10 @@
 import time
 from dataclasses import dataclass, replace
 
-from bench.connections import Address, Connections, Handshake
-from bench.loadgen import Load
-from bench.outcome import LoadReport
 from bench.workloads import Workload, find
+from pyqd.hot.tools.loadgen import Load
+from pyqd.tools.bench.connections import Address, Connections, Handshake
+from pyqd.tools.bench.outcome import LoadReport
 
 TOPIC = "bench-load"
 # Short enough to come near the requested time, long enough that opening connections does not show.

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.connections import Connections, Handshake, HandshakeError, create_channel
-from bench.loadgen import Load
 from bench.procfs import read_cpu_time, read_memory
 from bench.server import Server, ServerError, Target
 from bench.setting import Result, Setting, settle
 from bench.workloads import Workload
+from pyqd.hot.tools.loadgen import Load
+from pyqd.tools.bench.connections import Connections, Handshake, HandshakeError, create_channel
 
 TOPIC = "bench"
 CHANNEL = "bench"

@@ -21,10 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.connections import MAGIC, Address, HandshakeError, receive_exactly
 from bench.deliveries import Deliveries, DeliveryError, Reader
-from bench.loadgen import LoadError
-from bench.outcome import ChannelCount, LoadReport
+from pyqd.hot.tools.loadgen import LoadError
+from pyqd.tools.bench.connections import MAGIC, Address, HandshakeError, receive_exactly
+from pyqd.tools.bench.outcome import ChannelCount, LoadReport
 
 RECEIVED_BYTES_MAX = 512 << 10
 RECORD_BYTES = 16 << 10

@@ -8,15 +8,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import accounts, runner
 from bench.accounts import Account
-from bench.connections import Connections, Handshake, create_channel
-from bench.loadgen import Load
 from bench.server import Server, ServerError, Target, running
 from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
+from pyqd.hot.tools.loadgen import Load
+from pyqd.tools.bench.connections import Connections, Handshake, create_channel
 from tests.bench.brokers import broker
 
 TOPIC = runner.TOPIC

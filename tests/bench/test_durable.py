@@ -17,9 +17,9 @@ from bench.durable import ROWS, Durable, Row
 from bench.durable_load import DurableLoad
 from bench.durable_protocols import Client, Nats, Nsq, ProtocolError
 from bench.durable_servers import Broker
-from bench.loadgen import LoadError
 from bench.server import Target
 from bench.setting import Cores, Setting
+from pyqd.hot.tools.loadgen import LoadError
 from tests.bench.brokers import broker as target_of
 
 SETTING = Setting(cores=Cores())

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench.server import REPOSITORY
 

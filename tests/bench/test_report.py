@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cli, plot, tables
 from bench.figures import FIGURES, figure_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import runner, sinkd
 from bench.server import Target

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cli, figures, runner, stock
 from bench.accounts import Account
-from bench.connections import Connections, Handshake, HandshakeError
-from bench.outcome import ChannelCount, LoadReport
 from bench.server import Server, ServerError, Target, running
 from bench.setting import Cores, Result, Setting
 from bench.workloads import WORKLOADS, Workload, find
+from pyqd.tools.bench.connections import Connections, Handshake, HandshakeError
+from pyqd.tools.bench.outcome import ChannelCount, LoadReport
 from tests.bench.brokers import broker
 from tests.bench.made_up import made_up_run
 

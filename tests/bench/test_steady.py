@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
+pytest.importorskip("bench.sink", reason="built only with PYQD_BUILD_BENCH=1")
 
 from bench import cli, steady
-from bench.connections import Connections, Handshake
-from bench.loadgen import Load, LoadError
-from bench.outcome import LoadReport
 from bench.server import running
 from bench.steady import Carried
 from bench.workloads import find
+from pyqd.hot.tools.loadgen import Load, LoadError
+from pyqd.tools.bench.connections import Connections, Handshake
+from pyqd.tools.bench.outcome import LoadReport
 from tests.bench.brokers import broker
 
 SMALL = replace(find("e2e"), messages=400)

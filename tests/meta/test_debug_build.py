@@ -14,7 +14,7 @@ from tests.meta.repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-# As setup.py does it, but the load generator's modules alone, into another directory, and without a C compiler.
+# As setup.py does it, but the benchmark's modules alone, into another directory, and without a C compiler.
 TRANSLATE = """
 import os, sys
 import setup
@@ -32,7 +32,7 @@ cythonize(
 """
 
 
-def test_cython_accepts_the_load_generator_under_the_directives_of_the_debug_build(tmp_path: Path) -> None:
+def test_cython_accepts_the_benchmark_under_the_directives_of_the_debug_build(tmp_path: Path) -> None:
     settings = {"PYQD_DEBUG": "1", "PYQD_WERROR": "1", "PYQD_BUILD_BENCH": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", TRANSLATE, str(tmp_path)]
     done = subprocess.run(

@@ -30,7 +30,7 @@ def would_do(clone: Path, target: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_first_start_needs_neither_the_packages_of_tests_nor_the_load_generator(clone: Path) -> None:
+def test_a_first_start_needs_neither_the_packages_of_tests_nor_the_benchmarks(clone: Path) -> None:
     commands = would_do(clone, "run")
     # Packages are installed while the extensions are compiled: neither waits for the other.
     assert commands.index("scripts/setup.sh --to-compile") < commands.index("scripts/setup.sh")

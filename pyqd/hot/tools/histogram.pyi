@@ -1,4 +1,4 @@
-from bench.outcome import Latency
+from pyqd.tools.bench.outcome import Latency
 
 class LatencyHistogram:
     def add(self, duration_ns: int) -> None: ...

@@ -34,14 +34,14 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove, strerror
 
-from bench.sockets cimport (
+from pyqd.hot.tools.sockets cimport (
     EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     epoll_event, epoll_wait_ns, monotonic_ns, recv, send, ssize_t, watch,
 )
-from bench.histogram cimport histogram_add
-from bench.httpwire cimport HTTP_BAD, HTTP_MORE, http_response_bytes
-from bench.tally cimport tally_add
-from bench.wire cimport (
+from pyqd.hot.tools.histogram cimport histogram_add
+from pyqd.hot.tools.httpwire cimport HTTP_BAD, HTTP_MORE, http_response_bytes
+from pyqd.hot.tools.tally cimport tally_add
+from pyqd.hot.tools.wire cimport (
     COUNTER_BYTES, FRAME_ERROR, FRAME_HEADER_BYTES, FRAME_MESSAGE, FRAME_RESPONSE, MESSAGE_HEADER_BYTES,
     MESSAGE_ID_OFFSET, get_u32, get_u64, put_fin, put_text_u56, put_u64,
 )

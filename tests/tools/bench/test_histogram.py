@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.outcome import Latency
-
-histogram = pytest.importorskip("bench.histogram", reason="built only with PYQD_BUILD_BENCH=1")
-
-LatencyHistogram = histogram.LatencyHistogram
+from pyqd.hot.tools.histogram import LatencyHistogram
+from pyqd.tools.bench.outcome import Latency
 
 DURATION_MAX = 2**42 - 1
 # Uniform in the exponent, as all sizes of latencies matter alike.

@@ -6,15 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from bench.outcome import ChannelCount, LoadReport
-
-loadgen = pytest.importorskip("bench.loadgen", reason="built only with PYQD_BUILD_BENCH=1")
-
-Load = loadgen.Load
-LoadError = loadgen.LoadError
+from pyqd.hot.tools.loadgen import Load, LoadError
+from pyqd.tools.bench.outcome import ChannelCount, LoadReport
 
 DEADLINE_S = 20.0
 BODY_BYTES = 16
@@ -325,7 +322,7 @@ def test_a_channel_that_the_load_does_not_have_is_refused() -> None:
         ({"batch": 1, "rate_per_s": float("nan")}, "rate_per_s must be 0 to"),
     ],
 )
-def test_a_rate_or_a_deferral_that_cannot_be_is_refused(change: dict[str, float], text: str) -> None:
+def test_a_rate_or_a_deferral_that_cannot_be_is_refused(change: dict[str, Any], text: str) -> None:
     load = Load(messages=4, body_bytes=BODY_BYTES)
     with pytest.raises(ValueError, match=text):
         load.add_publishers([], topic="t", **{"batch": 2, "outstanding": 1, **change})

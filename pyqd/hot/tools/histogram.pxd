@@ -64,5 +64,5 @@ cdef inline int64_t histogram_quantile(const Histogram* histogram, double share)
     middle = (<int64_t>(bucket - shift * OCTAVE_BUCKETS) << shift) + ((<int64_t>1 << shift) >> 1)
     return middle if middle < histogram.most else histogram.most
 
-# The bench.outcome.Latency of a histogram.
+# The pyqd.tools.bench.outcome.Latency of a histogram.
 cdef object summarize(const Histogram* histogram)

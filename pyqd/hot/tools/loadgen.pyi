@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from bench.outcome import LoadReport
+from pyqd.tools.bench.outcome import LoadReport
 
 class LoadError(Exception): ...
 

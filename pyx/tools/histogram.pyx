@@ -2,9 +2,9 @@
 
 from libc.string cimport memset
 
-from bench.histogram cimport Histogram, histogram_add, histogram_quantile
+from pyqd.hot.tools.histogram cimport Histogram, histogram_add, histogram_quantile
 
-from bench.outcome import Latency
+from pyqd.tools.bench.outcome import Latency
 
 
 cdef Histogram* check(Histogram* histogram, double share) except NULL:

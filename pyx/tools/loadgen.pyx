@@ -1,6 +1,7 @@
 """Make load from connected sockets: publishers, consumers, idle subscribers, in any mixture.
 
-The sockets come in connected and subscribed (bench.connections does that part); bench.traffic moves the bytes.
+The sockets come in connected and subscribed (pyqd.tools.bench.connections does that part); pyqd.hot.tools.traffic moves
+the bytes.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -9,17 +10,17 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from bench.histogram cimport summarize
-from bench.sockets cimport (
+from pyqd.hot.tools.histogram cimport summarize
+from pyqd.hot.tools.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, PR_SET_TIMERSLACK, close, epoll_create1, monotonic_ns, prctl, watch,
 )
-from bench.tally cimport Tally, tally_close, tally_open
-from bench.traffic cimport (
+from pyqd.hot.tools.tally cimport Tally, tally_close, tally_open
+from pyqd.hot.tools.traffic cimport (
     CONSUMER, CONTROL_BYTES, HTTP_PUBLISHER, IDLER, PUBLISHER, Connection, Role, Traffic, flush, publish_more, turn,
 )
-from bench.wire cimport COUNTER_BYTES
+from pyqd.hot.tools.wire cimport COUNTER_BYTES
 
-from bench.outcome import ChannelCount, LoadReport
+from pyqd.tools.bench.outcome import ChannelCount, LoadReport
 
 cdef enum:
     SMALL_INPUT_BYTES = 4096       # publishers and idle connections read short responses only

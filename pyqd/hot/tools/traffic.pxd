@@ -1,8 +1,8 @@
-# The C half of the load generator: the state of one load and the loop over it. Design notes: bench/traffic.pyx.
+# The C half of the load generator: the state of one load and the loop over it. Design notes: pyx/tools/traffic.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from bench.histogram cimport Histogram
-from bench.tally cimport Tally
+from pyqd.hot.tools.histogram cimport Histogram
+from pyqd.hot.tools.tally cimport Tally
 
 cdef enum:
     CONTROL_BYTES = 64             # room for RDY, NOP and CLS behind the FINs

@@ -1,0 +1,1 @@
+"""Compiled modules of the layer `tools`: interfaces (.pxd) and types (.pyi); sources in pyx/tools/."""

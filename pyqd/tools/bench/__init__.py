@@ -1,0 +1,1 @@
+"""Parts of `pyq_bench`: connections, runs, figures. The benchmarks of the repository stand on them too."""
