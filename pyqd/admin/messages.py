@@ -74,12 +74,12 @@ class Page:
 
 
 class Messages:
-    """The messages of one channel at one broker, in one state."""
+    """The messages of one channel at one broker, in one state. channel: empty for those that the topic itself holds."""
 
     def __init__(self, upstream: Upstream, node: str, topic: str, channel: str, state: str = STATES[0]) -> None:
         self._upstream = upstream
         self._node = node
-        self._place = {"topic": topic, "channel": channel}
+        self._place = {"topic": topic} | ({"channel": channel} if channel else {})
         self._state = state
 
     def page(self, after: str = "", text: str = "", size: int = PAGE_SIZE) -> Page:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from pyqd.client.errors import ClientError, NotConnectedError
-from pyqd.client.http import HttpClient, Reply
+from pyqd.client.http import HttpClient, Reply, message_of
 
 # Open connections that are kept per address. More are made, and closed after use.
 IDLE_MAX: Final = 8
@@ -28,8 +28,12 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class UpstreamError(Exception):
+class UpstreamError(ClientError):
     """No broker or lookup daemon that was asked has answered, or one has refused. Its text names each failure."""
+
+
+class AbsentCallError(UpstreamError):
+    """The broker does not have the call: it is an nsqd, or an older pyqd."""
 
 
 class Found(NamedTuple):
@@ -87,6 +91,12 @@ class Upstream:
         """Send a POST and return the body of the answer. Raises: UpstreamError."""
         return self._request("POST", address, path, query, body).body
 
+    def send(
+        self, method: str, address: str, path: str, query: Mapping[str, object], body: bytes | None = None
+    ) -> Reply:
+        """Return the answer to a request if it is a success. Raises: UpstreamError."""
+        return self._request(method, address, path, query, body)
+
     def for_each(self, addresses: Iterable[A], call: Callable[[A], R]) -> tuple[list[R], list[str]]:
         """Call for all addresses at once. Returns: the results in the order of addresses, and the failures' texts."""
         futures = [self._workers.submit(call, address) for address in addresses]
@@ -113,9 +123,9 @@ class Upstream:
         except ClientError as error:
             raise UpstreamError(f"{method} {url}: {error}") from error
         if reply.status != HTTPStatus.OK:
-            raise UpstreamError(
-                f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}"
-            )
+            is_absent = reply.status == HTTPStatus.NOT_FOUND and message_of(reply) == "NOT_FOUND"
+            kind = AbsentCallError if is_absent else UpstreamError
+            raise kind(f"got response {status_line(reply.status)} {json.dumps(reply.body.decode(errors='replace'))}")
         return reply
 
     def _exchange(

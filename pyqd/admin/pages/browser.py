@@ -15,7 +15,7 @@ from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
-from pyqd.admin.upstream import UpstreamError
+from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
 LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
@@ -34,7 +34,8 @@ def browser(site: Site) -> Blueprint:
     routes.add_url_rule(f"{place}/limits", "set_limits", views.set_limits, methods=["POST"])
     routes.add_url_rule("/topics/<topic>/-/publish", "publish", views.publish)
     routes.add_url_rule("/topics/<topic>/-/publish", "do_publish", views.do_publish, methods=["POST"])
-    routes.register_error_handler(UpstreamError, views.refused)
+    routes.register_error_handler(UpstreamError, refused)
+    routes.register_error_handler(AbsentCallError, absent)
     return routes
 
 
@@ -44,8 +45,14 @@ class Browser:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def messages(self, topic: str, channel: str) -> str:
+    def messages(self, topic: str, channel: str) -> str | Response:
+        """Show messages in one state; dead letters have a page of their own."""
         self.site.require(Role.VIEW, topic)
+        if request.args.get("state") == "dead_letter":
+            fields: dict[str, Any] = {
+                name: request.args[name] for name in ("node", "body", "text") if request.args.get(name)
+            }
+            return redirect(url_for("letters.show", topic=topic, channel=channel, **fields), 303)
         nodes = self.nodes(topic)
         node = chosen(request.args.get("node"), nodes)
         state = chosen(request.args.get("state"), STATES)
@@ -64,6 +71,7 @@ class Browser:
             forms=FORMS,
             text=text,
             found=found,
+            can_choose=state in ("ready", "deferred"),
             scan_max=SCAN_MAX,
             shown_as=shown_as,
         )
@@ -168,10 +176,6 @@ class Browser:
         self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel)
         return redirect(url_for("browser.limits", topic=topic, channel=channel), 303)
 
-    def refused(self, error: UpstreamError) -> tuple[str, int]:
-        """Show the refusal of a broker."""
-        return render_template("refused.html", error=str(error)), 502
-
     def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
         return Messages(self.site.upstream, node, topic, channel, state)
 
@@ -181,6 +185,16 @@ class Browser:
 
     def all_nodes(self) -> list[str]:
         return sorted(node.http_address for node in self.site.cluster.nodes().value)
+
+
+def refused(error: UpstreamError) -> tuple[str, int]:
+    """Show the refusal of a broker."""
+    return render_template("refused.html", error=str(error)), 502
+
+
+def absent(_error: AbsentCallError) -> str:
+    """Say that the broker, an nsqd, does not have this."""
+    return render_template("absent.html")
 
 
 def chosen(wanted: str | None, known: Sequence[str]) -> str:

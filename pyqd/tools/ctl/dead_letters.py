@@ -1,29 +1,25 @@
 """Commands on dead letters: list them, and return them to the topic that they came from.
 
-A dead letter is a message of the channel's dead-letter topic, so that it is held by a channel of that topic. Returning
-publishes the body in the original topic and then cancels the dead letter: a kill between the two leaves both.
-
 Source: docs/http.md, "Dead letters".
 """
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
 
-from pyqd.client.errors import ClientError, NotFoundError, ProtocolError, SettingError
-from pyqd.fallback.records import decode
+from pyqd.client.dead_letters import RETURNED, chosen, holding_of, limits_of, messages_of, returned, states_of
+from pyqd.client.errors import NotFoundError, SettingError
 from pyqd.tools.ctl import views
-from pyqd.tools.ctl.administration import DONE, check_names, topic_argument
+from pyqd.tools.ctl.administration import check_names, topic_argument
 from pyqd.tools.ctl.completion import complete_channels
 from pyqd.tools.ctl.counters import read_stats
-from pyqd.tools.ctl.exits import FAILED, OK, PartlyDoneError
+from pyqd.tools.ctl.exits import FAILED, OK
 from pyqd.tools.ctl.frame import CtlGroup, command, yes_option
-from pyqd.tools.ctl.messages import ID_HEADER, PAGE_MAX, ids_of, messages_of
+from pyqd.tools.ctl.messages import ids_of
 from pyqd.tools.ctl.nodes import Broker
 from pyqd.tools.ctl.output import say
 from pyqd.tools.ctl.session import Session
@@ -33,11 +29,6 @@ Row = dict[str, Any]
 
 # Made in a dead-letter topic without channels, which holds its messages where nothing can cancel them.
 CHANNEL: Final = "pyqctl"
-STATES: Final = ("ready", "deferred")
-# Meanwhile no consumer gets a dead letter that is being returned; after a kill, it waits for the rest of this time.
-HOLD_MS: Final = 60_000
-RETURNED: Final = "returned"
-FAILED_STATE: Final = "failed"
 COLUMNS: Final = (("Node", "node"), ("Dead letter", "id"), ("New ID", "new_id"), ("State", "state"))
 
 channel_argument = click.argument("channel", shell_complete=complete_channels)
@@ -81,11 +72,6 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
     session.output.show(shown, lambda: views.dead_letters(rows))
 
 
-def limits_of(broker: Broker, topic: str, channel: str) -> Row:
-    """Return the limits of a channel. Raises: ClientError."""
-    return broker.get("/channel/limits", topic=topic, channel=channel)
-
-
 def holders(broker: Broker, topic: str) -> list[str | None]:
     """Return the channels of a topic; None for the topic itself if it has none. Raises: ClientError."""
     found = read_stats(broker, topic).topics
@@ -97,7 +83,7 @@ def holders(broker: Broker, topic: str) -> list[str | None]:
 def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
     """Return the messages that wait in a channel. Raises: ClientError."""
     rows: list[Row] = []
-    for state in STATES if channel is not None else STATES[:1]:
+    for state in states_of(channel):
         if len(rows) < limit:
             rows += messages_of(broker, topic, channel, state, limit - len(rows), body)[0]
     return [{**row, "topic": topic, "channel": channel} for row in rows]
@@ -154,7 +140,7 @@ def return_letters(
     results: list[Row] = []
     try:
         for answer in batches:
-            for result in returned(answer.node, answer.value, topic):
+            for result in results_of(answer.node, answer.value, topic):
                 results.append({"node": answer.node.address, **result})
                 if result["error"] is not None:
                     say(result["error"])
@@ -190,28 +176,21 @@ class Batch(NamedTuple):
 
 def batch_of(broker: Broker, choice: Choice) -> Batch:
     """Return the dead letters to return from a broker. Raises: ClientError."""
-    target = limits_of(broker, choice.topic, choice.channel)["dead_letter_topic"]
-    if target is None:
+    holding = holding_of(broker, choice.topic, choice.channel)
+    if holding is None:
         raise SettingError(
             f"{broker.address}: channel {choice.channel} of topic {choice.topic} has no dead-letter topic;"
             " `pyqctl limits` sets one"
         )
-    topics = {entry["topic_name"]: entry["channels"] for entry in read_stats(broker).topics}
-    others = [
-        f"{name}/{channel['channel_name']}"
-        for name, channels in topics.items()
-        for channel in channels
-        if name != choice.topic and channel.get("limits", {}).get("dead_letter_topic") == target
-    ]
-    if others and not choice.shared and choice.wanted is None:
+    target = holding.target
+    if holding.others and not choice.shared and choice.wanted is None:
         raise SettingError(
-            f"{broker.address}: topic {target} has dead letters of {', '.join(others)} too, and does not tell whose"
-            " they are: name the ids, or add --shared"
+            f"{broker.address}: topic {target} has dead letters of {', '.join(holding.others)} too, and does not tell"
+            " whose they are: name the ids, or add --shared"
         )
-    held_by = [channel["channel_name"] for channel in topics.get(target, [])]
-    name = holder_of(broker, target, held_by, choice.from_channel)
+    name = holder_of(broker, target, holding.held_by, choice.from_channel)
     rows = list(itertools.islice(chosen(broker, target, name, choice.wanted), choice.limit))
-    return Batch(target, name, rows, [channel["channel_name"] for channel in topics.get(choice.topic, [])])
+    return Batch(target, name, rows, holding.receivers)
 
 
 def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None) -> str | None:
@@ -226,21 +205,6 @@ def holder_of(broker: Broker, target: str, held_by: list[str], given: str | None
     )
 
 
-def chosen(broker: Broker, target: str, channel: str | None, wanted: frozenset[str] | None) -> Iterator[Row]:
-    """Yield the dead letters that wait in a channel, of these ids. Raises: ClientError."""
-    missing = None if wanted is None else set(wanted)
-    for state in STATES if channel is not None else STATES[:1]:
-        after: str | None = None
-        while True:
-            rows, after = messages_of(broker, target, channel, state, PAGE_MAX, "base64", after)
-            for row in rows:
-                if missing is None or row["id"] in missing:
-                    yield row
-                    (missing or set()).discard(row["id"])
-            if after is None or missing == set():
-                break
-
-
 def question(topic: str, batches: Sequence[Batch], total: int) -> str:
     """Return the question before dead letters return."""
     receivers = sorted({name for batch in batches for name in batch.receivers})
@@ -251,55 +215,9 @@ def question(topic: str, batches: Sequence[Batch], total: int) -> str:
     )
 
 
-def returned(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
+def results_of(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
     """Return dead letters, and yield the result of each; end after a failure of the broker."""
-    channel = batch.channel
-    if channel is None and batch.rows:
-        broker.post("/channel/create", topic=batch.topic, channel=CHANNEL)
-        channel = CHANNEL
-    for row in batch.rows:
-        result: Row = {"id": row["id"], "new_id": None, "state": FAILED_STATE, "error": None}
-        names = {"topic": batch.topic, "channel": channel, "id": row["id"]}
-        try:
-            body = body_of(broker, batch.topic, row)
-            held = status_of(broker.post("/message/reschedule", **names, defer=HOLD_MS))
-            if held != DONE:
-                yield {**result, "state": held}
-                continue
-            reply = broker.send("POST", "/pub", {"topic": topic}, body)
-            result["new_id"] = reply.headers.get(ID_HEADER)
-            after = status_of(broker.post("/message/cancel", **names))
-        except PartlyDoneError as error:
-            yield {**result, "error": str(error)}
-            continue
-        except ClientError as error:
-            yield {**result, "error": str(error)}
-            return
-        yield {**result, "state": RETURNED if after == DONE else after}
-
-
-def status_of(answer: Row) -> str:
-    """Return the status of a change on one channel."""
-    return str(answer["results"][0]["status"])
-
-
-def body_of(broker: Broker, topic: str, row: Row) -> bytes:
-    """Return the whole body of a dead letter. Raises: ClientError."""
-    if not row["truncated"]:
-        return base64.b64decode(row["body"])
-    position = row["position"]
-    if position is not None:
-        reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
-        try:
-            for record in decode(reply.body):
-                if record.id.decode() == row["id"]:
-                    return record.body
-        except ValueError as error:
-            raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None
-    raise PartlyDoneError(
-        f"{broker.address}: dead letter {row['id']}: its body of {row['size']} bytes cannot be read, because the"
-        " message is deferred; consume it instead"
-    )
+    return returned(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
 
 
 for each_command in (list_letters, return_letters):

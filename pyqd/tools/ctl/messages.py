@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from pyqd.client.dead_letters import ID_HEADER, messages_of
 from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
@@ -24,8 +25,6 @@ from pyqd.tools.ctl.session import Session
 
 Row = dict[str, Any]
 
-PAGE_MAX: Final = 1000
-ID_HEADER: Final = "x-nsq-message-id"
 COUNT_HEADER: Final = "x-nsq-message-count"
 RESULT_COLUMNS: Final = (("Node", "node"), ("ID", "id"), ("Channel", "channel"), ("Status", "status"), ("Was", "was"))
 PUBLISHED_COLUMNS: Final = (("Node", "node"), ("Topic", "topic"), ("ID", "id"), ("Messages", "count"))
@@ -67,28 +66,6 @@ def peek(
     following = {answer.node.address: answer.value[1] for answer in found if answer.value[1] is not None}
     shown = {"topic": topic, "channel": channel, "state": state, "messages": rows, "next": following}
     session.output.show(shown, lambda: views.messages(rows, state, len(found) > 1))
-
-
-def messages_of(
-    broker: Broker, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None = None
-) -> tuple[list[Row], str | None]:
-    """Return messages of one broker, and the cursor behind them; None at the end. Raises: ClientError."""
-    rows: list[Row] = []
-    while True:
-        page = broker.get(
-            "/channel/messages",
-            topic=topic,
-            channel=channel,
-            state=state,
-            limit=min(PAGE_MAX, limit - len(rows)),
-            body=body,
-            after=after,
-        )
-        rows += page["messages"]
-        after = page["next"]
-        # A page may be short, or even empty, without being the last.
-        if after is None or len(rows) >= limit:
-            return rows, after
 
 
 def ids_of(ids: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,134 @@
+"""Dead letters of a channel at one broker: pages of them, and their way back to the topic that they came from.
+
+Source: docs/http.md, "Dead letters".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from pyqd.admin.messages import PAGE_SIZE, SCAN_MAX, Message, Messages, Page
+from pyqd.admin.upstream import Upstream
+from pyqd.client.dead_letters import Holding, Row, chosen, holding_of, limits_of, names_of, returned, states_of
+from pyqd.client.http import Reply
+
+# Each letter takes three requests.
+RETURNED_MAX: Final = 1000
+# Made in a dead-letter topic without channels, which holds its messages where nothing can cancel them.
+NEW_CHANNEL: Final = "pyqadmin"
+# Dead letters that could not be published wait in the channel itself.
+WAITING: Final = "-"
+
+
+class Calls:
+    """The calls of one broker, as `pyqd.client.dead_letters` wants them."""
+
+    def __init__(self, upstream: Upstream, address: str) -> None:
+        self._upstream = upstream
+        self.address = address
+
+    def send(self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None) -> Reply:
+        """Return the answer to a request. Raises: UpstreamError."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._upstream.send(method, self.address, path, given, body)
+
+    def get(self, path: str, **query: object) -> Row:
+        """Return the JSON object of a GET. Raises: UpstreamError."""
+        found: Row = json.loads(self.send("GET", path, query).body)
+        return found
+
+    def post(self, path: str, **query: object) -> Row:
+        """Return the JSON object of a POST; an empty one if the answer is empty. Raises: UpstreamError."""
+        body = self.send("POST", path, query).body
+        found: Row = json.loads(body) if body else {}
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """The dead letters of a channel. target: the dead-letter topic, empty if there is none. holders: its channels.
+
+    waiting: the number of dead letters that could not be published yet. waiting_for: the reason.
+    """
+
+    target: str
+    holders: list[str]
+    waiting: int
+    waiting_for: str
+
+    def chosen(self, wanted: str | None) -> str:
+        """Return the holder that a form names, or the first one; empty for the dead-letter topic itself."""
+        if wanted == WAITING or not self.target:
+            return WAITING
+        if wanted in self.holders:
+            return str(wanted)
+        return self.holders[0] if self.holders else ""
+
+
+class DeadLetters:
+    """The dead letters of one channel at one broker. All methods raise UpstreamError."""
+
+    def __init__(self, upstream: Upstream, node: str, topic: str, channel: str) -> None:
+        self._upstream = upstream
+        self._node = node
+        self._topic = topic
+        self._channel = channel
+        self._calls = Calls(upstream, node)
+
+    def place(self) -> Place:
+        """Return where the dead letters are."""
+        limits = limits_of(self._calls, self._topic, self._channel)
+        target = limits["dead_letter_topic"] or ""
+        holders: list[str] = []
+        if target:
+            stats = self._calls.get("/stats", format="json", topic=target, include_clients="false")
+            holders = [name for entry in stats.get("topics") or () for name in names_of(entry["channels"])]
+        return Place(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
+
+    def page(self, place: Place, holder: str, after: str = "", text: str = "") -> Page:
+        """Return dead letters after a cursor. text: only those with this text. holder: as `Place.chosen` returns."""
+        if holder == WAITING:
+            return Messages(self._upstream, self._node, self._topic, self._channel, "dead_letter").page(after, text)
+        states = states_of(holder or None)
+        state, _, cursor = after.partition(":")
+        number = states.index(state) if state in states else 0
+        found: list[Message] = []
+        looked_at = 0
+        for state in states[number:]:
+            part = self._messages(place.target, holder, state).page(cursor, text, PAGE_SIZE - len(found))
+            found += part.messages
+            looked_at += part.looked_at
+            if part.next:
+                return Page(found, f"{state}:{part.next}", looked_at)
+            cursor = ""
+            if len(found) >= PAGE_SIZE and state != states[-1]:
+                return Page(found, f"{states[-1]}:", looked_at)
+        return Page(found, "", looked_at)
+
+    def holding(self) -> Holding | None:
+        """Return the dead-letter topic, with the channels that share it and those that a returned message reaches."""
+        return holding_of(self._calls, self._topic, self._channel)
+
+    def matching(self, target: str, holder: str, wanted: Iterable[str] | None, text: str = "") -> list[Row]:
+        """Return dead letters that can return, at most RETURNED_MAX. wanted: only these ids. text: only with it."""
+        ids = None if wanted is None else frozenset(wanted)
+        rows: Iterator[Any] = itertools.islice(chosen(self._calls, target, holder or None, ids), SCAN_MAX)
+        found = (row for row in rows if not text or Message.of_row(row).matches(text))
+        return list(itertools.islice(found, RETURNED_MAX))
+
+    def give_back(self, target: str, holder: str, rows: list[Row]) -> tuple[dict[str, int], list[str]]:
+        """Publish dead letters in their topic again. Returns: how many by result, and the errors."""
+        counts: dict[str, int] = {}
+        errors: list[str] = []
+        for result in returned(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
+            counts[result["state"]] = counts.get(result["state"], 0) + 1
+            if result["error"] is not None:
+                errors.append(result["error"])
+        return counts, errors
+
+    def _messages(self, target: str, holder: str, state: str) -> Messages:
+        return Messages(self._upstream, self._node, target, holder, state)

@@ -1,0 +1,111 @@
+"""Page of a channel's dead letters, and their way back."""
+
+from __future__ import annotations
+
+from flask import Blueprint, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from pyqd.admin.access.roles import Role
+from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
+from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
+from pyqd.admin.nsqadmin_api import caller
+from pyqd.admin.pages.browser import FORMS, absent, chosen, refused
+from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import Site
+from pyqd.admin.upstream import AbsentCallError, UpstreamError
+
+
+def letters(site: Site) -> Blueprint:
+    """Return the routes."""
+    routes = Blueprint("letters", __name__)
+    views = Letters(site)
+    path = "/topics/<topic>/<channel>/dead-letters"
+    routes.add_url_rule(path, "show", views.show)
+    routes.add_url_rule(path, "give_back", views.give_back, methods=["POST"])
+    routes.register_error_handler(UpstreamError, refused)
+    routes.register_error_handler(AbsentCallError, absent)
+    return routes
+
+
+class Letters:
+    """Views of dead letters. They are pyqd's own: an nsqd has none."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def show(self, topic: str, channel: str) -> str:
+        self.site.require(Role.VIEW, topic)
+        fields = request.args
+        nodes = self.nodes(topic)
+        node = chosen(fields.get("node"), nodes)
+        letters = self.of(node, topic, channel)
+        place = letters.place()
+        if place.target:
+            # They are messages of that topic.
+            self.site.require(Role.VIEW, place.target)
+        holder = place.chosen(fields.get("holder"))
+        text = fields.get("text", "")
+        return render_template(
+            "letters.html",
+            topic=topic,
+            channel=channel,
+            nodes=nodes,
+            node=node,
+            state="dead_letter",
+            states=STATES,
+            place=place,
+            holder=holder,
+            waiting=WAITING,
+            form=chosen(fields.get("body"), FORMS),
+            forms=FORMS,
+            text=text,
+            found=letters.page(place, holder, fields.get("after", ""), text),
+            can_choose=holder != WAITING,
+            scan_max=SCAN_MAX,
+            shown_as=shown_as,
+        )
+
+    def give_back(self, topic: str, channel: str) -> Response | str:
+        """Return the chosen dead letters, or all that match the filter."""
+        check_token()
+        self.site.require(Role.OPERATE, topic)
+        fields = request.form
+        node, text = chosen(fields.get("node"), self.nodes(topic)), fields.get("text", "")
+        letters = self.of(node, topic, channel)
+        holding = letters.holding()
+        if holding is None:
+            raise UpstreamError(f"{node}: the channel has no dead-letter topic any more")
+        self.site.require(Role.OPERATE, holding.target)
+        holder = fields.get("holder", "")
+        if holder not in (holding.held_by or [""]):
+            raise UpstreamError(f"{node}: topic {holding.target} has no channel {holder} any more")
+        is_all = fields.get("all") == "yes"
+        rows = letters.matching(holding.target, holder, None if is_all else fields.getlist("id"), text)
+        if is_all and rows and fields.get("confirmed") != "yes":
+            return render_template(
+                "confirm_return.html",
+                topic=topic,
+                channel=channel,
+                count=len(rows),
+                most=RETURNED_MAX,
+                holding=holding,
+                fields=fields,
+            )
+        if not rows:
+            flash(_("No message is chosen."), "warn")
+        else:
+            counts, errors = letters.give_back(holding.target, holder, rows)
+            self.site.notifier.notify("return_dead_letters", caller(self.site), topic=topic, channel=channel, node=node)
+            for error in errors:
+                flash(error, "bad")
+            flash(", ".join(f"{status}: {count}" for status, count in counts.items()), "good")
+        here = url_for("letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
+        return redirect(here, 303)
+
+    def of(self, node: str, topic: str, channel: str) -> DeadLetters:
+        return DeadLetters(self.site.upstream, node, topic, channel)
+
+    def nodes(self, topic: str) -> list[str]:
+        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
+        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)

@@ -1,0 +1,188 @@
+"""Dead letters of a channel at one broker: find them, and publish them again in the topic that they came from.
+
+A dead letter is a message of the channel's dead-letter topic, so that it is held by a channel of that topic. Returning
+publishes the body in the original topic and then cancels the dead letter: a kill between the two leaves both.
+
+Source: docs/http.md, "Dead letters".
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from pyqd.client.errors import ClientError, ProtocolError
+from pyqd.client.http import Reply
+from pyqd.fallback.records import decode
+
+Row = dict[str, Any]
+
+PAGE_MAX: Final = 1000
+ID_HEADER: Final = "x-nsq-message-id"
+# A dead letter in flight belongs to its client.
+STATES: Final = ("ready", "deferred")
+# Meanwhile no consumer gets a dead letter that is being returned; after a kill, it waits for the rest of this time.
+HOLD_MS: Final = 60_000
+DONE: Final = "done"
+RETURNED: Final = "returned"
+FAILED: Final = "failed"
+
+
+class BrokerCalls(Protocol):
+    """HTTP calls of one broker, which raise ClientError. Parameters that are None are left out."""
+
+    @property
+    def address(self) -> str:
+        """The address, for texts."""
+
+    def send(self, method: str, path: str, query: Mapping[str, object], body: bytes | None = None) -> Reply:
+        """Return the answer to a request if it is a success."""
+
+    def get(self, path: str, **query: object) -> Row:
+        """Return the JSON object of a GET."""
+
+    def post(self, path: str, **query: object) -> Row:
+        """Return the JSON object of a POST."""
+
+
+class UnreadableError(ClientError):
+    """The whole body of a dead letter cannot be read."""
+
+
+class Holding(NamedTuple):
+    """Dead-letter topic of a channel. target: its name. held_by: its channels. others: `topic/channel` of other topics
+    with the same dead-letter topic. receivers: the channels that a returned message reaches."""
+
+    target: str
+    held_by: list[str]
+    others: list[str]
+    receivers: list[str]
+
+
+def holding_of(broker: BrokerCalls, topic: str, channel: str) -> Holding | None:
+    """Return the dead-letter topic of a channel; None if it has none. Raises: ClientError."""
+    target = limits_of(broker, topic, channel)["dead_letter_topic"]
+    if target is None:
+        return None
+    stats = broker.get("/stats", format="json", include_clients="false", include_mem="false")
+    topics: dict[str, list[Row]] = {entry["topic_name"]: entry["channels"] for entry in stats.get("topics") or ()}
+    others = [
+        f"{name}/{entry['channel_name']}"
+        for name, channels in topics.items()
+        for entry in channels
+        if name != topic and entry.get("limits", {}).get("dead_letter_topic") == target
+    ]
+    return Holding(target, names_of(topics.get(target)), others, names_of(topics.get(topic)))
+
+
+def limits_of(broker: BrokerCalls, topic: str, channel: str) -> Row:
+    """Return the limits of a channel. Raises: ClientError."""
+    return broker.get("/channel/limits", topic=topic, channel=channel)
+
+
+def names_of(channels: Iterable[Row] | None) -> list[str]:
+    return [entry["channel_name"] for entry in channels or ()]
+
+
+def messages_of(
+    broker: BrokerCalls, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None = None
+) -> tuple[list[Row], str | None]:
+    """Return messages of one broker, and the cursor behind them; None at the end. Raises: ClientError."""
+    rows: list[Row] = []
+    while True:
+        page = broker.get(
+            "/channel/messages",
+            topic=topic,
+            channel=channel,
+            state=state,
+            limit=min(PAGE_MAX, limit - len(rows)),
+            body=body,
+            after=after,
+        )
+        rows += page["messages"]
+        after = page["next"]
+        # A page may be short, or even empty, without being the last.
+        if after is None or len(rows) >= limit:
+            return rows, after
+
+
+def states_of(channel: str | None) -> tuple[str, ...]:
+    """Return the states of dead letters that can return. A topic without channels defers none."""
+    return STATES if channel is not None else STATES[:1]
+
+
+def chosen(
+    broker: BrokerCalls, target: str, channel: str | None, wanted: frozenset[str] | None = None
+) -> Iterator[Row]:
+    """Yield the dead letters that wait in a channel, with bodies in base64. wanted: only these ids.
+
+    channel: None as the topic itself holds them. Raises: ClientError.
+    """
+    missing = None if wanted is None else set(wanted)
+    for state in states_of(channel):
+        after: str | None = None
+        while True:
+            rows, after = messages_of(broker, target, channel, state, PAGE_MAX, "base64", after)
+            for row in rows:
+                if missing is None or row["id"] in missing:
+                    yield row
+                    (missing or set()).discard(row["id"])
+            if after is None or missing == set():
+                break
+
+
+def returned(
+    broker: BrokerCalls, target: str, channel: str | None, rows: Iterable[Row], topic: str, new_channel: str
+) -> Iterator[Row]:
+    """Publish dead letters in their topic, and yield the result of each; end after a failure of the broker.
+
+    channel: the one of `target` that holds them; None as the topic itself does: `new_channel` is created then, because
+    nothing can cancel the messages of a topic without channels. rows: as `chosen` yields them. Raises: ClientError.
+    """
+    for row in rows:
+        if channel is None:
+            broker.post("/channel/create", topic=target, channel=new_channel)
+            channel = new_channel
+        result: Row = {"id": row["id"], "new_id": None, "state": FAILED, "error": None}
+        names = {"topic": target, "channel": channel, "id": row["id"]}
+        try:
+            body = body_of(broker, target, row)
+            held = status_of(broker.post("/message/reschedule", **names, defer=HOLD_MS))
+            if held != DONE:
+                yield {**result, "state": held}
+                continue
+            reply = broker.send("POST", "/pub", {"topic": topic}, body)
+            result["new_id"] = reply.headers.get(ID_HEADER)
+            after = status_of(broker.post("/message/cancel", **names))
+        except UnreadableError as error:
+            yield {**result, "error": str(error)}
+            continue
+        except ClientError as error:
+            yield {**result, "error": str(error)}
+            return
+        yield {**result, "state": RETURNED if after == DONE else after}
+
+
+def status_of(answer: Row) -> str:
+    """Return the status of a change on one channel."""
+    return str(answer["results"][0]["status"])
+
+
+def body_of(broker: BrokerCalls, topic: str, row: Row) -> bytes:
+    """Return the whole body of a dead letter. Raises: ClientError."""
+    if not row["truncated"]:
+        return base64.b64decode(row["body"])
+    position = row["position"]
+    if position is not None:
+        reply = broker.send("GET", "/topic/log", {"topic": topic, "from": position, "to": position + 1})
+        try:
+            for record in decode(reply.body):
+                if record.id.decode() == row["id"]:
+                    return record.body
+        except ValueError as error:
+            raise ProtocolError(f"{broker.address}: GET /topic/log: {error}") from None
+    raise UnreadableError(
+        f"{broker.address}: dead letter {row['id']}: its body of {row['size']} bytes cannot be read, because the"
+        " message is deferred; consume it instead"
+    )

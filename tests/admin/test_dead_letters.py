@@ -1,0 +1,120 @@
+"""Page of dead letters: pages of them, filters, and their way back to their topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.admin.conftest import Admin, World
+from tests.admin.test_access import Browser
+from tests.support.nsq import Client
+from tests.support.server import wait_until
+
+LONG = b"long " * 2000
+
+
+@pytest.fixture(scope="module")
+def open_admin(world: World, start_admin: Callable[..., Admin]) -> Admin:
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+
+
+@pytest.fixture
+def browser(open_admin: Admin) -> Browser:
+    return Browser(open_admin)
+
+
+def kill(world: World, topic: str, *bodies: bytes) -> None:
+    """Make messages of a channel `c` dead letters after one attempt."""
+    broker = world.brokers[0]
+    world.publish(topic, {0: 0}, channel="c")
+    limit(world, topic, "c", f"{topic}.dead")
+    with Client(broker.tcp_address) as client:
+        client.mpub(topic, bodies)
+        client.sub(topic, "c", rdy_count=len(bodies))
+        for message in client.read_messages(len(bodies)):
+            client.req(message, 0)
+        wait_until(lambda: dead_count(world, topic) == len(bodies), "the dead letters are published")
+
+
+def limit(world: World, topic: str, channel: str, dead_letter_topic: str) -> None:
+    """Make messages dead letters after one attempt."""
+    answer = world.brokers[0].http(
+        "POST", "/channel/limits", topic=topic, channel=channel, max_attempts="1", dead_letter_topic=dead_letter_topic
+    )
+    assert answer.status == 200
+
+
+def dead_count(world: World, topic: str) -> int:
+    answer = world.brokers[0].http("GET", "/channel/limits", topic=topic, channel="c")
+    return int(answer.json()["dead_letter_count"])
+
+
+def ids(browser: Browser) -> list[str]:
+    return re.findall(r'name="id" value="([0-9a-f]{16})"', browser.page)
+
+
+def depth(world: World, topic: str, channel: str) -> int:
+    return int((world.brokers[0].channel(topic, channel) or {})["depth"])
+
+
+def test_dead_letters_are_shown_and_one_returns_whole(browser: Browser, world: World, topic: str) -> None:
+    kill(world, topic, b"<one>", LONG, b"three")
+    path = f"/topics/{topic}/c/dead-letters"
+    answer = browser.get(f"/topics/{topic}/c/messages?state=dead_letter&text=long")
+    assert (answer.status, answer.headers["location"].partition("&text")[0]) == (303, f"{path}?text=long")
+    browser.get(f"{path}?text=long")
+    assert len(ids(browser)) == 1
+    fields = {"node": world.addresses()[0], "holder": ""}
+    assert browser.post(path, **fields, id=ids(browser)[0]).status == 303
+    world.brokers[0].wait_for_channel(topic, "c", depth=1)
+    with Client(world.brokers[0].tcp_address) as client:
+        client.sub(topic, "c", rdy_count=1)
+        message = client.read_message()
+        assert message.body == LONG
+        client.fin(message)
+    browser.get(path)
+    assert (len(ids(browser)), "&lt;one&gt;" in browser.page, "returned: 1" in browser.page) == (2, True, True)
+
+
+def test_all_that_match_return_after_a_confirmation(browser: Browser, world: World, topic: str) -> None:
+    kill(world, topic, *(b"letter %d" % number for number in range(120)))
+    broker = world.brokers[0]
+    for name in ("inspect", "archive"):
+        assert broker.http("POST", "/channel/create", topic=f"{topic}.dead", channel=name).status == 200
+    broker.wait_for_channel(f"{topic}.dead", "inspect", depth=120)
+    path = f"/topics/{topic}/c/dead-letters?holder=inspect"
+    seen: list[str] = []
+    target = path
+    for _ in range(4):
+        browser.get(target)
+        seen += ids(browser)
+        following = re.search(r'rel="next" href="([^"]+)"', browser.page)
+        if following is None:
+            break
+        target = following[1].replace("&amp;", "&")
+    assert (len(seen), len(set(seen))) == (120, 120)
+    fields = {"node": world.addresses()[0], "holder": "inspect", "text": "letter 11", "all": "yes"}
+    answer = browser.post(path, **fields)
+    assert (answer.status, b"Publish 11 dead letters" in answer.body) == (200, True)
+    assert depth(world, topic, "c") == 0
+    assert browser.post(path, **fields, confirmed="yes").status == 303
+    broker.wait_for_channel(topic, "c", depth=11)
+    assert depth(world, f"{topic}.dead", "inspect") == 109
+
+
+def test_a_channel_without_a_dead_letter_topic_says_so(browser: Browser, world: World, topic: str) -> None:
+    world.publish(topic, {0: 0}, channel="c")
+    answer = browser.get(f"/topics/{topic}/c/dead-letters")
+    assert (answer.status, b"has no dead-letter topic" in answer.body) == (200, True)
+    assert browser.post(f"/topics/{topic}/c/dead-letters", id="0" * 16).status == 502
+
+
+def test_other_channels_with_the_same_dead_letter_topic_are_named(browser: Browser, world: World, topic: str) -> None:
+    kill(world, topic, b"one")
+    world.publish(f"{topic}.2", {0: 0}, channel="audit")
+    limit(world, f"{topic}.2", "audit", f"{topic}.dead")
+    browser.get(f"/topics/{topic}/c/dead-letters")
+    browser.post(f"/topics/{topic}/c/dead-letters", holder="", all="yes")
+    assert f"{topic}.2/audit too" in browser.page
