@@ -1,7 +1,10 @@
 """Tests of pyqd.net.slice_queue."""
 
+from functools import partial
+
 import gevent
 import pytest
+from greenlet import getcurrent
 
 from pyqd.net.slice_queue import BUDGET_S, SliceQueue
 
@@ -42,12 +45,32 @@ def passes():
     return Passes()
 
 
-def run(passes, names, count, piece_s):
-    # The loop's time is that of its last pass, which may be that of another test, minutes ago.
-    gevent.get_hub().loop.update_now()
-    greenlets = [gevent.spawn(passes.work, name, count, piece_s) for name in names]
+def run_together(functions):
+    """Run greenlets that all begin in one callback. gevent spreads new greenlets over passes if one takes over 5 ms."""
+    hub = gevent.get_hub()
+    parked = []
+
+    def park(function):
+        parked.append(getcurrent())
+        hub.switch()
+        function()
+
+    def begin():
+        # The loop's time is that of its last pass, which may be that of another test, minutes ago.
+        hub.loop.update_now()
+        for each in parked:
+            each.switch()
+
+    greenlets = [gevent.spawn(park, function) for function in functions]
+    while len(parked) < len(greenlets):
+        gevent.sleep(0)
+    hub.loop.run_callback(begin)
     gevent.joinall(greenlets, timeout=50, raise_error=True)
     assert all(each.dead for each in greenlets)
+
+
+def run(passes, names, count, piece_s):
+    run_together([partial(passes.work, name, count, piece_s) for name in names])
 
 
 def test_slices_of_one_pass_share_the_budget_however_many_greenlets_there_are(passes):
@@ -85,8 +108,6 @@ def test_a_lone_slice_runs_at_once_and_many_slices_of_one_pass_share_the_budget(
             passes.passes[-1].append(name)
         passes.clock.now_s += BUDGET_S / 2
 
-    gevent.get_hub().loop.update_now()
-    greenlets = [gevent.spawn(work, name) for name in "abcdef"]
-    gevent.joinall(greenlets, timeout=50, raise_error=True)
+    run_together([partial(work, name) for name in "abcdef"])
     assert at_once == ["a", "b"]
     assert passes.passes == [["c", "d"], ["e", "f"]]
