@@ -104,7 +104,7 @@ class Poller:
                 self._changed.wait_for(lambda: self._is_stopped, max(0.0, left_s))
 
     def _is_seen(self) -> bool:
-        """Whether a page has waited for a poll lately."""
+        """True if a page has waited for a poll lately."""
         return time.monotonic() - self._seen_s < SEEN_FOR_S
 
     def _pause_s(self) -> float:

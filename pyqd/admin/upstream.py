@@ -37,7 +37,7 @@ class AbsentCallError(UpstreamError):
 
 
 class Found(NamedTuple):
-    """What was found, and one text for each broker or lookup daemon that failed."""
+    """Result of a query: items found, and one text for each broker or lookup daemon that failed."""
 
     value: Any
     failures: list[str]

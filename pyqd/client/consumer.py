@@ -135,7 +135,7 @@ class ConsumerBase(OneFaceIterable):
         return bool(consumption.ready) or consumption.is_stopping or consumption.error is not None
 
     def _has_ended(self) -> bool:
-        """Whether no message will come. Raises: ClosedError in the child of a fork."""
+        """True if no message will come. Raises: ClosedError in the child of a fork."""
         if isinstance(self._consumption.error, ClosedError):
             raise self._consumption.error
         return self._engine.is_closed or self._consumption.is_stopping

@@ -246,7 +246,7 @@ class Consumption:
             self.on_ready()
 
     def _is_hopeless(self, link: Link, error: Exception) -> bool:
-        """Whether the consumer ends with an error: all brokers refuse it for a reason that lasts."""
+        """True if the consumer ends with an error: all brokers refuse it for a reason that lasts."""
         # Wrong bytes after a good beginning are an accident; at the beginning they are those of a wrong port.
         if self.pool.lasting_error() is None or (link.was_ready and isinstance(error, ProtocolError)):
             self._refused_since_s = None
@@ -527,7 +527,7 @@ class Consumption:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the consumer was stopped, all its messages are answered, and no more can come."""
+        """True if the consumer was stopped, all its messages are answered, and no more can come."""
         return self.is_stopping and not self._subscriptions
 
     def close(self) -> None:

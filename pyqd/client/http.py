@@ -149,7 +149,7 @@ class HttpClient:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection is kept from an earlier request."""
+        """True if a connection is kept from an earlier request."""
         return self._open is not None
 
     def close(self) -> None:

@@ -243,7 +243,7 @@ class Publishing:
                 link.fail(UnansweredError(f"{link.broker}: no answer in time"))
 
     def _is_stuck(self, link: Link, oldest: Publication, now_s: float) -> bool:
-        """Whether to give up on a link. An impatient user is no reason: others wait for answers on the same link."""
+        """True if a link is given up. An impatient user is no reason: others wait for answers on the same link."""
         return not oldest.is_done() or now_s - link.heard_s > SILENT_S
 
     def timed_out(self, publication: Publication) -> ClientError:

@@ -86,7 +86,7 @@ class JsonFilter:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is something to filter."""
+        """True if there is something to filter."""
         return bool(self._field or self._kept)
 
     def apply(self, body: bytes) -> tuple[Verdict, bytes]:

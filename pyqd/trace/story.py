@@ -86,7 +86,7 @@ class Story:
 
     @property
     def is_over(self) -> bool:
-        """Whether each channel that is known is done with the message."""
+        """True if each channel that is known is done with the message."""
         return bool(self.channels) and all(channel.is_over for channel in self.channels.values())
 
 

@@ -6,6 +6,7 @@ postgresql and mariadb-server-core.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import pwd
@@ -67,17 +68,17 @@ class Server:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
+    @abc.abstractmethod
     def arguments(self) -> Sequence[str]:
         """Return the command of the server."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def url(self, database: str) -> str:
         """Return the URL of a database."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def connect(self, database: str | None = None) -> Any:
         """Return a connection of the driver; of the server's own database without a name."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start the process and wait until a client can connect."""

@@ -1,1 +1,1 @@
-"""Who may use the web admin, and for what: users, logins, roles by topic, and headers that protect browsers."""
+"""Access to the web admin: users, logins, roles by topic pattern, and headers that protect browsers."""

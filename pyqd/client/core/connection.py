@@ -124,7 +124,7 @@ class ConnectionCore:
 
     @property
     def gives_ids(self) -> bool:
-        """Whether the broker returns the ids of published messages and knows DMPUB."""
+        """True if the broker returns the ids of published messages and knows DMPUB."""
         return self.info.get("message_ids") is True
 
     def send(self, command: bytes) -> int:

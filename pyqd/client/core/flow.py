@@ -119,17 +119,17 @@ class ConsumerFlow:
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether failures limit the consumer: it waits, or lets one message at a time through."""
+        """True if failures limit the consumer: it waits, or lets one message at a time through."""
         return self.backoff_level > 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a back-off keeps RDY at 0 on all connections at present."""
+        """True if a back-off keeps RDY at 0 on all connections at present."""
         return self._wait_ends_at is not None
 
     @property
     def is_starved(self) -> bool:
-        """Whether few or no more messages come from one of the connections before some are answered."""
+        """True if few or no more messages come from one of the connections before some are answered."""
         return any(
             connection.in_flight and connection.in_flight >= int(connection.rdy * STARVED_SHARE)
             for connection in self._connections.values()

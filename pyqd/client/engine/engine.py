@@ -157,7 +157,7 @@ class Engine:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether commands wait for the driver to send them."""
+        """True if commands wait for the driver to send them."""
         return bool(self._dirty)
 
     def flush(self) -> None:

@@ -265,7 +265,7 @@ class Link:
         self.flush()
 
     def _is_own_socket(self) -> bool:
-        """Whether the connection has reached itself, as may happen on a port without a listener in the range of ports
+        """True if the connection has reached itself, as may happen on a port without a listener in the range of ports
         for clients.
         """
         assert self._socket is not None

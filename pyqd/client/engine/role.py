@@ -49,7 +49,7 @@ class Role:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a thread has the role, or waits for it."""
+        """True if a thread has the role, or waits for it."""
         return self.holder != 0 or bool(self.waiters)
 
     def is_held_here(self) -> bool:

@@ -56,7 +56,7 @@ class Session:
 
     @property
     def uses_default_address(self) -> bool:
-        """Whether no flag, variable or context has named a broker."""
+        """True if no flag, variable or context has named a broker."""
         return self._cluster is not None and self._cluster.target.is_default
 
     @property

@@ -50,7 +50,7 @@ class Target:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether an address without a scheme means HTTPS."""
+        """True if an address without a scheme means HTTPS."""
         return self.settings.ca is not None or self.settings.cert is not None
 
     def tls_context(self) -> ssl.SSLContext:

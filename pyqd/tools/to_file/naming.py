@@ -74,7 +74,7 @@ class FileNames:
 
     @property
     def has_revision(self) -> bool:
-        """Whether a revision can tell two files apart."""
+        """True if a revision can tell two files apart."""
         return REVISION in self.form
 
     def at(self, time_s: float) -> str:

@@ -132,7 +132,7 @@ class Options(HttpTimeouts, Sources, ToolOptions):
 
     @property
     def keeps_revision(self) -> bool:
-        """Whether every file name has a revision."""
+        """True if every file name has a revision."""
         is_limited = self.rotate_size > 0 or self.rotate_interval_ns > 0
         return self.gzip or self.zstd or self.parquet or is_limited or self.working_dir != self.final_dir
 
