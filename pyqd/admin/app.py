@@ -100,6 +100,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
         spark=spark,
         chart=lambda values, title, unit: chart(values, title, unit, time.time()),
         duration=duration,
+        size=size,
         moment=moment,
         instant=instant,
         has_stories=bool(site.options.trace_database),
@@ -137,6 +138,16 @@ def duration(value_ns: float) -> str:
         return f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(byte_count: float) -> str:
+    """Return a number of bytes in a form that reads quickly: 512 B, 3.4 KiB, 12 GiB."""
+    value, unit = byte_count, "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
 def moment(time_ns: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
+from pyqd.admin.durability import Durability, full_in_s
+
 if TYPE_CHECKING:
     from pyqd.admin.poller import Snapshot
     from pyqd.admin.site import Site
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 ABANDONED_DEPTH: Final = 1
 # Growth over the last hour that is worth a look.
 GROWTH_MIN: Final = 1000
+# Time to the end of a disk's space.
+DISK_WARN_S: Final = 86_400.0
+DISK_BAD_S: Final = 3_600.0
 BAD: Final = "bad"
 WARN: Final = "warn"
 
@@ -41,6 +46,7 @@ def findings_of(site: Site) -> list[Finding]:
         *unreachable(snapshot),
         *registrations(site, snapshot),
         *versions(snapshot),
+        *durability(site, snapshot),
         *channels(site, snapshot),
         *topics_without_channels(snapshot),
     ]
@@ -80,6 +86,36 @@ def versions(snapshot: Snapshot) -> list[Finding]:
         for node in snapshot.nodes
         if node.out_of_date
     ]
+
+
+def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
+    """Return the brokers whose disk fails, was damaged, or is full soon."""
+    found = []
+    for state in snapshot.durability.values():
+        if state.is_known:
+            left_s = full_in_s(site.poller.history.values("disk_free", (state.node,)), state.room_bytes)
+            found += [Finding(*parts, node=state.node) for parts in failures_of(state, left_s)]
+    return found
+
+
+def failures_of(state: Durability, left_s: float | None) -> list[tuple[str, str, str]]:
+    """Return level, text and remedy of all that is wrong with one broker. left_s: until its disk is full."""
+    found = []
+    if state.health != "OK":
+        text = f"{state.node} is not healthy: {state.health.removeprefix('NOK - ')}"
+        found.append((BAD, text, mark("The health changes by itself when its cause is gone; see the broker's log.")))
+    if state.sync_failures or state.write_failures:
+        text = f"{state.node} has had {state.sync_failures:,} failed syncs and {state.write_failures:,} failed writes."
+        found.append((WARN, text, mark("Check the disk and its space; see the broker's log.")))
+    if state.damage.get("count"):
+        places, lost = state.damage["count"], state.damage["records_lost"]
+        text = f"{state.node} has found {places:,} damaged places on its disk; {lost:,} messages are lost."
+        found.append((WARN, text, mark("Check the disk. The page Durability names the topics.")))
+    if left_s is not None and 0 < left_s < DISK_WARN_S:
+        text = f"The disk of {state.node} is full in {left_s / 3600:,.1f} h at the rate of the last hour."
+        level = BAD if left_s < DISK_BAD_S else WARN
+        found.append((level, text, mark("Add consumers, delete topics, set a quota or a shorter retention.")))
+    return found
 
 
 def channels(site: Site, snapshot: Snapshot) -> list[Finding]:

@@ -7,9 +7,11 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 from pyqd.admin.cluster import Cluster, Node, Stats
+from pyqd.admin.durability import Durability, DurabilityReader
 from pyqd.admin.history import STEP_S, History, Key
 from pyqd.admin.stats import TopicStats
 from pyqd.admin.upstream import UpstreamError
@@ -38,6 +40,7 @@ class Snapshot:
     failures: tuple[str, ...] = ()
     # The lookup daemons may know topics that no broker has.
     names: tuple[str, ...] = ()
+    durability: dict[str, Durability] = dataclasses.field(default_factory=dict)
 
 
 class Poller:
@@ -47,6 +50,7 @@ class Poller:
         self.cluster = cluster
         self.snapshot = Snapshot()
         self.history = History()
+        self._durability = DurabilityReader(cluster.upstream)
         self.interval_s = INTERVAL_S
         self._seen_s = -SEEN_FOR_S
         self._took_s: deque[float] = deque(maxlen=POLLS_COMPARED)
@@ -116,6 +120,7 @@ class Poller:
         nodes: list[Node] = []
         rows: list[TopicStats] = []
         names: list[str] = []
+        durability: dict[str, Durability] = {}
         try:
             found = cluster.nodes()
             nodes, failures = found.value, list(found.failures)
@@ -125,6 +130,7 @@ class Poller:
             assert isinstance(stats.value, Stats)
             rows = stats.value.topics
             failures += stats.failures
+            durability = self._durability.read(nodes)
         except UpstreamError as error:
             failures.append(str(error))
         by_name: dict[str, list[TopicStats]] = {}
@@ -132,7 +138,8 @@ class Poller:
             by_name.setdefault(row.topic, []).append(row)
         topics = {topic: TopicStats.total(topic, parts) for topic, parts in by_name.items()}
         took_s = time.monotonic() - started_s
-        return Snapshot(number, time.time(), took_s, tuple(nodes), topics, tuple(dict.fromkeys(failures)), tuple(names))
+        texts = tuple(dict.fromkeys(failures))
+        return Snapshot(number, time.time(), took_s, tuple(nodes), topics, texts, tuple(names), durability)
 
     def _record(self, snapshot: Snapshot) -> None:
         depth: dict[Key, int] = {}
@@ -150,4 +157,8 @@ class Poller:
         if snapshot.topics:
             depth[()] = sum(value for key, value in depth.items() if len(key) == 1)
             counters[()] = sum(value for key, value in counters.items() if len(key) == 1)
-        self.history.record(snapshot.taken_s, {"depth": depth, "in_flight": in_flight}, counters)
+        disk_free: dict[Key, int] = {
+            (each.node,): each.disk_free_bytes for each in snapshot.durability.values() if each.is_known
+        }
+        gauges: dict[str, Mapping[Key, int]] = {"depth": depth, "in_flight": in_flight, "disk_free": disk_free}
+        self.history.record(snapshot.taken_s, gauges, counters)

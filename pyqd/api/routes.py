@@ -7,6 +7,7 @@ from pyqd.api.admin import AdminRoutes
 from pyqd.api.config import ConfigRoutes
 from pyqd.api.debug import DebugRoutes
 from pyqd.api.drain import DrainRoutes
+from pyqd.api.durability import DurabilityRoutes
 from pyqd.api.limits import LimitRoutes
 from pyqd.api.messages import MessageRoutes
 from pyqd.api.publish import PublishRoutes
@@ -49,6 +50,7 @@ def daemon_routes(
     }
     return [
         *StatusRoutes(broker, identity).routes(),
+        *DurabilityRoutes(broker).routes(),
         *PublishRoutes(broker, wait_durable).routes(),
         *ReplayRoutes(broker).routes(),
         *MessageRoutes(broker).routes(),

@@ -133,6 +133,10 @@ class Broker:
         self.failed_sync: str | None = None
         self.write_failure_count = 0
         self.sync_failure_count = 0
+        # Wall clock at the end of the last successful sync; 0 before the first one.
+        self.synced_at_ns = 0
+        # State of the data directory at the start: `new`, `clean`, `kill` or `power_failure`.
+        self.last_stop = "new"
         self.damage = DamageCount()
         self.root = os.path.abspath(options.data_path or os.curdir)
         self.syncs = ReliableSync(self.files, self.root)
@@ -195,6 +199,8 @@ class Broker:
             self.redo = None
             self.tracing.recover()
             self.note_loaded()
+            if self.power_failed:
+                self.last_stop = "power_failure"
         except (StorageError, CorruptionError) as error:
             raise StartupError(f"failed to load topics - {error}") from error
 
@@ -287,6 +293,7 @@ class Broker:
         if self.files.exists(path):
             node = read_node(self.files, path) or {**node, "epoch": EPOCH_UNKNOWN, "boot": "", "clean": False}
             self.names_durable = node["clean"]
+            self.last_stop = "clean" if node["clean"] else "kill"
             if not node["clean"] and node["boot"] != boot:
                 self.power_failed = True
                 # Once per boot: a start that fails before it is complete gives out no number.
@@ -572,7 +579,8 @@ class Broker:
         logger.error("DISKQUEUE: cannot sync to stable storage: %s; the sync is retried", error)
 
     def note_synced(self) -> None:
-        """Clear a failed sync from the broker's health: a sync has succeeded."""
+        """Note a successful sync, and clear a failed one from the broker's health."""
+        self.synced_at_ns = wall()
         self.failed_sync = None
 
     def close(self) -> None:

@@ -133,6 +133,7 @@ PAGES = (
     "/lookup",
     "/counter",
     "/health",
+    "/durability",
     "/topics/nowhere/none",
 )
 

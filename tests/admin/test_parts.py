@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from pyqd.admin.app import duration, moment
+from pyqd.admin.app import duration, moment, size
 from pyqd.admin.cluster import version_key
+from pyqd.admin.durability import Durability, full_in_s
+from pyqd.admin.health import failures_of
 from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinned
 from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
 from pyqd.admin.stats import Latency, topology_order
@@ -89,7 +91,43 @@ class TestCharts:
         assert short(value) == text
 
 
+class TestDurability:
+    def test_a_disk_is_full_at_the_rate_of_the_last_hour(self) -> None:
+        falling = [NAN] * 300 + [10e9 - number * STEP_S * 1e6 for number in range(60)]
+        left_s = full_in_s(falling, room_bytes=9e9)
+        assert left_s == pytest.approx(9000)
+
+    def test_segments_that_are_reserved_in_steps_hide_no_rate(self) -> None:
+        steps = [10e9 - (number // 10) * 10 * STEP_S * 1e6 for number in range(120)]
+        assert full_in_s(steps, room_bytes=9e9) == pytest.approx(9000, rel=0.05)
+
+    @pytest.mark.parametrize(
+        "values",
+        [[1e9] * 60, [1e9 + number for number in range(60)], [2e9, 1e9], [NAN] * 360, [1e12 - n for n in range(60)]],
+    )
+    def test_a_disk_that_does_not_fill_soon_has_no_forecast(self, values: list[float]) -> None:
+        assert full_in_s(values, room_bytes=1e9) is None
+
+    def test_a_disk_without_room_is_full_now(self) -> None:
+        assert full_in_s([1e9] * 60, room_bytes=0) == 0
+
+    def test_failures_are_findings_with_a_remedy(self) -> None:
+        state = Durability("n", "", is_known=True, health="NOK - no space", sync_failures=2)
+        found = failures_of(state, 1800.0)
+        assert [level for level, _, _ in found] == ["bad", "warn", "bad"]
+        assert "is full in 0.5 h" in found[2][1]
+        assert all(remedy for _, _, remedy in found)
+        assert failures_of(Durability("n", "", is_known=True, health="OK"), None) == []
+
+
 class TestTexts:
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [(0, "0 B"), (1023, "0.999 KiB"), (3 << 10, "3 KiB"), (53 << 30, "53 GiB"), (1 << 41, "2 TiB")],
+    )
+    def test_sizes(self, count: int, text: str) -> None:
+        assert size(count) == text
+
     @pytest.mark.parametrize(
         ("value_ns", "text"),
         [

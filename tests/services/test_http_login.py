@@ -31,6 +31,7 @@ RIGHT_OF = {
         "GET /info",
         "GET /stats",
         "GET /metrics",
+        "GET /durability",
         "GET /topic/retention",
         "GET /topic/quota",
         "GET /topic/trace",

@@ -9,6 +9,7 @@ from flask import Blueprint, Response, render_template, request
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node, Stats
+from pyqd.admin.durability import full_in_s
 from pyqd.admin.health import findings_of, mark
 from pyqd.admin.pages.tables import Column, Table, table_of
 from pyqd.admin.site import Site
@@ -31,6 +32,7 @@ def pages(site: Site) -> Blueprint:
         ("/lookup", "lookup"),
         ("/counter", "counter"),
         ("/health", "health"),
+        ("/durability", "durability"),
     ):
         routes.add_url_rule(rule, name, getattr(views, name), methods=["GET"])
     routes.add_url_rule("/live", "live", views.live)
@@ -181,6 +183,21 @@ class Views:
     def health(self) -> str:
         findings = [each for each in findings_of(self.site) if not each.topic or self.site.may(Role.VIEW, each.topic)]
         return self.show("health.html", findings=findings)
+
+    def durability(self) -> str:
+        """Show how safe the messages are, broker by broker, and when disks are full."""
+        poller = self.site.poller
+        rows = [
+            (each, full_in_s(poller.history.values("disk_free", (each.node,)), each.room_bytes))
+            for each in poller.snapshot.durability.values()
+        ]
+        damaged = [
+            (state, found)
+            for state, _ in rows
+            for found in state.damaged_topics
+            if self.site.may(Role.VIEW, found["topic"])
+        ]
+        return self.show("durability.html", rows=rows, damaged=damaged)
 
     def live(self) -> Response:
         """Send the number of each poll as a server-sent event, until the browser goes away."""
