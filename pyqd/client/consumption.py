@@ -40,6 +40,9 @@ MSG_TIMEOUT_MS: Final = 60_000
 DEAD_LETTER_S: Final = 30.0
 # A broker that has not answered CLS by then is not waited for.
 CLOSE_WAIT_S: Final = 5.0
+# Time after CLOSE_WAIT in which nsqd may still send a message: its goroutine that sends messages may have taken one
+# just before. pyqd sends none.
+CROSSING_S: Final = 0.1
 TOUCHES_PER_TIMEOUT: Final = 4
 TOUCH_S_MIN: Final = 0.05
 REQUEUE_MS_MAX: Final = 3_600_000
@@ -87,7 +90,8 @@ def check_max_in_flight(count: object) -> None:
 class Subscription:
     """A link that is subscribed, and its messages in flight, oldest first.
 
-    is_confirmed: the broker answered SUB. held_requeues: REQs that wait for CLOSE_WAIT.
+    is_confirmed: the broker answered SUB. is_closing: it has sent CLOSE_WAIT, or is overdue with it. has_ended: no
+    message can come any more. held_requeues: REQs that wait for is_closing.
     """
 
     def __init__(self, msg_timeout_s: float) -> None:
@@ -95,6 +99,7 @@ class Subscription:
         self.msg_timeout_s = msg_timeout_s
         self.is_confirmed = False
         self.is_closing = False
+        self.has_ended = False
         self.held_requeues: list[bytes] = []
 
 
@@ -155,7 +160,7 @@ class Consumption:
             if isinstance(event, Ready):
                 self._connected(link)
             elif link not in self._subscriptions:
-                # Closed by an event before: a message may come right behind CLOSE_WAIT.
+                # Closed by an event before.
                 return
             elif isinstance(event, Messages):
                 self._received(link, event.frames)
@@ -165,7 +170,7 @@ class Consumption:
             elif isinstance(event, Response):
                 self._confirmed(link)
             elif isinstance(event, CloseWait):
-                self._end_intake(link)
+                self._agreed_to_close(link)
 
     def _connected(self, link: Link) -> None:
         if self.is_stopping:
@@ -494,11 +499,23 @@ class Consumption:
                 self._give_back(self.ready.popleft())
         self.on_ready()
 
+    def _agreed_to_close(self, link: Link) -> None:
+        """Note CLOSE_WAIT: the broker delivers no message to this link that is requeued from now on."""
+        subscription = self._subscriptions[link]
+        if subscription.is_closing:
+            return
+        subscription.is_closing = True
+        self._send_held(link, subscription)
+        if link.core.gives_ids:
+            self._end_intake(link)
+        else:
+            self._engine.call_later(CROSSING_S, partial(self._end_intake, link))
+
     def _end_intake(self, link: Link) -> None:
-        """Note that the broker sends no more messages on a link, because it agreed to CLS or does not answer it."""
+        """Note that the broker sends no more messages on a link, or does not answer CLS."""
         subscription = self._subscriptions.get(link)
-        if subscription is not None and not subscription.is_closing:
-            subscription.is_closing = True
+        if subscription is not None and not subscription.has_ended:
+            subscription.is_closing = subscription.has_ended = True
             self._send_held(link, subscription)
             self._close_if_done(link)
             self.on_ready()
@@ -514,7 +531,7 @@ class Consumption:
         A message that crossed CLS on the way would otherwise time out at the broker: it is given back.
         """
         subscription = self._subscriptions.get(link)
-        if subscription is not None and subscription.is_closing and not subscription.messages:
+        if subscription is not None and subscription.has_ended and not subscription.messages:
             link.flush()
             link.close()
             del self._subscriptions[link]

@@ -354,19 +354,41 @@ class TestDiscovery:
 
 
 class TestEnd:
-    def test_a_message_behind_close_wait_in_the_same_packet_is_not_handled(self, consume, broker, caplog):
+    def test_a_message_behind_close_wait_goes_back(self, consume, broker, caplog):
         consumer = consume(broker)
         begin(consumer)
         broker.wait_for("RDY 1")
         broker.answers_cls = False
         consumer.stop()
         broker.wait_for("CLS")
-        message = struct.pack(">qH16s", 1, 1, b"0" * 16) + b"body"
+        message = struct.pack(">qH16s", 1, 1, b"%016x" % 1) + b"body"
         broker.send_bytes(frame(RESPONSE, b"CLOSE_WAIT") + frame(MESSAGE, message))
         broker.wait_for("closed")
         assert consumer.drain(WAIT_S) is True
-        assert consumer.stats()["received"] == 0
+        # Unanswered it would stay in flight at nsqd until its timeout.
+        assert broker.commands("REQ", "closed") == ["REQ 1 0", "closed"]
         assert caplog.records == []
+
+    def test_a_drain_waits_for_messages_behind_close_wait(self, consume, broker, monkeypatch):
+        monkeypatch.setattr(consumption, "CROSSING_S", WAIT_S)
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        consumer.stop()
+        broker.wait_for("CLS")
+        settle(broker)
+        assert consumer.drain(0) is False
+        assert broker.commands("REQ") == []
+
+    def test_pyqd_sends_nothing_behind_close_wait(self, consume, broker, monkeypatch):
+        monkeypatch.setattr(consumption, "CROSSING_S", WAIT_S)
+        broker.more_facts = {"message_ids": True}
+        consumer = consume(broker)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        consumer.stop()
+        broker.wait_for("closed")
+        assert consumer.drain(0) is True
 
     def test_messages_go_back_when_the_broker_sends_no_more(self, consume, broker):
         consumer = consume(broker, max_in_flight=3)
