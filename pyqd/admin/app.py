@@ -22,9 +22,11 @@ from pyqd.admin.access.routes import access, guard, local_path
 from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
+from pyqd.admin.pages.consumers import consumers
 from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
 from pyqd.admin.pages.letters import letters
+from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
 from pyqd.primitives.errors import StartupError
@@ -35,7 +37,7 @@ GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
 BODY_MAX: Final = 16 << 20
 # Blueprints whose refusals are read by people.
-PAGES: Final = ("pages", "forms", "access", "browser", "letters", "stories")
+PAGES: Final = ("pages", "forms", "access", "browser", "letters", "settings", "consumers", "stories")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -48,6 +50,8 @@ def new_app(site: Site) -> Flask:
     app.register_blueprint(forms(site), url_prefix=base or None)
     app.register_blueprint(browser(site), url_prefix=base or None)
     app.register_blueprint(letters(site), url_prefix=base or None)
+    app.register_blueprint(settings(site), url_prefix=base or None)
+    app.register_blueprint(consumers(site), url_prefix=base or None)
     app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
     if site.options.trace_database:
         app.register_blueprint(trace_pages(site), url_prefix=base or None)

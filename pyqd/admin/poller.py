@@ -157,8 +157,9 @@ class Poller:
         if snapshot.topics:
             depth[()] = sum(value for key, value in depth.items() if len(key) == 1)
             counters[()] = sum(value for key, value in counters.items() if len(key) == 1)
-        disk_free: dict[Key, int] = {
-            (each.node,): each.disk_free_bytes for each in snapshot.durability.values() if each.is_known
-        }
+        disk_free: dict[Key, int] = {}
+        for state in snapshot.durability.values():
+            if state.disk_free_bytes is not None:
+                disk_free[(state.node,)] = state.disk_free_bytes
         gauges: dict[str, Mapping[Key, int]] = {"depth": depth, "in_flight": in_flight, "disk_free": disk_free}
         self.history.record(snapshot.taken_s, gauges, counters)

@@ -150,16 +150,6 @@ class TestSeek:
         assert b"INVALID_TO" in browser.get(f"/topics/{topic}/c/seek?to=somewhere").body
 
 
-class TestLimits:
-    def test_limits_are_set_on_all_brokers(self, browser: Browser, world: World, topic: str) -> None:
-        world.publish(topic, {0: 0, 1: 0}, channel="c")
-        path = f"/topics/{topic}/c/limits"
-        browser.get(path)
-        assert browser.post(path, max_attempts="5", dead_letter_topic=f"{topic}_dead", rate="").status == 303
-        browser.get(path)
-        assert browser.page.count(f"{topic}_dead</a>") == 2
-
-
 class TestForms:
     @pytest.mark.parametrize(
         ("form", "shown"),

@@ -128,6 +128,8 @@ PAGES = (
     f"/topics/{TOPIC}/email/seek?to=earliest",
     f"/topics/{TOPIC}/email/limits",
     f"/topics/{TOPIC}/-/publish",
+    f"/topics/{TOPIC}/-/settings",
+    f"/topics/{TOPIC}/email/consumers",
     "/nodes",
     "/nodes/{node}",
     "/lookup",
@@ -242,6 +244,21 @@ def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: Wo
         page.get_by_role("button", name="Cancel messages").click()
     expect(page.get_by_role("status")).to_have_text("done: 1")
     world.brokers[0].wait_for_channel("browsed", "c", depth=19)
+
+
+def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(visit: Callable[..., Visit], world: World) -> None:
+    page = visit().open(f"/topics/{TOPIC}")
+    page.get_by_role("link", name="Retention, quota, trace").click()
+    page.get_by_label("Rate").fill("0.5")
+    page.locator("form").filter(has=page.get_by_label("Rate")).get_by_role("button").click()
+    expect(page.locator("h1")).to_have_text("Confirm")
+    assert not world.brokers[0].http("GET", "/topic/trace", topic=TOPIC).json()["traced"]
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    traces = [broker.http("GET", "/topic/trace", topic=TOPIC).json() for broker in world.brokers]
+    assert [trace["rate"] for trace in traces] == [pytest.approx(0.5), pytest.approx(0.5)]
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator("tbody")).to_contain_text("50 % of the topic")
 
 
 def test_a_dead_letter_returns(visit: Callable[..., Visit], world: World) -> None:

@@ -1,4 +1,4 @@
-"""Pages about single messages: the browser of a channel, publishing, seeking and the limits of a channel."""
+"""Pages about single messages: the browser of a channel, publishing and seeking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
-LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
 
 
 def browser(site: Site) -> Blueprint:
@@ -30,8 +29,6 @@ def browser(site: Site) -> Blueprint:
     routes.add_url_rule(f"{place}/messages", "change", views.change, methods=["POST"])
     routes.add_url_rule(f"{place}/seek", "seek", views.seek)
     routes.add_url_rule(f"{place}/seek", "do_seek", views.do_seek, methods=["POST"])
-    routes.add_url_rule(f"{place}/limits", "limits", views.limits)
-    routes.add_url_rule(f"{place}/limits", "set_limits", views.set_limits, methods=["POST"])
     routes.add_url_rule("/topics/<topic>/-/publish", "publish", views.publish)
     routes.add_url_rule("/topics/<topic>/-/publish", "do_publish", views.do_publish, methods=["POST"])
     routes.register_error_handler(UpstreamError, refused)
@@ -155,26 +152,6 @@ class Browser:
             self.site.notifier.notify("seek_channel", caller(self.site), topic=topic, channel=channel)
             flash(_("Done."), "good")
         return redirect(url_for("pages.channel", topic=topic, channel=channel), 303)
-
-    def limits(self, topic: str, channel: str) -> str:
-        self.site.require(Role.VIEW, topic)
-        query = {"topic": topic, "channel": channel}
-        rows = [(node, self.site.upstream.get(node, "/channel/limits", query)) for node in self.nodes(topic)]
-        return render_template("limits.html", topic=topic, channel=channel, rows=rows)
-
-    def set_limits(self, topic: str, channel: str) -> Response:
-        """Set the limits at all brokers."""
-        check_token()
-        self.site.require(Role.ADMIN, topic)
-        query = {"topic": topic, "channel": channel}
-        query |= {name: request.form[name].strip() for name in LIMIT_FIELDS if request.form.get(name, "").strip()}
-        failures = self.site.cluster.post_to(self.nodes(topic), "/channel/limits", query)
-        for failure in failures:
-            flash(failure, "bad")
-        if not failures:
-            flash(_("Done."), "good")
-        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel)
-        return redirect(url_for("browser.limits", topic=topic, channel=channel), 303)
 
     def of(self, node: str, topic: str, channel: str, state: str) -> Messages:
         return Messages(self.site.upstream, node, topic, channel, state)

@@ -14,8 +14,8 @@ from pyqd.admin.history import STEP_S, greatest, since_first, thinned
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 20
 SPARK_POINTS: Final = 60
-CHART_WIDTH: Final = 640
-CHART_HEIGHT: Final = 160
+CHART_WIDTH: Final = 480
+CHART_HEIGHT: Final = 150
 MARGIN_LEFT: Final = 52
 MARGIN_BOTTOM: Final = 18
 MARGIN_TOP: Final = 8

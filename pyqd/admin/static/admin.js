@@ -81,7 +81,7 @@ function showValue(figure, clientX) {
   const index = Math.round((x - left) / (width - left) * (values.length - 1));
   if (index < 0 || index >= values.length || values[index] === "") return;
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  for (const [name, value] of [["x1", x], ["x2", x], ["y1", 8], ["y2", 142]]) line.setAttribute(name, value);
+  for (const [name, value] of [["x1", x], ["x2", x], ["y1", 8], ["y2", 132]]) line.setAttribute(name, value);
   line.setAttribute("class", "cursor");
   svg.append(line);
   const seconds = Number(figure.dataset.end) - (values.length - 1 - index) * Number(figure.dataset.step);

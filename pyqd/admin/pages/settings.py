@@ -1,0 +1,131 @@
+"""Pages of what can be set while brokers run: limits of a channel; retention, quota and trace of a topic.
+
+Source: docs/http.md, "Limits of a channel"; docs/space.md, "Settings of one topic"; docs/trace.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flask import Blueprint, flash, redirect, render_template, request, url_for
+from werkzeug.wrappers import Response
+
+from pyqd.admin.access.roles import Role
+from pyqd.admin.nsqadmin_api import caller
+from pyqd.admin.pages.browser import absent, refused
+from pyqd.admin.pages.forms import check_token
+from pyqd.admin.pages.language import translate as _
+from pyqd.admin.site import Site
+from pyqd.admin.upstream import AbsentCallError, UpstreamError
+
+LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
+# Fields of the form by the last part of the call's path.
+TOPIC_FIELDS: Final = {"retention": ("bytes", "time"), "quota": ("bytes",), "trace": ("rate", "body_bytes")}
+UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+
+
+def settings(site: Site) -> Blueprint:
+    """Return the routes."""
+    routes = Blueprint("settings", __name__)
+    views = Settings(site)
+    routes.add_url_rule("/topics/<topic>/<channel>/limits", "channel", views.channel)
+    routes.add_url_rule("/topics/<topic>/<channel>/limits", "set_channel", views.set_channel, methods=["POST"])
+    routes.add_url_rule("/topics/<topic>/-/settings", "topic", views.topic)
+    routes.add_url_rule("/topics/<topic>/-/settings", "set_topic", views.set_topic, methods=["POST"])
+    routes.register_error_handler(UpstreamError, refused)
+    routes.register_error_handler(AbsentCallError, absent)
+    return routes
+
+
+class Settings:
+    """Views of settings. The calls are pyqd's own: an nsqd answers them with NOT_FOUND."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def channel(self, topic: str, channel: str) -> str:
+        self.site.require(Role.VIEW, topic)
+        rows = self.of_nodes(topic, ("/channel/limits",), {"topic": topic, "channel": channel})
+        return render_template("limits.html", topic=topic, channel=channel, rows=rows)
+
+    def set_channel(self, topic: str, channel: str) -> Response | str:
+        """Set limits of a channel at all brokers."""
+        check_token()
+        self.site.require(Role.ADMIN, topic)
+        given = given_fields(LIMIT_FIELDS)
+        here = url_for("settings.channel", topic=topic, channel=channel)
+        if not given:
+            flash(_("No value is given."), "warn")
+            return redirect(here, 303)
+        if request.form.get("confirmed") != "yes":
+            return confirmation(f"{topic}/{channel}", given, {}, here)
+        self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
+        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel)
+        return redirect(here, 303)
+
+    def topic(self, topic: str) -> str:
+        self.site.require(Role.VIEW, topic)
+        paths = tuple(f"/topic/{name}" for name in TOPIC_FIELDS)
+        return render_template("settings.html", topic=topic, rows=self.of_nodes(topic, paths, {"topic": topic}))
+
+    def set_topic(self, topic: str) -> Response | str:
+        """Set retention, quota or trace of a topic at all brokers."""
+        check_token()
+        self.site.require(Role.ADMIN, topic)
+        change = request.form.get("change", "")
+        given = given_fields(TOPIC_FIELDS.get(change, ()))
+        here = url_for("settings.topic", topic=topic)
+        if not given:
+            flash(_("No value is given."), "warn")
+            return redirect(here, 303)
+        query = {name: byte_count(value) if name == "bytes" else value for name, value in given.items()}
+        if request.form.get("confirmed") != "yes":
+            return confirmation(topic, given, {"change": change}, here)
+        self.change(topic, f"/topic/{change}", {"topic": topic, **query})
+        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic)
+        return redirect(here, 303)
+
+    def of_nodes(self, topic: str, paths: tuple[str, ...], query: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+        """Return the address of each broker, its answers, and the error; no answer and no error for an nsqd."""
+        rows: list[tuple[str, Any, str]] = []
+        for node in self.nodes(topic):
+            try:
+                rows.append((node, [self.site.upstream.get(node, path, query) for path in paths], ""))
+            except AbsentCallError:
+                rows.append((node, None, ""))
+            except UpstreamError as error:
+                rows.append((node, None, str(error)))
+        if rows and not any(found or error for _node, found, error in rows):
+            raise AbsentCallError("no broker of this topic is a pyqd")
+        return rows
+
+    def change(self, topic: str, path: str, query: Mapping[str, str]) -> None:
+        """Send a change to all brokers of a topic, and tell the result on the next page."""
+        failures = self.site.cluster.post_to(self.nodes(topic), path, query)
+        for failure in failures:
+            flash(failure, "bad")
+        if not failures:
+            flash(_("Done."), "good")
+
+    def nodes(self, topic: str) -> list[str]:
+        """Return the addresses of the brokers that have a topic. Raises: UpstreamError."""
+        return sorted(node.http_address for node in self.site.cluster.producers_of(topic).value)
+
+
+def given_fields(names: tuple[str, ...]) -> dict[str, str]:
+    """Return the fields of the form that are not empty."""
+    return {name: request.form[name].strip() for name in names if request.form.get(name, "").strip()}
+
+
+def confirmation(subject: str, given: Mapping[str, str], fields: Mapping[str, str], back: str) -> str:
+    """Return the page that asks whether to change settings. fields: of the form, beside the given ones."""
+    return render_template("confirm_settings.html", subject=subject, given=given, fields=fields, back=back)
+
+
+def byte_count(text: str) -> str:
+    """Return a size such as `10 GiB`, `500M` or `4096` as a number of bytes; any other text as it is."""
+    found = SIZE.fullmatch(text)
+    return text if found is None else str(round(float(found[1]) * UNITS[found[2].lower()]))
