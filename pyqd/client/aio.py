@@ -216,6 +216,10 @@ def settle(driver: LoopDriver, publication: Publication) -> None:
             future.set_result(published_id(publication.answer))
         except ClientError as error:
             future.set_exception(error)
+            if isinstance(error, ClosedError):
+                # Counts as retrieved: asyncio would log a traceback for each future that nobody awaits, though close()
+                # has logged their number and the user can do nothing else.
+                future.exception()
     driver.wake_watchers()
 
 

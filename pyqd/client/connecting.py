@@ -194,7 +194,8 @@ class Pool:
         assert isinstance(error, ClientError)
         if not is_refusal:
             broker.health.failed(time.monotonic())
-            if broker.last_error is None and not self._is_closed:
+            # Once for each cause: that of the loss is often another one than that of the attempts which follow.
+            if str(broker.last_error) != str(error) and not self._is_closed:
                 reason = str(error).removeprefix(f"{broker.address}: ")
                 logger.warning("no connection to %s: %s; trying again", broker.address, reason)
             broker.last_error = error

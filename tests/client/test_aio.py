@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -78,6 +79,24 @@ class TestProducer:
             return [type(result) for result in await asyncio.gather(*tasks, return_exceptions=True)]
 
         assert run(main()) == [ClosedError] * 5
+
+    def test_close_logs_a_line_for_futures_that_nobody_awaits(self, scripted, topic, caplog):
+        scripted.answer = lambda _publish: b""
+
+        async def main():
+            producer = Producer(scripted.address)
+            futures = [producer.submit(topic, b"x") for _ in range(5)]
+            await asyncio.to_thread(scripted.wait, lambda: len(scripted.published) == 5, "publishes")
+            await producer.close(timeout=0.05)
+            # asyncio logs at the end of a future whose error nobody has seen.
+            assert all(future.done() for future in futures)
+            futures.clear()
+            gc.collect()
+
+        run(main())
+        assert [record.getMessage() for record in caplog.records] == [
+            "closed with 5 messages that no broker has acknowledged"
+        ]
 
     def test_submit_refuses_while_the_buffer_is_full_and_publish_waits(self, scripted, topic):
         released = threading.Event()

@@ -144,6 +144,18 @@ class TestFaults:
         ]
         assert lines[-1] == f"connected to {broker.address} again"
 
+    def test_each_cause_of_a_lost_connection_is_logged_once(self, consume, broker, caplog):
+        consumer = consume(broker, reconnect_first=0.01, reconnect_max=0.05)
+        begin(consumer)
+        broker.wait_for("RDY 1")
+        broker.identify_error = "E_AUTH_FAILED the login service is down"
+        broker.error("E_INVALID the first cause")
+        broker.wait_for("closed", times=4)
+        logged = [record.getMessage() for record in caplog.records if "no connection" in record.getMessage()]
+        assert len(logged) == 2
+        assert "E_INVALID the first cause" in logged[0]
+        assert "E_AUTH_FAILED the login service is down" in logged[1]
+
     def test_brokers_that_refuse_a_consumer_which_has_worked_get_time(self, consume, broker, monkeypatch):
         consumer = consume(broker, reconnect_first=0.01, reconnect_max=0.05)
         begin(consumer)
