@@ -19,6 +19,7 @@ from pyqd.admin.access.headers import protect
 from pyqd.admin.access.oidc import add_oidc
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.routes import access, guard, local_path
+from pyqd.admin.graphs import Graphs
 from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
@@ -97,12 +98,15 @@ def prepare_templates(app: Flask, site: Site) -> None:
     app.jinja_env.add_extension("jinja2.ext.i18n")
     app.jinja_env.install_gettext_callables(translate, translate_plural, newstyle=True)  # type: ignore[attr-defined]
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    graphs = Graphs(site.options)
     app.jinja_env.globals.update(
         csrf_token=csrf_token,
         language=language,
         languages=list(NAMES.items()),
         spark=spark,
-        chart=lambda values, title, unit: chart(values, title, unit, time.time()),
+        chart=lambda name, key, title: chart(
+            site.poller.history.values(name, key), title, "", time.time(), graphs.links(name, key)
+        ),
         duration=duration,
         size=size,
         moment=moment,

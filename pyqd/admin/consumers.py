@@ -17,7 +17,7 @@ WINDOW_S: Final = 30.0
 MIN_S: Final = 1.5
 CHANNELS_MAX: Final = 256
 # A consumer is slow below this part of the median rate.
-SLOW_SHARE: Final = 0.7
+SLOW_SHARE: Final = 0.5
 # Requeues and time-outs stand out above both.
 ODD_SHARE: Final = 0.05
 ODD_FACTOR: Final = 3.0
@@ -131,7 +131,7 @@ def mark(consumers: Sequence[Consumer]) -> None:
         return
     if len(consumers) > FEW:
         usual = Usual.of(consumers)
-    some_are_ready = any(each.client["ready_count"] for each in consumers)
+    some_work = any(each.rate for each in consumers)
     for number, each in enumerate(consumers):
         if len(consumers) <= FEW:
             # One of few would hide in a median that it is part of.
@@ -143,7 +143,8 @@ def mark(consumers: Sequence[Consumer]) -> None:
             each.marks.append(REQUEUES)
         if each.timed_out_count >= ODD_COUNT and is_odd(each.timed_out_share, usual.timed_out_share):
             each.marks.append(TIMES_OUT)
-        if some_are_ready and not client["ready_count"]:
+        # Clients that manage their RDY count have 0 for moments.
+        if some_work and not (each.rate or client["ready_count"] or client["in_flight_count"]):
             each.marks.append(NOT_READY)
 
 

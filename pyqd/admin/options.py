@@ -118,6 +118,9 @@ class AdminOptions(ProgramOptions):
     )
     graphite_url: str = declare("graphite-url", STRING, "", "URL of Graphite, for links to graphs")
     proxy_graphite: bool = declare("proxy-graphite", BOOL, False, "forward /render to Graphite")
+    prometheus_url: str = declare(
+        "prometheus-url", STRING, "", "URL of Prometheus, for links to graphs of pyqd's metrics"
+    )
     statsd_counter_format: str = declare(
         "statsd-counter-format", STRING, "stats.counters.%s.count", "names of counters in Graphite; empty for plain"
     )
@@ -173,14 +176,23 @@ def problems_of(options: AdminOptions) -> list[str]:
             reason = address_problem(address)
             if reason:
                 found.append(f"failed to resolve --{flag} ({address}) - {reason}")
-    if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
-        found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")
+    found += graph_problems(options)
     if options.allow_config_from_cidr:
         try:
             ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
         except ValueError:
             cidr = options.allow_config_from_cidr
             found.append(f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}")
+    return found
+
+
+def graph_problems(options: AdminOptions) -> list[str]:
+    """Return texts that say why URLs of graphs are invalid."""
+    found = []
+    if options.proxy_graphite and not urlsplit(options.graphite_url).netloc:
+        found.append(f"failed to parse --graphite-url ({options.graphite_url}) - expected http://host:port")
+    if options.prometheus_url and not urlsplit(options.prometheus_url).netloc:
+        found.append(f"failed to parse --prometheus-url ({options.prometheus_url}) - expected http://host:port")
     return found
 
 

@@ -65,7 +65,8 @@ def test_the_odd_ones_are_marked() -> None:
     assert marks(client("a", 1000), client("b", 900), client("c", 300)) == {"a": [], "b": [], "c": [SLOW]}
     assert marks(client("a", 1000), client("b", 1000, requeue_count=100))["b"] == [REQUEUES]
     assert marks(client("a", 1000), client("b", 1000, timed_out=100), client("c", 1000))["b"] == [TIMES_OUT]
-    assert marks(client("a", 1000), client("b", 1000, ready_count=0))["b"] == [NOT_READY]
+    assert marks(client("a", 1000), client("b", 0, ready_count=0, in_flight_count=0))["b"] == [SLOW, NOT_READY]
+    assert marks(client("a", 1000), client("b", 1000, ready_count=0))["b"] == []
 
 
 def test_consumers_that_are_alike_or_alone_have_no_marks() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from pyqd.admin.app import duration, moment, size
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
+from pyqd.admin.graphs import Graphs
 from pyqd.admin.health import failures_of
 from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinned
+from pyqd.admin.options import AdminOptions, problems_of
 from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
 from pyqd.admin.stats import Latency, topology_order
 
@@ -89,6 +93,62 @@ class TestCharts:
     @pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (1234, "1.23k"), (5e6, "5M"), (2e9, "2G")])
     def test_numbers_are_short(self, value: float, text: str) -> None:
         assert short(value) == text
+
+
+class TestGraphs:
+    def links(self, name: str, key: tuple[str, ...], **options: Any) -> dict[str, tuple[str, dict[str, str]]]:
+        found = Graphs(AdminOptions(**options)).links(name, key)
+        parts = {text: urlsplit(url) for text, url in found}
+        return {text: (f"{url.netloc}{url.path}", dict(parse_qsl(url.query))) for text, url in parts.items()}
+
+    def test_a_url_without_a_host_is_a_mistake(self) -> None:
+        options = AdminOptions(nsqd_http_address=("h:1",), prometheus_url="prometheus:9090")
+        assert "failed to parse --prometheus-url" in problems_of(options)[0]
+
+    def test_without_urls_there_are_no_links(self) -> None:
+        assert Graphs(AdminOptions()).links("depth", ("t",)) == []
+
+    @pytest.mark.parametrize(
+        ("name", "key", "target", "expression"),
+        [
+            (
+                "depth",
+                ("t",),
+                "sumSeries(stats.gauges.nsq.*.topic.t.depth,stats.gauges.nsq.*.topic.t.channel.*.depth)",
+                'sum({__name__=~"pyqd_(topic|channel)_depth",topic="t"})',
+            ),
+            (
+                "in_flight",
+                ("t", "c#ephemeral"),
+                "sumSeries(stats.gauges.nsq.*.topic.t.channel.cephemeral.in_flight_count)",
+                'sum(pyqd_channel_in_flight{topic="t",channel="c#ephemeral"})',
+            ),
+            (
+                "rate",
+                (),
+                "scale(sumSeries(stats.counters.nsq.*.topic.*.message_count.count),0.0166666667)",
+                "sum(rate(pyqd_topic_messages_total[5m]))",
+            ),
+        ],
+    )
+    def test_links_lead_to_the_same_numbers(
+        self, name: str, key: tuple[str, ...], target: str, expression: str
+    ) -> None:
+        links = self.links(name, key, graphite_url="http://me:secret@graphite/x/", prometheus_url="http://prometheus")
+        place, query = links["Graphite"]
+        assert (place, query["target"]) == ("graphite/x/render", target)
+        place, query = links["Prometheus"]
+        assert (place, query["g0.expr"]) == ("prometheus/graph", expression)
+
+    def test_prefix_and_formats_of_statsd_are_those_of_the_flags(self) -> None:
+        options = {"statsd_prefix": "nsq_%s.x", "statsd_gauge_format": "", "statsd_interval_ns": 10**10}
+        links = self.links("depth", ("t", "c"), graphite_url="http://graphite", proxy_graphite=True, **options)
+        place, query = links["Graphite"]
+        assert (place, query["target"]) == ("/render", "sumSeries(nsq_*.x.topic.t.channel.c.depth)")
+
+    def test_a_chart_has_its_links(self) -> None:
+        svg = str(chart([1.0], "Depth", "", 0, [("Graphite", "http://g/?a=1&b=<")]))
+        assert '<a href="http://g/?a=1&amp;b=&lt;" rel="noreferrer">Graphite</a>' in svg
 
 
 class TestDurability:

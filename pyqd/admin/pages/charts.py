@@ -32,8 +32,13 @@ def spark(values: Sequence[float], label: str) -> Markup:
     return Markup(f'<svg class="spark" {attributes}>{lines}</svg>')
 
 
-def chart(values: Sequence[float], title: str, unit: str, now_s: float) -> Markup:
-    """Return a chart with axes of the last hour, or of less while there is less. unit: after each number."""
+def chart(
+    values: Sequence[float], title: str, unit: str, now_s: float, links: Sequence[tuple[str, str]] = ()
+) -> Markup:
+    """Return a chart with axes of the last hour, or of less while there is less.
+
+    unit: after each number. links: text and URL of pages with the same numbers.
+    """
     values = since_first(list(values))
     top = nice_ceiling(greatest(values))
     width, height = CHART_WIDTH - MARGIN_LEFT, CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
@@ -53,8 +58,9 @@ def chart(values: Sequence[float], title: str, unit: str, now_s: float) -> Marku
     data = ",".join("" if math.isnan(value) else f"{value:.6g}" for value in values)
     attributes = f'data-values="{data}" data-unit="{escape(unit)}" data-end="{now_s:.0f}" data-step="{STEP_S:g}"'
     label = f'role="img" aria-label="{escape(title)}"'
+    places = "".join(f' <a href="{escape(url)}" rel="noreferrer">{escape(text)}</a>' for text, url in links)
     return Markup(
-        f'<figure class="chart" {attributes}><figcaption>{escape(title)}</figcaption>'
+        f'<figure class="chart" {attributes}><figcaption>{escape(title)}{places}</figcaption>'
         f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" {label}>{"".join(parts)}</svg></figure>'
     )
 
