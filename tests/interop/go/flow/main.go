@@ -1,7 +1,7 @@
 // Command flow runs a go-nsq consumer against scripted brokers. The body of a message decides its result: "fail" is an
 // error of the handler, "continue" a requeue without back-off, "hold" prints "held" and waits for the line "release" on
-// standard input; any other message succeeds. The line "stop" stops the consumer; the program ends when it has stopped,
-// or with its input.
+// standard input; any other message succeeds. With "probe " before it, the result waits until go-nsq has noted the end of
+// a back-off's wait. The line "stop" stops the consumer; the program ends when it has stopped, or with its input.
 package main
 
 import (
@@ -11,8 +11,11 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"reflect"
 	"strings"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/nsqio/go-nsq"
 )
@@ -45,7 +48,11 @@ func main() {
 	}
 	release := make(chan struct{})
 	consumer.AddConcurrentHandlers(nsq.HandlerFunc(func(m *nsq.Message) error {
-		switch string(m.Body) {
+		result, isProbe := strings.CutPrefix(string(m.Body), "probe ")
+		if isProbe {
+			awaitEndOfWait(consumer)
+		}
+		switch result {
 		case "fail":
 			return errors.New("as the message says")
 		case "continue":
@@ -76,6 +83,19 @@ func main() {
 				os.Exit(0)
 			}()
 		}
+	}
+}
+
+// awaitEndOfWait returns when go-nsq would count a result: it ignores those that come before it has noted the end of the
+// wait, which it does just after it has sent RDY 1. Nothing public tells that.
+func awaitEndOfWait(consumer *nsq.Consumer) {
+	field := reflect.ValueOf(consumer).Elem().FieldByName("backoffDuration")
+	duration := (*int64)(unsafe.Pointer(field.UnsafeAddr()))
+	for deadline := time.Now().Add(20 * time.Second); atomic.LoadInt64(duration) > 0; {
+		if time.Now().After(deadline) {
+			log.Fatal("the wait of the back-off does not end")
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
