@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import REPOSITORY, WAIT_S, Daemon, free_port, pyqd, wait_until
+from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
 
 START_WAIT_S = 30.0
 LISTENING = re.compile(r"HTTP: listening on \S*?(\d+)\)?$", re.MULTILINE)
@@ -100,12 +100,13 @@ class Admin:
 
 @dataclass
 class World:
-    """Two brokers, registered with one lookup daemon."""
+    """Two brokers, registered with one lookup daemon. is_reference: they are NSQ's own."""
 
     brokers: list[Daemon]
     lookupd: str
     lookupd_process: subprocess.Popen[bytes]
     topics: set[str] = field(default_factory=set)
+    is_reference: bool = False
 
     def addresses(self) -> list[str]:
         return [f"127.0.0.1:{broker.http_port}" for broker in self.brokers]
@@ -137,25 +138,29 @@ class World:
         return len(answer.json["producers"]) if answer.status == 200 else 0
 
 
-def started_lookupd(directory: Path) -> tuple[str, str, subprocess.Popen[bytes]]:
+def started_lookupd(
+    directory: Path, command: tuple[str, ...] = (sys.executable, "-m", "pyqd.apps.lookupd")
+) -> tuple[str, str, subprocess.Popen[bytes]]:
     """Start a lookup daemon. Returns: TCP address, HTTP address, process."""
     tcp, http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     flags = (f"--tcp-address={tcp}", f"--http-address={http_address}", "--broadcast-address=127.0.0.1")
     with (directory / "lookupd.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "pyqd.apps.lookupd", *flags], cwd=REPOSITORY, stderr=log)
+        process = subprocess.Popen([*command, *flags], cwd=REPOSITORY, stderr=log)
     return tcp, http_address, process
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    directory = tmp_path_factory.mktemp("world")
-    tcp, http_address, process = started_lookupd(directory)
+@contextlib.contextmanager
+def running_world(
+    directory: Path, implementation: Implementation, lookupd: tuple[str, ...], *, is_reference: bool = False
+) -> Iterator[World]:
+    """Run two brokers and a lookup daemon. lookupd: its command."""
+    tcp, http_address, process = started_lookupd(directory, lookupd)
     flags = (f"-lookupd-tcp-address={tcp}",)
-    brokers = [Daemon(pyqd(), directory / name, flags) for name in ("a", "b")]
+    brokers = [Daemon(implementation, directory / name, flags) for name in ("a", "b")]
     try:
         for broker in brokers:
             broker.start()
-        yield World(brokers, http_address, process)
+        yield World(brokers, http_address, process, is_reference=is_reference)
         for broker in brokers:
             broker.stop()
     finally:
@@ -163,6 +168,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             broker.kill()
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    lookupd = (sys.executable, "-m", "pyqd.apps.lookupd")
+    with running_world(tmp_path_factory.mktemp("world"), pyqd(), lookupd) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nsq_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The same of NSQ's own daemons."""
+    paths = [os.environ.get(name) for name in ("NSQD", "NSQLOOKUPD")]
+    if not all(paths):
+        pytest.skip("no nsqd and nsqlookupd: NSQD and NSQLOOKUPD may name them")
+    broker, lookupd = map(str, paths)
+    with running_world(tmp_path_factory.mktemp("nsq"), nsqd(broker), (lookupd,), is_reference=True) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

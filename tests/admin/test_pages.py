@@ -39,6 +39,19 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="module", params=["pyqd", "nsqd"])
+def world(request: pytest.FixtureRequest, world: World) -> World:
+    """A cluster of pyqd, and one of NSQ's own daemons if their paths are given."""
+    found: World = request.getfixturevalue("nsq_world") if request.param == "nsqd" else world
+    return found
+
+
+@pytest.fixture
+def pyqd_only(world: World) -> None:
+    if world.is_reference:
+        pytest.skip("nsqd has nothing like it")
+
+
 @pytest.fixture(scope="module")
 def load(world: World) -> Iterator[None]:
     """A topic on both brokers with two channels, one with a client, and a publisher that goes on."""
@@ -140,6 +153,10 @@ PAGES = (
 )
 
 
+# Of pages that need pyqd, an nsqd shows nothing else.
+ONLY_WITH_PYQD = ("/messages", "/dead-letters", "/limits", "/settings")
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
     visit: Callable[..., Visit], world: World, path: str
@@ -147,7 +164,9 @@ def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
     for context in ({"color_scheme": "light"}, {"color_scheme": "dark", "viewport": PHONE}):
         each = visit(**context, is_missing="nowhere" in path)
         page = each.open(path.format(node=node_of(world)))
-        page.wait_for_selector("h1")
+        expect(page.locator("h1")).to_have_count(1)
+        is_absent = world.is_reference and path.partition("?")[0].endswith(ONLY_WITH_PYQD)
+        assert (page.locator("h1").text_content() == "Only with pyqd") is is_absent
         found = Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
         width = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -233,7 +252,7 @@ def test_the_keyboard_reaches_the_content_and_the_search(visit: Callable[..., Vi
     expect(page.get_by_role("searchbox")).to_be_focused()
 
 
-def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: World) -> None:
+def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: World, pyqd_only: None) -> None:
     world.publish("browsed", {0: 20}, channel="c")
     page = visit().open("/topics/browsed/c/messages")
     page.get_by_label("With the text").fill("body 13")
@@ -246,7 +265,9 @@ def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: Wo
     world.brokers[0].wait_for_channel("browsed", "c", depth=19)
 
 
-def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(visit: Callable[..., Visit], world: World) -> None:
+def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(
+    visit: Callable[..., Visit], world: World, pyqd_only: None
+) -> None:
     page = visit().open(f"/topics/{TOPIC}")
     page.get_by_role("link", name="Retention, quota, trace").click()
     page.get_by_label("Rate").fill("0.5")
@@ -261,7 +282,7 @@ def test_the_trace_of_a_topic_is_switched_on_after_a_confirmation(visit: Callabl
     expect(page.locator("tbody")).to_contain_text("50 % of the topic")
 
 
-def test_a_dead_letter_returns(visit: Callable[..., Visit], world: World) -> None:
+def test_a_dead_letter_returns(visit: Callable[..., Visit], world: World, pyqd_only: None) -> None:
     kill(world, "mourned", b"poison", b"gold")
     page = visit().open("/topics/mourned/c/messages?state=dead_letter")
     row = page.get_by_role("row").filter(has_text="gold")
@@ -271,6 +292,26 @@ def test_a_dead_letter_returns(visit: Callable[..., Visit], world: World) -> Non
     expect(page.get_by_role("status")).to_have_text("returned: 1")
     expect(page.locator("tbody tr")).to_have_count(1)
     world.brokers[0].wait_for_channel("mourned", "c", depth=1)
+
+
+def test_features_of_pyqd_are_offered_only_where_they_are(visit: Callable[..., Visit], world: World) -> None:
+    page = visit().open("/durability")
+    expect(page.locator("tbody tr").first).to_be_visible()
+    expect(page.get_by_text("an nsqd does not tell")).to_have_count(2 if world.is_reference else 0)
+    page = visit().open(f"/topics/{TOPIC}/email")
+    expect(page.get_by_role("link", name="Dead letters")).to_have_count(0 if world.is_reference else 1)
+    expect(page.get_by_role("link", name="Compare consumers")).to_have_count(1)
+    page = visit().open(f"/topics/{TOPIC}/email/seek?to=earliest")
+    expect(page.get_by_text("does not have this call")).to_have_count(2 if world.is_reference else 0)
+
+
+def test_a_message_is_published_by_the_form(visit: Callable[..., Visit], world: World) -> None:
+    world.publish("written", {1: 0}, channel="c")
+    page = visit().open("/topics/written/-/publish")
+    page.get_by_label("Body").fill("hello")
+    page.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("status")).to_have_text("Published.")
+    world.brokers[1].wait_for_channel("written", "c", depth=1)
 
 
 def test_a_viewer_logs_in_and_gets_no_buttons(

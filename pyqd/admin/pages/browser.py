@@ -132,6 +132,8 @@ class Browser:
             query = {"topic": topic, "channel": channel, "to": to, "dry_run": "true"}
             try:
                 previews.append((node, json.loads(self.site.upstream.post(node, "/channel/seek", query)), ""))
+            except AbsentCallError:
+                previews.append((node, None, _("NSQ's own daemon does not have this call.")))
             except UpstreamError as error:
                 previews.append((node, None, str(error)))
         return render_template("seek.html", topic=topic, channel=channel, to=to, previews=previews)

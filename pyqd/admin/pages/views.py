@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from flask import Blueprint, Response, render_template, request
@@ -132,7 +133,8 @@ class Views:
         columns = self._with_rate(CHANNEL_COLUMNS)
         table = table_of(total.channels, columns, text_of=lambda row: str(row.channel), sort="channel")
         failures = producers.failures + stats.failures
-        return self.show("topic.html", topic=topic, stats=total, table=table, failures=failures)
+        is_nsq = self._is_nsq(total.nodes)
+        return self.show("topic.html", topic=topic, stats=total, table=table, failures=failures, is_nsq=is_nsq)
 
     def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
         self.site.require(Role.VIEW, topic)
@@ -143,7 +145,10 @@ class Views:
             return self.show("missing.html", topic=topic, channel=channel), 404
         table = self._clients(found)
         failures = producers.failures + stats.failures
-        return self.show("channel.html", topic=topic, channel=channel, stats=found, table=table, failures=failures)
+        is_nsq = self._is_nsq(found.nodes)
+        return self.show(
+            "channel.html", topic=topic, channel=channel, stats=found, table=table, failures=failures, is_nsq=is_nsq
+        )
 
     def nodes(self) -> str:
         found = self.site.cluster.nodes()
@@ -231,6 +236,11 @@ class Views:
         if not nodes:
             return Found(Stats([]), [])
         return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
+
+    def _is_nsq(self, rows: Sequence[TopicStats] | Sequence[ChannelStats]) -> bool:
+        """Say whether all brokers of a topic or channel are NSQ's own, as far as they have been asked."""
+        known = self.site.poller.snapshot.durability
+        return bool(rows) and all(row.node in known and known[row.node].is_absent for row in rows)
 
     def _with_rate(self, columns: tuple[Column, ...]) -> list[Column]:
         """Return columns whose rate sorts by the rates of the last poll."""
