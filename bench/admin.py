@@ -23,8 +23,9 @@ from urllib.parse import urlencode
 from playwright.sync_api import Browser, sync_playwright
 from tqdm import tqdm
 
-from bench.procfs import read_cpu_time, read_memory
+from bench.procfs import read_memory
 from bench.server import Server, Target, free_addresses, running, stop
+from pyqd.tools.bench.process import read_cpu_time
 
 START_WAIT_S: Final = 30.0
 POLLS_S: Final = 30.0

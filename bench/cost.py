@@ -25,13 +25,13 @@ from statistics import median
 
 from bench import runner
 from bench.cli import choose_cores
-from bench.procfs import CpuTime
 from bench.server import Target
 from bench.setting import Setting
 from bench.shape import at_least_one
 from bench.workloads import Workload, find
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
+from pyqd.tools.bench.process import CpuTime
 
 # Each with the messages of the smaller of the two loads whose instructions are counted.
 COUNTED_MESSAGES = {"mpub": 100_000, "pub": 20_000, "consume-4": 50_000, "e2e": 50_000, "http-pub": 10_000}

@@ -22,10 +22,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.procfs import CpuTime, read_cpu_time, read_memory
+from bench.procfs import read_memory
 from bench.setting import Cores
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
+from pyqd.tools.bench.process import CpuTime, read_cpu_time
 
 TOPICS, CHANNELS = 1000, 2
 FEW, MANY = 10, 1000

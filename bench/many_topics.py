@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from bench.procfs import TICKS_PER_SECOND
 from bench.server import Server, Target, running
 from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
+from pyqd.tools.bench.process import TICKS_PER_SECOND
 
 PARTS = 10
 ANSWER_TIMEOUT_S = 120.0

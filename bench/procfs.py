@@ -5,25 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Fields of /proc/PID/stat behind the name in parentheses, counted from 0.
-UTIME_FIELD = 11
-STIME_FIELD = 12
-
-
-@dataclass(frozen=True)
-class CpuTime:
-    """CPU time of a whole process, all threads, in seconds."""
-
-    user_s: float
-    system_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.user_s + self.system_s
-
-    def __sub__(self, earlier: "CpuTime") -> "CpuTime":
-        return CpuTime(user_s=self.user_s - earlier.user_s, system_s=self.system_s - earlier.system_s)
+from pyqd.tools.bench.process import TICKS_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -37,16 +19,6 @@ class Memory:
     rss_bytes: int
     private_bytes: int
     anonymous_bytes: int
-
-
-def read_cpu_time(pid: int) -> CpuTime:
-    """Return the CPU time of a running process so far; the kernel rounds each part to one tick (10 ms)."""
-    # The name may contain blanks and parentheses; the last ")" ends it.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return CpuTime(
-        user_s=int(fields[UTIME_FIELD]) / TICKS_PER_SECOND,
-        system_s=int(fields[STIME_FIELD]) / TICKS_PER_SECOND,
-    )
 
 
 def read_core_time_s(core: int) -> float:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.procfs import CpuTime, read_core_time_s, read_cpu_time
+from bench.procfs import read_core_time_s
 from bench.server import Server, Target
+from pyqd.tools.bench.process import CpuTime, read_cpu_time
 
 # A server counts as settled when it used less than this share of a core over one interval.
 SETTLED_SHARE = 0.05

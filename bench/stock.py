@@ -9,12 +9,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.procfs import read_cpu_time, read_memory
+from bench.procfs import read_memory
 from bench.server import Server, ServerError, Target
 from bench.setting import Result, Setting, settle
 from bench.workloads import Workload
 from pyqd.hot.tools.loadgen import Load
 from pyqd.tools.bench.connections import Connections, Handshake, HandshakeError, create_channel
+from pyqd.tools.bench.process import read_cpu_time
 
 TOPIC = "bench"
 CHANNEL = "bench"

@@ -145,6 +145,7 @@ def man_page(tool: str, page: str) -> str:
     module = importlib.import_module(f"pyqd.tools.{tool}")
     text: str = getattr(module, "SYNOPSIS", module.__doc__ or tool)
     summary = text.partition("\n")[0].partition(". ")[0].rstrip(".")
+    command = " \\fIcommand\\fR" if hasattr(module, "COMMANDS") else ""
     others = [path.stem for path in pages() if path.stem != tool]
     lines = [
         f'.\\" Made by scripts/tool_pages.py from docs/tools/{tool}.md.',
@@ -152,7 +153,7 @@ def man_page(tool: str, page: str) -> str:
         ".SH NAME",
         f"{tool} \\- {escaped(summary[0].lower() + summary[1:])}",
         ".SH SYNOPSIS",
-        f"\\fB{tool}\\fR [\\fIflags\\fR]",
+        f"\\fB{tool}\\fR{command} [\\fIflags\\fR]",
         ".SH DESCRIPTION",
         *body(tokens),
         ".SH SEE ALSO",

@@ -32,9 +32,25 @@ cdef class LatencyHistogram:
         """
         return histogram_quantile(check(&self.histogram, share), share)
 
+    @property
+    def count(self):
+        """Return the number of durations."""
+        return self.histogram.count
+
+    @property
+    def most(self):
+        """Return the longest duration in ns; 0 if there is none."""
+        return self.histogram.most
+
     def latency(self):
         """Return the figures for a report."""
         return summarize(&self.histogram)
+
+
+cdef object copy_of(const Histogram* histogram):
+    cdef LatencyHistogram made = LatencyHistogram()
+    made.histogram = histogram[0]
+    return made
 
 
 cdef object summarize(const Histogram* histogram):

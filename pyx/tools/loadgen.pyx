@@ -6,21 +6,22 @@ the bytes.
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from pyqd.hot.tools.histogram cimport summarize
+from pyqd.hot.tools.histogram cimport Histogram, copy_of, summarize
 from pyqd.hot.tools.sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, PR_SET_TIMERSLACK, close, epoll_create1, monotonic_ns, prctl, watch,
 )
 from pyqd.hot.tools.tally cimport Tally, tally_close, tally_open
 from pyqd.hot.tools.traffic cimport (
-    CONSUMER, CONTROL_BYTES, HTTP_PUBLISHER, IDLER, PUBLISHER, Connection, Role, Traffic, flush, publish_more, turn,
+    CONSUMER, CONTROL_BYTES, HTTP_PUBLISHER, IDLER, PUBLISHER, Connection, Role, Traffic, ask_to_close, flush,
+    publish_more, turn,
 )
 from pyqd.hot.tools.wire cimport COUNTER_BYTES
 
-from pyqd.tools.bench.outcome import ChannelCount, LoadReport
+from pyqd.tools.bench.outcome import ChannelCount, LoadCounts, LoadReport
 
 cdef enum:
     SMALL_INPUT_BYTES = 4096       # publishers and idle connections read short responses only
@@ -31,7 +32,8 @@ cdef enum:
     OPEN_OUTSTANDING_MAX = 65536   # of a connection with a rate: more than the buffers of two sockets hold
 
 RATE_MAX_PER_S = 1e9
-cdef int64_t SLICE_NS = 100_000_000    # after so long the loop comes back to see whether a signal arrived
+SIGNALS_S = 0.1                # after so long `run` looks for signals
+cdef int64_t SLICE_NS = 20_000_000     # after so long `advance` looks whether it was interrupted
 
 
 class LoadError(Exception):
@@ -41,19 +43,26 @@ class LoadError(Exception):
 cdef class Load:
     """One run of load over connections that were opened before.
 
-    messages: counters 0 .. messages - 1 are published, or expected by consumers, or both; 0 with idle ones alone.
+    messages: counters 0 .. messages - 1 are published, or expected by consumers, or both; 0 with idle ones alone. None:
+    as many as there are until `finish`.
+    tallied: each counter must come back. Otherwise consumers count messages of any origin, until there are as many;
+    this is so without `messages`.
     body_bytes: 8 to 1 MiB; the first 8 bytes are the counter. filler: bytes after the counter, repeated and cut.
     channels: number of consumed channels, 1 to 1024; each must get every message.
 
-    The sockets stay the caller's, who keeps them open until `run` returned. A load runs once.
+    The sockets stay the caller's, who keeps them open until `run` returned. A load runs once: by `run`, or by `start`
+    and calls of `advance`, in any one thread. Only `interrupt` and `counts` may be called by another thread meanwhile.
     """
 
     cdef Traffic traffic
     cdef uint32_t body_bytes
     cdef bytes filler
     cdef bint started
+    cdef bint complete
+    cdef bint endless
 
-    def __cinit__(self, *, uint64_t messages, uint32_t body_bytes, bytes filler=b"x", uint32_t channels=1):
+    def __cinit__(
+            self, *, messages, uint32_t body_bytes, bytes filler=b"x", uint32_t channels=1, bint tallied=True):
         cdef uint32_t channel
         memset(&self.traffic, 0, sizeof(Traffic))
         self.traffic.epoll_fd = -1
@@ -63,13 +72,15 @@ cdef class Load:
             raise ValueError(f"channels must be 1 to {CHANNEL_COUNT_MAX}: {channels}")
         self.body_bytes = body_bytes
         self.filler = filler * ((body_bytes - COUNTER_BYTES) // len(filler) + 1)
-        self.traffic.messages = messages
+        self.endless = messages is None
+        self.traffic.messages = UINT64_MAX if messages is None else messages
+        self.traffic.tallied = tallied and not self.endless
         self.traffic.batch = 1
         self.traffic.tallies = <Tally*>calloc(channels, sizeof(Tally))
         if self.traffic.tallies == NULL:
             raise MemoryError
         for channel in range(channels):
-            if tally_open(&self.traffic.tallies[channel], messages) < 0:
+            if tally_open(&self.traffic.tallies[channel], self.traffic.messages if self.traffic.tallied else 0) < 0:
                 raise MemoryError
             self.traffic.channel_count += 1
         self.traffic.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -167,14 +178,14 @@ cdef class Load:
 
         outstanding: commands sent but not answered on a connection, at most. The load's messages must be a multiple
         of batch, and all of one load's publishers have one topic and one batch.
-        rate_per_s: messages a second over all of fds, sent at their intended times and one by one, whatever is
-        unanswered; outstanding is then how many are sent at once when the generator is late. 0: as answers come.
+        rate_per_s: messages a second over all of fds, each command sent at its intended time, whatever is unanswered;
+        outstanding is then how many are sent at once when the generator is late. 0: as answers come.
         defer_ms: how long the server is to keep each message (DPUB); 0: not at all.
-        Raises: ValueError for a batch with a rate or with a deferral.
+        Raises: ValueError for a batch with a deferral.
         """
         self.check_publishers(batch, outstanding)
-        if batch > 1 and (rate_per_s or defer_ms):
-            raise ValueError("a load with a rate or a deferral has a batch of 1")
+        if batch > 1 and defer_ms:
+            raise ValueError("a load with a deferral has a batch of 1")
         if not 0 <= rate_per_s <= RATE_MAX_PER_S:
             raise ValueError(f"rate_per_s must be 0 to {RATE_MAX_PER_S:g}: {rate_per_s}")
         if rate_per_s:
@@ -194,6 +205,8 @@ cdef class Load:
     cdef int check_publishers(self, uint32_t batch, uint32_t outstanding) except -1:
         if self.traffic.publisher_count:
             raise ValueError("the publishers of a load are added at once")
+        if self.endless and batch:
+            self.traffic.messages -= self.traffic.messages % batch
         if batch < 1 or outstanding < 1 or self.traffic.messages % batch:
             raise ValueError("batch and outstanding must be at least 1, and messages a multiple of batch")
         return 0
@@ -254,7 +267,17 @@ cdef class Load:
         A load of idle connections alone always lasts deadline_s, and that is no time-out.
         Returns: LoadReport. Raises: LoadError for an error frame, a closed connection or a broken protocol.
         """
-        cdef int64_t end_ns, slice_ns
+        cdef int64_t end_ns
+        cdef bint complete = False
+        self.start(spin=spin)
+        end_ns = self.traffic.start_ns + <int64_t>(deadline_s * 1e9)
+        while not complete and monotonic_ns() < end_ns:
+            complete = self.advance(min(SIGNALS_S, (end_ns - monotonic_ns()) / 1e9))
+            PyErr_CheckSignals()
+        return self.report()
+
+    def start(self, *, bint spin=False):
+        """Send the first commands. Raises: LoadError; ValueError if the load has begun."""
         cdef uint32_t index
         cdef int state = 0
         cdef Connection* connection
@@ -267,7 +290,6 @@ cdef class Load:
             # A thread that sleeps for 20 us is woken up to 50 us late by default.
             prctl(PR_SET_TIMERSLACK, 1)
         self.traffic.start_ns = monotonic_ns()
-        end_ns = self.traffic.start_ns + <int64_t>(deadline_s * 1e9)
         for index in range(self.traffic.connection_count):
             connection = &self.traffic.connections[index]
             if connection.role == CONSUMER:
@@ -275,17 +297,77 @@ cdef class Load:
             elif connection.role in (PUBLISHER, HTTP_PUBLISHER):
                 state = publish_more(&self.traffic, connection)
             if state < 0:
-                break
-        else:
-            state = 0
-        while state == 0 and monotonic_ns() < end_ns:
-            slice_ns = min(end_ns, monotonic_ns() + SLICE_NS)
-            with nogil:
-                state = turn(&self.traffic, slice_ns)
-            PyErr_CheckSignals()
+                self.refuse()
+
+    def advance(self, double seconds):
+        """Serve the connections for so long, without the interpreter's lock; less if complete or interrupted.
+
+        Returns: whether the load is complete. Raises: LoadError.
+        """
+        cdef Traffic* traffic = &self.traffic
+        cdef int64_t now_ns = monotonic_ns()
+        cdef int64_t end_ns = now_ns + <int64_t>(seconds * 1e9)
+        cdef int state = 0
+        with nogil:
+            while state == 0 and now_ns < end_ns and not traffic.stopping:
+                state = turn(traffic, now_ns + SLICE_NS if now_ns + SLICE_NS < end_ns else end_ns)
+                now_ns = monotonic_ns()
         if state < 0:
-            raise LoadError((<bytes>self.traffic.error_text).decode("utf-8", "replace"))
-        return self.report(state == 1, monotonic_ns())
+            self.refuse()
+        self.complete = state == 1
+        return self.complete
+
+    def interrupt(self):
+        """Make `advance` return within some milliseconds, until `finish` or `leave`. For another thread."""
+        self.traffic.stopping = True
+
+    def finish(self):
+        """Publish nothing more. The load is then complete when all that was published is answered and consumed."""
+        cdef uint32_t channel
+        self.traffic.stopping = False
+        if self.traffic.publisher_count:
+            self.traffic.messages = self.traffic.next_counter
+            for channel in range(self.traffic.channel_count):
+                self.traffic.tallies[channel].expected = self.traffic.messages if self.traffic.tallied else 0
+
+    def leave(self):
+        """Let the consumers leave: they finish all messages that are on their way. Raises: LoadError."""
+        self.traffic.stopping = False
+        if self.traffic.consumer_count and not self.traffic.drained and ask_to_close(&self.traffic) < 0:
+            self.refuse()
+
+    def reset_latencies(self):
+        """Forget the latencies so far, at the end of a warm-up."""
+        memset(&self.traffic.answers, 0, sizeof(Histogram))
+        memset(&self.traffic.deliveries, 0, sizeof(Histogram))
+        memset(&self.traffic.behind, 0, sizeof(Histogram))
+
+    def counts(self):
+        """Return the counters so far."""
+        return LoadCounts(
+            elapsed_s=self.since_start_s(monotonic_ns()) if self.traffic.start_ns else 0.0,
+            worked_s=self.traffic.worked_ns / 1e9,
+            sent=self.traffic.next_counter,
+            confirmed=self.traffic.confirmed,
+            received=self.traffic.received,
+            received_bytes=self.traffic.received_bytes,
+        )
+
+    def answers(self):
+        """Return the latencies of answers so far, as a LatencyHistogram."""
+        return copy_of(&self.traffic.answers)
+
+    def deliveries(self):
+        """Return the latencies of messages so far, as a LatencyHistogram."""
+        return copy_of(&self.traffic.deliveries)
+
+    def behind(self):
+        """Return how much later than intended commands were sent so far, as a LatencyHistogram."""
+        return copy_of(&self.traffic.behind)
+
+    cdef int refuse(self) except -1:
+        """Raise the failure of the load."""
+        raise LoadError((<bytes>self.traffic.error_text).decode("utf-8", "replace"))
 
     cdef int keep_sending_times(self) except -1:
         """Reserve memory for the send time of each command, if deliveries are measured from it."""
@@ -310,7 +392,9 @@ cdef class Load:
             counts.append(ChannelCount(unique=tally.unique, duplicates=tally.duplicates, foreign=tally.foreign))
         return tuple(counts)
 
-    cdef object report(self, bint complete, int64_t now_ns):
+    def report(self):
+        """Return the outcome so far."""
+        cdef int64_t now_ns = monotonic_ns()
         cdef Traffic* traffic = &self.traffic
         cdef bint loaded = traffic.publisher_count != 0 or traffic.consumer_count != 0
         channels = self.channel_counts()
@@ -329,7 +413,7 @@ cdef class Load:
             published_s=self.since_start_s(traffic.published_ns),
             consumed_s=self.since_start_s(traffic.consumed_ns),
             worked_s=traffic.worked_ns / 1e9,
-            timed_out=loaded and not complete,
+            timed_out=loaded and not self.complete,
             sent_s=self.since_start_s(traffic.last_sent_ns),
             answers=summarize(&traffic.answers),
             deliveries=summarize(&traffic.deliveries),

@@ -10,8 +10,9 @@ defers writes DPUB for PUB.
 
 Without a rate a connection sends as soon as answers made room (closed loop). With a rate (open loop) message n is
 intended for start + n * interval, and goes out then on the next connection whose socket takes it, whatever is still
-unanswered. Latencies begin at the intended time: what a stalled server keeps waiting is counted with its wait, also
-where the generator itself could not send (no coordinated omission). So no message carries a time.
+unanswered. A batch is intended for the time of its first message. Latencies begin at the intended time: what a stalled
+server keeps waiting is counted with its wait, also where the generator itself could not send (no coordinated omission).
+So no message carries a time.
 
 To send n commands it stamps fresh counters into the first n and hands them to send() in one piece. A consumer writes
 one FIN per message behind the other and sends them once per read. When the last counter has come back every consumer
@@ -32,6 +33,7 @@ core the generator has); Python's socket objects in the loop (1 us a call).
 
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memmove, strerror
 
 from pyqd.hot.tools.sockets cimport (
@@ -206,7 +208,7 @@ cdef int publish_due(Traffic* traffic) noexcept nogil:
         connection = next_free_publisher(traffic)
         if connection == NULL:
             return 0
-        command_count = (due_count - traffic.next_counter) // traffic.publisher_count
+        command_count = (due_count - traffic.next_counter) // traffic.batch // traffic.publisher_count
         if command_count == 0:
             command_count = 1
         if command_count > traffic.burst_max:
@@ -239,7 +241,7 @@ cdef void on_delivery(Traffic* traffic, uint64_t counter) noexcept nogil:
         if traffic.now_ns < begun_ns:
             traffic.early += 1
     elif traffic.interval_ns != 0:
-        begun_ns = intended_ns(traffic, counter)
+        begun_ns = intended_ns(traffic, counter - counter % traffic.batch)
     else:
         return
     histogram_add(&traffic.deliveries, traffic.now_ns - begun_ns)
@@ -269,11 +271,14 @@ cdef int on_frame(
         Traffic* traffic, Connection* connection, uint32_t frame_type, const char* data, uint32_t size) noexcept nogil:
     cdef uint64_t counter
     if frame_type == FRAME_MESSAGE:
-        if connection.role != CONSUMER or size < MESSAGE_HEADER_BYTES + COUNTER_BYTES:
+        if connection.role != CONSUMER or size < MESSAGE_HEADER_BYTES + (COUNTER_BYTES if traffic.tallied else 0):
             return fail(traffic, b"unexpected message frame", b"", 0)
-        counter = get_u64(data + MESSAGE_HEADER_BYTES)
-        tally_add(&traffic.tallies[connection.channel], counter)
-        on_delivery(traffic, counter)
+        traffic.received += 1
+        traffic.received_bytes += size - MESSAGE_HEADER_BYTES
+        if traffic.tallied:
+            counter = get_u64(data + MESSAGE_HEADER_BYTES)
+            tally_add(&traffic.tallies[connection.channel], counter)
+            on_delivery(traffic, counter)
         connection.output_end += put_fin(connection.output + connection.output_end, data + MESSAGE_ID_OFFSET)
         return 0
     if frame_type == FRAME_RESPONSE:
@@ -305,15 +310,33 @@ cdef int parse_http(Traffic* traffic, Connection* connection) noexcept nogil:
     return 0
 
 
+cdef int enlarge(Traffic* traffic, Connection* connection, uint32_t frame_bytes) noexcept nogil:
+    """Let the buffers of a consumer hold two frames of that size. The output grows too, for invariant 2."""
+    cdef char* grown = <char*>realloc(connection.input, 2 * frame_bytes)
+    if grown != NULL:
+        connection.input = grown
+        connection.input_max = 2 * frame_bytes
+        grown = <char*>realloc(connection.output, 2 * frame_bytes + CONTROL_BYTES)
+    if grown == NULL:
+        return fail(traffic, b"no memory for a message", b"", 0)
+    connection.output = grown
+    connection.output_max = 2 * frame_bytes + CONTROL_BYTES
+    return 0
+
+
 cdef int parse_input(Traffic* traffic, Connection* connection) noexcept nogil:
     """Take all whole frames out of the input buffer and move a torn one to its front."""
     cdef const char* position = connection.input
     cdef const char* end = connection.input + connection.input_end
     cdef uint32_t size
+    cdef uint32_t large_bytes = 0
     if connection.role == HTTP_PUBLISHER:
         return parse_http(traffic, connection)
     while end - position >= FRAME_HEADER_BYTES:
         size = get_u32(position)
+        if size > connection.input_max - 4 and connection.role == CONSUMER and size <= FRAME_BYTES_MAX:
+            large_bytes = size + 4
+            break
         if size < 4 or size > connection.input_max - 4:
             return fail(traffic, b"frame size out of range", b"", 0)
         if <size_t>(end - position) < <size_t>size + 4:
@@ -324,7 +347,7 @@ cdef int parse_input(Traffic* traffic, Connection* connection) noexcept nogil:
     connection.input_end = <uint32_t>(end - position)
     if connection.input_end and position != connection.input:
         memmove(connection.input, position, connection.input_end)
-    return 0
+    return enlarge(traffic, connection, large_bytes) if large_bytes else 0
 
 
 cdef int on_readable(Traffic* traffic, Connection* connection) noexcept nogil:
@@ -367,7 +390,6 @@ cdef int on_event(Traffic* traffic, Connection* connection, uint32_t events) noe
 
 
 cdef int ask_to_close(Traffic* traffic) noexcept nogil:
-    """Send CLS on every consumer, behind the FINs that may still wait there."""
     cdef uint32_t index
     cdef Connection* connection
     traffic.drained = True
@@ -384,8 +406,19 @@ cdef int ask_to_close(Traffic* traffic) noexcept nogil:
 
 cdef bint received_all(Traffic* traffic) noexcept nogil:
     cdef uint32_t channel
+    if not traffic.tallied:
+        return traffic.received >= traffic.messages
     for channel in range(traffic.channel_count):
         if traffic.tallies[channel].unique != traffic.tallies[channel].expected:
+            return False
+    return True
+
+
+cdef bint sent_all(Traffic* traffic) noexcept nogil:
+    """Return whether no connection has unsent bytes: a FIN that is not sent leaves its message in flight."""
+    cdef uint32_t index
+    for index in range(traffic.connection_count):
+        if traffic.connections[index].output_start != traffic.connections[index].output_end:
             return False
     return True
 
@@ -397,7 +430,7 @@ cdef int look_for_end(Traffic* traffic, int64_t now_ns) noexcept nogil:
     if traffic.consumer_count:
         if not traffic.drained and received_all(traffic) and ask_to_close(traffic) < 0:
             return -1
-        if traffic.finished_count == traffic.consumer_count and not traffic.consumed_ns:
+        if traffic.finished_count == traffic.consumer_count and not traffic.consumed_ns and sent_all(traffic):
             traffic.consumed_ns = now_ns
     if not traffic.publisher_count and not traffic.consumer_count:
         return 0

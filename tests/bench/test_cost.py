@@ -19,9 +19,9 @@ from bench.cost import (
     find_counter,
     instructions_per_message,
 )
-from bench.procfs import CpuTime
 from bench.setting import Cores, Setting
 from bench.workloads import Workload, find
+from pyqd.tools.bench.process import CpuTime
 
 SETTING = Setting(cores=Cores())
 

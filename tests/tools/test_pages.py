@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 PAGES = (
     "pyqctl.md",
+    "pyq_bench.md",
     "to_pyq.md",
     "pyq_tail.md",
     "pyq_stat.md",

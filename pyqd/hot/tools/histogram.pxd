@@ -64,5 +64,8 @@ cdef inline int64_t histogram_quantile(const Histogram* histogram, double share)
     middle = (<int64_t>(bucket - shift * OCTAVE_BUCKETS) << shift) + ((<int64_t>1 << shift) >> 1)
     return middle if middle < histogram.most else histogram.most
 
+# A LatencyHistogram with the same durations.
+cdef object copy_of(const Histogram* histogram)
+
 # The pyqd.tools.bench.outcome.Latency of a histogram.
 cdef object summarize(const Histogram* histogram)

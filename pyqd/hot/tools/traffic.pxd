@@ -7,6 +7,7 @@ from pyqd.hot.tools.tally cimport Tally
 cdef enum:
     CONTROL_BYTES = 64             # room for RDY, NOP and CLS behind the FINs
     ERROR_TEXT_BYTES = 512
+    FRAME_BYTES_MAX = 67108864     # of a message that a consumer takes
 
 cdef enum Role:
     PUBLISHER
@@ -54,6 +55,9 @@ cdef struct Traffic:
     uint64_t next_counter
     uint64_t confirmed
     uint64_t heartbeats
+    bint tallied                   # messages are ours: each counter is marked in its channel's tally
+    uint64_t received              # messages, over all channels
+    uint64_t received_bytes        # of their bodies
     Tally* tallies                 # one for each channel; owned
     uint32_t channel_count
     double interval_ns             # between the intended times of two messages; 0: as fast as answers come
@@ -70,7 +74,8 @@ cdef struct Traffic:
     int64_t consumed_ns            # the last CLOSE_WAIT came
     int64_t worked_ns              # spent on events, outside of epoll_wait
     bint spinning                  # poll without sleeping
-    bint drained                   # every expected counter was received and CLS was sent
+    bint stopping                  # set by another thread: leave the loop soon
+    bint drained                   # all expected messages were received, or no more are wanted, and CLS was sent
     bint failed
     char error_text[ERROR_TEXT_BYTES]
 
@@ -79,6 +84,9 @@ cdef int flush(Traffic* traffic, Connection* connection) noexcept nogil
 
 # Stamp and send as many commands as may be outstanding; the caller saw an empty output buffer. Returns as flush.
 cdef int publish_more(Traffic* traffic, Connection* connection) noexcept nogil
+
+# Send CLS on every consumer, behind the FINs that may still wait there; -1 on failure.
+cdef int ask_to_close(Traffic* traffic) noexcept nogil
 
 # Serve events until end_ns; 1 when the load is complete, 0 when the time is over, -1 on failure.
 cdef int turn(Traffic* traffic, int64_t end_ns) noexcept nogil

@@ -10,21 +10,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from pyqd.client.core.commands import auth
+
 Address = tuple[str, int]
 
 MAGIC = b"  V2"
 # The kernel queues this many handshakes and short commands without either side having to wait for the other.
 OPEN_AT_ONCE = 64
 FRAME_RESPONSE = 0
+ANSWER_BYTES_MAX = 1 << 20
 
 
 class HandshakeError(Exception):
     """The server refused a handshake."""
 
 
+class ForeignError(HandshakeError):
+    """The server does not speak NSQ's protocol."""
+
+
 @dataclass(frozen=True)
 class Handshake:
-    """First commands of a connection: IDENTIFY if there are fields for it, SUB for a consumer.
+    """First commands of a connection: IDENTIFY if there are fields for it, AUTH with a secret, SUB for a consumer.
 
     identify: fields of IDENTIFY as in the protocol; with feature_negotiation the answer is an object, else OK. silent:
     the connection is for HTTP, and sends nothing by itself.
@@ -34,6 +41,7 @@ class Handshake:
     topic: str = ""
     channel: str = ""
     silent: bool = False
+    secret: str = field(default="", repr=False)
 
     def preamble(self) -> bytes:
         if self.silent:
@@ -42,12 +50,14 @@ class Handshake:
         if self.identify:
             body = json.dumps(dict(self.identify)).encode()
             parts.append(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+        if self.secret:
+            parts.append(auth(self.secret))
         if self.channel:
             parts.append(f"SUB {self.topic} {self.channel}\n".encode())
         return b"".join(parts)
 
     def answer_count(self) -> int:
-        return bool(self.identify) + bool(self.channel)
+        return bool(self.identify) + bool(self.secret) + bool(self.channel)
 
 
 class Connections:
@@ -113,13 +123,16 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def expect_ok(connection: socket.socket) -> None:
-    """Read one answer, OK or an object, over any heartbeat that comes first."""
+def expect_ok(connection: socket.socket) -> bytes:
+    """Read and return one answer, OK or an object, over any heartbeat that comes first. Raises: HandshakeError."""
     while True:
-        size, frame_type = struct.unpack(">ii", receive_exactly(connection, 8))
+        head = receive_exactly(connection, 8)
+        size, frame_type = struct.unpack(">ii", head)
+        if not 4 <= size <= ANSWER_BYTES_MAX:
+            raise ForeignError("HTTP" if head.startswith(b"HTTP") else "")
         data = receive_exactly(connection, size - 4)
         if frame_type == FRAME_RESPONSE and (data == b"OK" or data.startswith(b"{")):
-            return
+            return data
         if frame_type != FRAME_RESPONSE or data != b"_heartbeat_":
             raise HandshakeError(f"handshake answered with frame type {frame_type}: {data.decode('utf-8', 'replace')}")
 

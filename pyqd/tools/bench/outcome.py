@@ -24,6 +24,18 @@ class ChannelCount:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """Counters of a load that runs. elapsed_s: since its start. worked_s: of these, spent on events."""
+
+    elapsed_s: float = 0.0
+    worked_s: float = 0.0
+    sent: int = 0
+    confirmed: int = 0
+    received: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """Counters of one `Load.run`.
 

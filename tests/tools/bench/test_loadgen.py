@@ -316,7 +316,6 @@ def test_a_channel_that_the_load_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"rate_per_s": 100.0}, "batch of 1"),
         ({"defer_ms": 1}, "batch of 1"),
         ({"batch": 1, "rate_per_s": -1.0}, "rate_per_s must be 0 to"),
         ({"batch": 1, "rate_per_s": float("nan")}, "rate_per_s must be 0 to"),
@@ -348,3 +347,114 @@ def test_a_load_runs_once() -> None:
     load.run(0.0)
     with pytest.raises(ValueError, match="once"):
         load.run(0.0)
+
+
+def test_an_endless_load_publishes_until_it_is_finished_and_waits_for_the_answers() -> None:
+    answered = threading.Event()
+
+    def script(far: socket.socket) -> None:
+        for counter in range(2):
+            expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(counter))
+        assert answered.wait(DEADLINE_S)
+        far.sendall(OK + OK)
+
+    load = Load(messages=None, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=1, outstanding=2)
+        load.start()
+        assert not load.advance(0.01)
+        load.finish()
+        answered.set()
+        assert load.advance(DEADLINE_S)
+        counts, report = load.counts(), load.report()
+    assert (counts.sent, counts.confirmed) == (2, 2)
+    assert (report.messages, report.timed_out) == (2, False)
+
+
+def test_an_interrupt_by_another_thread_ends_the_wait_and_what_is_finished_can_still_end() -> None:
+    released = threading.Event()
+
+    def script(far: socket.socket) -> None:
+        expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        load.interrupt()
+        assert released.wait(DEADLINE_S)
+        far.sendall(OK)
+
+    load = Load(messages=None, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=1, outstanding=1)
+        load.start()
+        assert not load.advance(DEADLINE_S)
+        load.finish()
+        released.set()
+        assert load.advance(DEADLINE_S)
+
+
+def test_messages_of_others_are_counted_with_their_bytes_and_finished_until_there_are_enough() -> None:
+    def foreign(counter: int, size: int) -> bytes:
+        data = struct.pack(">qH", 1, 1) + f"{counter:016x}".encode() + b"y" * size
+        return struct.pack(">ii", len(data) + 4, 2) + data
+
+    def script(far: socket.socket) -> None:
+        expect(far, b"RDY 7\n")
+        # The second is larger than the input buffer, and the third has no space for a counter.
+        far.sendall(foreign(0, 0) + foreign(1, 400_000) + foreign(2, 3))
+        expect(far, fin(0) + fin(1) + fin(2) + b"CLS\n")
+        far.sendall(CLOSE_WAIT)
+
+    load = Load(messages=3, body_bytes=BODY_BYTES, tallied=False)
+    with peer(script) as fd:
+        load.add_consumers([fd], rdy=7)
+        load.start()
+        assert load.advance(DEADLINE_S)
+        counts = load.counts()
+    assert (counts.received, counts.received_bytes) == (3, 400_003)
+
+
+def test_consumers_that_leave_finish_what_is_on_its_way() -> None:
+    def script(far: socket.socket) -> None:
+        expect(far, b"RDY 7\n")
+        expect(far, b"CLS\n")
+        far.sendall(message(0) + CLOSE_WAIT)
+        expect(far, fin(0))
+
+    load = Load(messages=None, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_consumers([fd], rdy=7)
+        load.start()
+        load.leave()
+        assert load.advance(DEADLINE_S)
+        assert load.counts().received == 1
+
+
+def test_with_a_rate_a_batch_is_sent_at_the_time_of_its_first_message() -> None:
+    count, batch, rate_per_s = 40, 4, 1000.0
+
+    def script(far: socket.socket) -> None:
+        for first in range(0, count, batch):
+            sized = b"".join(struct.pack(">i", BODY_BYTES) + body(counter) for counter in range(first, first + batch))
+            expect(far, b"MPUB t\n" + struct.pack(">ii", len(sized) + 4, batch) + sized)
+        far.sendall(OK * (count // batch))
+
+    load = Load(messages=count, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=batch, outstanding=1, rate_per_s=rate_per_s)
+        report = load.run(DEADLINE_S)
+    assert (report.confirmed, report.answers.count, report.behind.count) == (count, count // batch, count // batch)
+    # The first batch waited for the intended times of all others.
+    assert report.answers.max_ns >= (count - batch) / rate_per_s * 1e9
+
+
+def test_latencies_of_a_warm_up_are_forgotten() -> None:
+    def script(far: socket.socket) -> None:
+        expect(far, b"PUB t\n" + struct.pack(">i", BODY_BYTES) + body(0))
+        far.sendall(OK)
+
+    load = Load(messages=1, body_bytes=BODY_BYTES)
+    with peer(script) as fd:
+        load.add_publishers([fd], topic="t", batch=1, outstanding=1)
+        load.start()
+        assert load.advance(DEADLINE_S)
+        assert (load.answers().count, load.answers().most > 0) == (1, True)
+        load.reset_latencies()
+        assert (load.answers().count, load.answers().most) == (0, 0)

@@ -1,0 +1,204 @@
+"""The three loads of `pyq_bench`: each opens connections, runs a load, and returns its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from pyqd.client.core.commands import check_channel
+from pyqd.hot.tools.histogram import LatencyHistogram
+from pyqd.hot.tools.loadgen import Load
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.tools.bench.options import ConsumeOptions, LatencyOptions, PublishOptions
+from pyqd.tools.bench.outcome import LoadCounts
+from pyqd.tools.bench.progress import Progress
+from pyqd.tools.bench.run import Course, Run, carry_out
+from pyqd.tools.bench.summary import Figures, busy_percent, cpu_between, warnings_of
+from pyqd.tools.bench.target import Target, with_remedy
+from pyqd.tools.bench.topic import Topic
+from pyqd.tools.common import Fatal
+
+RUNFOR_S: Final = 10.0
+# Messages that are published before a consumption is measured.
+STOCK_COUNT: Final = 1_000_000
+STOCK_BATCH: Final = 200
+STOCK_BATCH_BYTES: Final = 1 << 20
+STOCK_OUTSTANDING: Final = 4
+CHANNEL: Final = "pyq_bench"
+
+confirmed: Final[Callable[[LoadCounts], int]] = attrgetter("confirmed")
+received: Final[Callable[[LoadCounts], int]] = attrgetter("received")
+
+
+class StoppedError(Exception):
+    """A signal came before the measurement."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A broker and a topic to measure with."""
+
+    target: Target
+    topic: Topic
+
+    async def publish(self, options: PublishOptions) -> Figures:
+        """Publish, and count the answers."""
+        load = Load(messages=options.count or None, body_bytes=options.size)
+        course = course_of(options, 0.0 if options.count else RUNFOR_S)
+        progress = Progress("publishing", options.count, whole_s(course), options.size, options.quiet)
+        with self.target.open(options.connections) as connections:
+            load.add_publishers(
+                connections.fds(),
+                topic=self.topic.name,
+                batch=options.batch_size,
+                outstanding=options.outstanding,
+                rate_per_s=options.rate,
+            )
+            run = Run(load, course, self.target.process, publishes=True, consumes=False)
+            await carry_out(run, progress, confirmed)
+        counts = load.counts()
+        settings = {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
+        latencies = {"answers": load.answers()}
+        return self._figures(
+            "publish", options, settings, run, confirmed, latencies, counts.sent - counts.confirmed, "answered"
+        )
+
+    async def consume(self, options: ConsumeOptions) -> Figures:
+        """Consume a new topic that is filled before, or a topic of the user."""
+        self._check_rdy(options.rdy)
+        if options.channel:
+            check_channel(options.channel)
+        is_new = self.topic.is_new
+        # An ephemeral channel of its own takes no messages from the channels of others.
+        channel = options.channel or (CHANNEL if is_new else f"{CHANNEL}-{options.seed}#ephemeral")
+        messages = options.count or (STOCK_COUNT if is_new else 0)
+        if is_new:
+            await self._fill(options, channel, messages)
+        # Messages that others publish bear no numbers.
+        load = Load(messages=messages or None, body_bytes=options.size, tallied=is_new)
+        course = course_of(options, 0.0 if messages else RUNFOR_S)
+        progress = Progress("consuming", messages, whole_s(course), options.size, options.quiet)
+        with self.target.open(options.connections, self.topic.name, channel) as connections:
+            load.add_consumers(connections.fds(), rdy=options.rdy)
+            run = Run(load, course, self.target.process, publishes=False, consumes=True)
+            await carry_out(run, progress, received, options.timeout_s if is_new else 0.0)
+        report = load.report()
+        missing = 0 if run.is_interrupted or course.runfor_s or not is_new else messages - report.unique
+        settings = {"channel": channel, "rdy": options.rdy}
+        return self._figures("consume", options, settings, run, received, {}, missing, "delivered", report.duplicates)
+
+    async def _fill(self, options: ConsumeOptions, channel: str, messages: int) -> None:
+        """Publish the messages to consume. Raises: Fatal, StoppedError."""
+        self.target.open(1, self.topic.name, channel).close()
+        largest = max(1, min(STOCK_BATCH, STOCK_BATCH_BYTES // options.size))
+        batch = next(size for size in range(largest, 0, -1) if messages % size == 0)
+        load = Load(messages=messages, body_bytes=options.size, tallied=False)
+        with self.target.open(options.connections) as connections:
+            load.add_publishers(connections.fds(), topic=self.topic.name, batch=batch, outstanding=STOCK_OUTSTANDING)
+            run = Run(load, Course(0.0, 0.0, options.timeout_s), None, publishes=True, consumes=False)
+            progress = Progress("filling the topic", messages, 0.0, options.size, options.quiet)
+            await carry_out(run, progress, confirmed, options.timeout_s)
+        if run.error:
+            raise Fatal(f"cannot fill topic {self.topic.name}: {self.target.name}: {with_remedy(run.error)}")
+        if run.is_interrupted:
+            raise StoppedError
+
+    async def latency(self, options: LatencyOptions) -> Figures:
+        """Publish at a rate and consume at once; latencies begin at the intended times."""
+        self._check_rdy(options.rdy)
+        course = course_of(options, 0.0 if options.count else RUNFOR_S)
+        channel = options.channel or CHANNEL
+        check_channel(channel)
+        batches = -(-int(options.rate * whole_s(course)) // options.batch_size)
+        messages = options.count or max(1, batches) * options.batch_size
+        load = Load(messages=messages, body_bytes=options.size)
+        progress = Progress("measuring", messages, whole_s(course), options.size, options.quiet)
+        with (
+            self.target.open(options.connections, self.topic.name, channel) as consumers,
+            self.target.open(options.connections) as publishers,
+        ):
+            load.add_consumers(consumers.fds(), rdy=options.rdy)
+            load.add_publishers(
+                publishers.fds(),
+                topic=self.topic.name,
+                batch=options.batch_size,
+                outstanding=options.outstanding,
+                rate_per_s=options.rate,
+            )
+            run = Run(load, course, self.target.process, publishes=True, consumes=True)
+            await carry_out(run, progress, received)
+        report = load.report()
+        settings = {
+            "channel": channel,
+            "rdy": options.rdy,
+            "batch_size": options.batch_size,
+            "outstanding": options.outstanding,
+            "rate_per_s": options.rate,
+        }
+        latencies = {"deliveries": load.deliveries(), "answers": load.answers(), "behind": load.behind()}
+        missing = report.messages - report.unique
+        return self._figures(
+            "latency", options, settings, run, received, latencies, missing, "delivered", report.duplicates
+        )
+
+    def _check_rdy(self, rdy: int) -> None:
+        if rdy > self.target.rdy_max:
+            raise Fatal(f"--rdy must be at most {self.target.rdy_max}, the --max-rdy-count of {self.target.name}")
+
+    def _figures(
+        self,
+        command: str,
+        options: PublishOptions | ConsumeOptions,
+        settings: Mapping[str, object],
+        run: Run,
+        count: Callable[[LoadCounts], int],
+        latencies: dict[str, LatencyHistogram],
+        missing: int,
+        verb: str,
+        duplicates: int = 0,
+    ) -> Figures:
+        """Return the figures of a run that has ended. missing: messages that were not `verb`."""
+        begin, end = run.begin.counts, run.end.counts
+        messages, seconds = count(end) - count(begin), end.elapsed_s - begin.elapsed_s
+        consumed_bytes = end.received_bytes - begin.received_bytes
+        problems = []
+        if run.error:
+            problems.append(f"{self.target.name}: {with_remedy(run.error.removeprefix('error frame: '))}")
+        elif missing:
+            problems.append(f"{missing:,} messages were not {verb} within {options.timeout_s:g} s after the others")
+        common: dict[str, object] = {
+            "address": self.target.name,
+            "version": self.target.version,
+            "topic": self.topic.name,
+            "connections": options.connections,
+            "size_bytes": options.size,
+        }
+        rate = float(getattr(options, "rate", 0))
+        return Figures(
+            command=command,
+            settings={**common, **settings},
+            seconds=seconds,
+            messages=messages,
+            message_bytes=consumed_bytes if count is received else messages * options.size,
+            latencies={name: histogram for name, histogram in latencies.items() if histogram.count},
+            cpu_s=cpu_between(run),
+            generator_busy_percent=busy_percent(run),
+            unfinished=missing,
+            duplicates=duplicates,
+            is_interrupted=run.is_interrupted,
+            problems=tuple(problems),
+            warnings=warnings_of(run, rate, messages / seconds if seconds else 0.0),
+        )
+
+
+def course_of(options: PublishOptions | ConsumeOptions, otherwise_s: float) -> Course:
+    """Return the times of a load. otherwise_s: duration if the user gives none; 0 for no limit."""
+    runfor_s = options.runfor_ns / SECOND_NS or otherwise_s
+    return Course(options.warm_up_ns / SECOND_NS, runfor_s, options.timeout_s, options.spin)
+
+
+def whole_s(course: Course) -> float:
+    """Return the duration of a load with its warm-up; 0 if it has no limit."""
+    return course.warm_up_s + course.runfor_s if course.runfor_s else 0.0

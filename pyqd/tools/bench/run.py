@@ -1,0 +1,138 @@
+"""Course of one load: warm-up, measurement, end. The load has a thread of its own, so that nothing else delays it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyqd.hot.tools.loadgen import Load, LoadError
+from pyqd.tools.bench.outcome import LoadCounts
+from pyqd.tools.bench.process import CpuTime, read_cpu_time
+from pyqd.tools.bench.progress import Progress
+from pyqd.tools.cluster import in_thread
+from pyqd.tools.common import stop_on
+
+LONGEST_S: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Course:
+    """Times of a load. runfor_s: 0 for no limit. drain_s: limit of the wait for what is missing at the end."""
+
+    warm_up_s: float
+    runfor_s: float
+    drain_s: float
+    spins: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Reading at one end of the measurement. cpu: of the broker; None if it is not on this machine."""
+
+    counts: LoadCounts = field(default_factory=LoadCounts)
+    cpu: CpuTime | None = None
+
+
+class Run:
+    """One load on its course. process: of the broker. After the run, `begin` and `end` enclose the measurement.
+
+    error: of the broker or the connection, empty if there was none. is_interrupted: a signal ended the measurement.
+    """
+
+    def __init__(self, load: Load, course: Course, process: int | None, publishes: bool, consumes: bool) -> None:
+        self.load = load
+        self.begin = self.end = Sample()
+        self.error = ""
+        self.is_interrupted = False
+        self.is_warming_up = course.warm_up_s > 0
+        self._course = course
+        self._process = process
+        self._publishes, self._consumes = publishes, consumes
+        self._is_abandoned = False
+
+    def work(self) -> None:
+        """Do all of it, in a thread."""
+        is_measured = False
+        try:
+            self.begin = replace(self._sample(), counts=LoadCounts())
+            self.load.start(spin=self._course.spins)
+            complete = self._warm_up()
+            complete = complete or self.load.advance(self._course.runfor_s or LONGEST_S)
+            self.end = self._sample()
+            is_measured = True
+            if not complete:
+                self._drain()
+        except LoadError as error:
+            self.error = str(error)
+        if not is_measured:
+            self.end = self._sample()
+
+    def _warm_up(self) -> bool:
+        """Run without measuring. Returns: whether the load is complete."""
+        if not self.is_warming_up:
+            return False
+        complete = self.load.advance(self._course.warm_up_s)
+        self.is_warming_up = False
+        # Otherwise nothing is left to measure, and the warm-up is better than nothing.
+        if not complete and not self.is_interrupted:
+            self.load.reset_latencies()
+            self.begin = self._sample()
+        return complete
+
+    def _drain(self) -> None:
+        """Wait for answers and deliveries that are missing, and let the consumers leave."""
+        complete = False
+        if self._publishes and not self._is_abandoned:
+            self.load.finish()
+            complete = self.load.advance(self._course.drain_s)
+        if self._consumes and not complete and not self._is_abandoned:
+            self.load.leave()
+            self.load.advance(self._course.drain_s)
+
+    def _sample(self) -> Sample:
+        cpu = None
+        if self._process is not None:
+            # A broker that has died has no CPU time.
+            with contextlib.suppress(OSError):
+                cpu = read_cpu_time(self._process)
+        return Sample(self.load.counts(), cpu)
+
+    def interrupt(self) -> None:
+        """End the measurement soon, in good order."""
+        self.is_interrupted = True
+        self.load.interrupt()
+
+    def abandon(self, error: str) -> None:
+        """End everything soon, with an error."""
+        self.error = self.error or error
+        self._is_abandoned = True
+        self.load.interrupt()
+
+
+async def carry_out(run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0) -> None:
+    """Run a load to its end, with progress; SIGINT and SIGTERM end the measurement.
+
+    done: the number of messages to show. stall_s: limit of the time without a message; 0 for none.
+    """
+    work = in_thread(run.work)
+    latest, latest_s = -1, 0.0
+    try:
+        with stop_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, on_signal=run.interrupt), progress:
+            while not work.done():
+                counts = run.load.counts()
+                if done(counts) != latest:
+                    latest, latest_s = done(counts), counts.elapsed_s
+                elif stall_s and counts.elapsed_s - latest_s > stall_s:
+                    run.abandon(f"the broker has done nothing for {stall_s:g} s")
+                progress.show(done(counts), counts.elapsed_s, "warming up" if run.is_warming_up else "")
+                await asyncio.wait({work}, timeout=progress.interval_s)
+    finally:
+        if not work.done():
+            # The sockets are closed after this, and the load must not write to others that get their numbers.
+            run.abandon("stopped")
+            await asyncio.wait({work})
+    work.result()

@@ -1,0 +1,104 @@
+"""Broker under load: its answer to IDENTIFY, its process, and the errors of connections in words for the user."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyqd.primitives.addresses import TcpAddress, split_address
+from pyqd.tools.bench.connections import Address, Connections, ForeignError, Handshake, HandshakeError, expect_ok
+from pyqd.tools.bench.process import serving_process
+from pyqd.tools.common import Fatal, user_agent
+
+TOOL: Final = "pyq_bench"
+# Words in the errors of brokers, and the remedy for each.
+REMEDIES: Final = (
+    ("TLS required", "pyq_bench does not speak TLS; measure a broker that runs without --tls-required"),
+    ("E_AUTH_DISABLED", "the broker demands no authorization; leave out --auth-secret"),
+    ("E_AUTH", "is --auth-secret right?"),
+    ("E_UNAUTHORIZED", "the secret of --auth-secret does not permit this topic or channel"),
+    ("E_BAD_MESSAGE", "lower --size, or raise the broker's --max-msg-size"),
+    ("E_BAD_BODY", "lower --size or --batch-size, or raise the broker's --max-msg-size and --max-body-size"),
+    ("E_PUB_FAILED", "the broker's log has the cause; is its disk full?"),
+    ("E_MPUB_FAILED", "the broker's log has the cause; is its disk full?"),
+    ("connection closed", "has the broker stopped? its log has the cause"),
+    ("Connection reset", "has the broker stopped? its log has the cause"),
+    ("Broken pipe", "has the broker stopped? its log has the cause"),
+)
+
+
+def with_remedy(text: str) -> str:
+    """Return the text of an error with its remedy, if there is a known one."""
+    return next((f"{text}; {remedy}" for word, remedy in REMEDIES if word in text), text)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A broker. rdy_max: the highest RDY that it takes. process: its id, None if it is on another machine."""
+
+    name: str
+    address: Address
+    version: str
+    rdy_max: int
+    process: int | None
+    timeout_s: float
+    secret: str = field(default="", repr=False)
+
+    def open(self, count: int, topic: str = "", channel: str = "") -> Connections:
+        """Return connections that are ready for load, subscribed if there is a channel. Raises: Fatal."""
+        handshake = Handshake(identify(), topic, channel, secret=self.secret)
+        try:
+            return Connections.open(self.address, count, handshake, timeout_s=self.timeout_s)
+        except (OSError, HandshakeError) as error:
+            raise Fatal(reason(self.name, error)) from None
+
+
+def identify() -> dict[str, Any]:
+    """Return the fields of IDENTIFY; there are none for output buffers, which so have the broker's settings."""
+    hostname = socket.gethostname()
+    return {
+        "client_id": hostname.partition(".")[0],
+        "hostname": hostname,
+        "user_agent": user_agent(TOOL),
+        "feature_negotiation": True,
+    }
+
+
+def probe(address: str, secret: str, timeout_s: float) -> Target:
+    """Return the broker at an address. Raises: Fatal, with the remedy."""
+    try:
+        place = split_address(address)
+    except ValueError as error:
+        raise Fatal(f"--nsqd-tcp-address: {error}") from None
+    if not isinstance(place, TcpAddress):
+        raise Fatal(f"--nsqd-tcp-address: {address} has no port; pyq_bench needs host:port, such as 127.0.0.1:4150")
+    host_and_port = place.host or "127.0.0.1", place.port
+    try:
+        with socket.create_connection(host_and_port, timeout=timeout_s) as connection:
+            connection.sendall(Handshake(identify()).preamble())
+            answer = json.loads(expect_ok(connection))
+            process = serving_process(connection)
+    except (OSError, HandshakeError, ValueError) as error:
+        raise Fatal(reason(address, error)) from None
+    if answer.get("auth_required") and not secret:
+        raise Fatal(f"{address} demands authorization; give --auth-secret")
+    name, rdy_max = str(answer.get("version", "unknown")), int(answer.get("max_rdy_count", 2500))
+    return Target(address, host_and_port, name, rdy_max, process, timeout_s, secret)
+
+
+def reason(address: str, error: Exception) -> str:
+    """Return the text for a connection that could not be opened, with the remedy."""
+    if isinstance(error, ForeignError) and str(error) == "HTTP":
+        return f"{address} speaks HTTP; give the address of the TCP protocol, whose port is 4150 by default"
+    if isinstance(error, (ForeignError, ValueError)):
+        return f"{address} does not speak NSQ's protocol; give the TCP address of nsqd or pyqd"
+    if isinstance(error, TimeoutError):
+        return f"{address} gave no answer in time; is it the TCP address of nsqd or pyqd? --timeout sets the limit"
+    if isinstance(error, HandshakeError):
+        return f"{address}: {with_remedy(str(error))}"
+    if isinstance(error, socket.gaierror):
+        return f"cannot find the host of {address}: {error.strerror}"
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"cannot connect to {address}: {cause}; is the broker running, and is this its TCP address?"
