@@ -31,8 +31,8 @@ cdef enum:
     CHANNEL_COUNT_MAX = 1024
     OPEN_OUTSTANDING_MAX = 65536   # of a connection with a rate: more than the buffers of two sockets hold
 
-RATE_MAX_PER_S = 1e9
-SIGNALS_S = 0.1                # after so long `run` looks for signals
+cdef double RATE_MAX_PER_S = 1e9
+cdef double SIGNALS_S = 0.1            # after so long `run` looks for signals
 cdef int64_t SLICE_NS = 20_000_000     # after so long `advance` looks whether it was interrupted
 
 

@@ -1,0 +1,1 @@
+# Called by compiled modules only.
