@@ -77,13 +77,17 @@ class PublishFuture(Future[str | None]):
         if self._has_begun:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.engine.lock:
-            if not self._has_begun:
+            is_first = not self._has_begun
+            is_done = self.done()
+            if is_first:
                 super().__init__()
                 self._has_begun = True
-                if self.done():
-                    self._settle()
-                else:
+                if not is_done:
                     self.publication.on_done = self._settle_outside
+        # Without the lock: wait() of another thread may have the condition already, and need the lock for the next one
+        # of its futures.
+        if is_first and is_done:
+            self._settle()
         return getattr(self, name)
 
     def _settle_outside(self, _: Publication) -> None:

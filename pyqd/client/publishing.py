@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final
 
 from pyqd.client.connecting import Connector, Lookup, Pool
@@ -271,8 +272,12 @@ class Publishing:
         self._ready.clear()
 
     def forget_links(self) -> None:
-        """In the child of a fork: begin without connections and without the parent's publications."""
+        """In the child of a fork: begin without connections. The parent's publications have failed here."""
         self.pool.forget_links()
+        for publication in chain(self._waiting, *self._unanswered.values()):
+            if publication.progress != DONE:
+                publication.error = ClosedError("submitted before the process forked: the parent publishes it")
+                publication.progress = DONE
         self._unanswered.clear()
         self._ready.clear()
         self._waiting.clear()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from typing import Any
 
@@ -257,6 +258,29 @@ class TestFork:
         assert program.end() == (0, [])
         expected = sorted([b"first", b"child", *(b"%03d" % number for number in range(500))])
         assert bodies_of(face, address, topic, 502) == expected
+
+    def test_a_future_of_the_parent_fails_in_a_child(self, run, scripted):
+        answered = threading.Event()
+
+        def answer(_publish):
+            assert answered.wait(WAIT_S)
+            return b"\0\0\0\6\0\0\0\0OK"
+
+        scripted.answer = answer
+        text = """
+            producer = Producer(address)
+            future = producer.submit(topic, b"x")
+            child = os.fork()
+            if not child:
+                print(type(future.exception(10)).__name__, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            producer.close()
+        """
+        program = run(text, scripted.address)
+        line = program.stdout.readline()
+        answered.set()
+        assert (line, program.end()) == ("ClosedError\n", (0, []))
 
     def test_many_threads_publish_during_forks(self, run, face, address, topic):
         program = run("""

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 import pytest
 
 from pyqd.client import Producer, UnansweredError
+from pyqd.client.publish_future import PublishFuture
 from tests.support.publish_broker import RESPONSE, Publish, PublishBroker, frame
 from tests.support.server import WAIT_S, wait_until
 
@@ -116,6 +117,25 @@ def test_wait_and_as_completed_take_it(
     assert concurrent.futures.wait([future, other], WAIT_S).not_done == set()
     assert set(concurrent.futures.as_completed([future, other], WAIT_S)) == {future, other}
     ending.join(WAIT_S)
+
+
+def test_a_future_that_is_done_needs_no_lock_for_its_condition(
+    gate: Gate, future: Future[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.finish()
+    future.result(WAIT_S)
+    engine = gate.producer._engine
+    were_locked: list[bool] = []
+    settle = PublishFuture._settle
+
+    def note(self: PublishFuture) -> None:
+        were_locked.append(engine.lock.locked())
+        settle(self)
+
+    # wait() holds the condition of one future while the state of the next one is made, which takes the lock.
+    monkeypatch.setattr(PublishFuture, "_settle", note)
+    assert concurrent.futures.wait([future], WAIT_S).done == {future}
+    assert were_locked == [False]
 
 
 def test_asyncio_waits_for_it(

@@ -268,13 +268,14 @@ class Engine:
         finally:
             self.lock.acquire()
             self._is_asleep = False
-        if self.is_closed:
-            return
-        self._poller.handle(ready)
+        if not self.is_closed:
+            self._poller.handle(ready)
         self._do_duties()
 
     def _do_duties(self) -> None:
         """Do what no socket announces."""
+        if self.is_closed:
+            return
         while self._posted:
             self._posted.popleft()()
         self._timers.run()

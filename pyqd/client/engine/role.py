@@ -20,11 +20,12 @@ class Waiter:
         self.other: Waiter | None = None
 
     def wake(self) -> None:
-        if not self.is_woken:
-            self.is_woken = True
-            self._lock.release()
-        if self.other is not None:
-            self.other.wake()
+        waiter: Waiter | None = self
+        while waiter is not None:
+            if not waiter.is_woken:
+                waiter.is_woken = True
+                waiter._lock.release()
+            waiter = waiter.other
 
     def sleep(self, timeout_s: float | None) -> None:
         self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
@@ -34,6 +35,19 @@ class Awaited(Protocol):
     """Result that threads may wait for. waiter: the last one of them."""
 
     waiter: Waiter | None
+
+
+def forget(result: Awaited, waiter: Waiter) -> None:
+    """Take a waiter out of those of a result."""
+    if result.waiter is waiter:
+        result.waiter = waiter.other
+        return
+    other = result.waiter
+    while other is not None:
+        if other.other is waiter:
+            other.other = waiter.other
+            return
+        other = other.other
 
 
 class Role:
@@ -72,6 +86,9 @@ class Role:
         finally:
             lock.acquire()
             self.waiters.remove(waiter)
+            if result is not None:
+                # A thread that asks again and again, for a short time each, must not leave a waiter each time.
+                forget(result, waiter)
 
     def wake_all(self) -> None:
         """Have all threads that sleep look at their condition again."""

@@ -79,8 +79,10 @@ class StandIn:
 
     def join(self) -> None:
         """Wait for the thread to end. The caller does not hold the lock."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        thread = self._thread
+        # Without an ident the thread was not started: a signal handler may have raised an error meanwhile.
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join()
 
     def look(self, engine: Driven) -> tuple[Waiter, float | None] | None:
         """Drive for one step if no other thread does; otherwise return how to sleep."""
