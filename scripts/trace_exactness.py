@@ -372,7 +372,7 @@ def report_of(run: Run, check: Check, seconds: float) -> dict[str, Any]:
         "deliveries": len(run.record.deliveries),
         "rows": len(check.published) + len(check.consumed),
         "outcomes": dict(sorted(check.outcomes.items())),
-        "cancelled_before_a_delivery": len(run.record.cancelled),
+        "cancels": len(run.record.cancelled),
         "dead_letters": sum(map(len, run.letters.values())),
         "kills": dict(run.killed),
         "publishes_interrupted": len(run.record.uncertain),

@@ -19,6 +19,7 @@ from pyqd.trace.recent import RecentDeliveries
 from pyqd.trace.rows import Batch, Drop, Place, batch_of
 from pyqd.trace.stores.store import ANSWER_S, Change
 from pyqd.trace.versions import VERSION_TABLE, Versions
+from pyqd.wire.trace_states import IN_FLIGHT
 
 # Keys of one query.
 KEYS: Final = 500
@@ -285,7 +286,7 @@ def _cancel(node_id: int, drop: Drop) -> sa.Update:
         table.node_id == node_id,
         table.topic == drop.topic,
         table.channel == drop.channel,
-        table.outcome == schema.IN_FLIGHT,
+        table.outcome == IN_FLIGHT,
         table.position < drop.position,
     ]
     return sa.update(schema.deliveries).where(*concerned).values(outcome="cancelled", outcome_at=_time(drop.at_us))

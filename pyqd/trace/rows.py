@@ -29,7 +29,8 @@ import sqlalchemy as sa
 from pyqd.fallback.trace_events import KINDS, Decoded
 from pyqd.trace import schema
 from pyqd.trace.literals import Literals
-from pyqd.trace.schema import ID_CHARS, IN_FLIGHT, NAME_CHARS, OUTCOMES, TEXT_CHARS
+from pyqd.trace.schema import ID_CHARS, NAME_CHARS, OUTCOMES, TEXT_CHARS
+from pyqd.wire.trace_states import CLEARED, IN_FLIGHT, SEEK
 
 PUBLISHED: Final = KINDS.index("published")
 STORED: Final = KINDS.index("stored")
@@ -54,10 +55,6 @@ FATES: Final = {
     KINDS.index("dead_lettered"): "dead_lettered",
 }
 UNRECORDED: Final = "disconnected"
-# Reasons for which a channel drops all its messages.
-CLEARED: Final = ("emptied", "channel_deleted", "topic_deleted")
-# It drops those up to an id, and delivers those above it again.
-SEEK: Final = "seek"
 # In all these cases clients lose what they have in flight.
 TAKEN_BACK: Final = (*CLEARED, SEEK)
 

@@ -13,15 +13,14 @@ from sqlalchemy.sql.functions import GenericFunction
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.trace.rows import CLEARED, SEEK
 from pyqd.trace.schema import OUTCOMES
+from pyqd.wire.trace_states import CLEARED, SEEK, WAITING
 
 # Deliveries after which the message is not delivered again.
 LAST: Final = ("finished", "dead_lettered", "cancelled")
 # Events after which a message that was never sent will not be.
 REMOVED: Final = ("finished", "dead_lettered", "cancelled", "dropped")
 UNFINISHED: Final = "unfinished"
-WAITING: Final = "waiting"
 STATES: Final = (UNFINISHED, WAITING, *OUTCOMES)
 
 

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
 from pyqd.trace import schema
 from pyqd.trace.database import Database
-from pyqd.trace.rows import SEEK
-from pyqd.trace.schema import IN_FLIGHT
-
-# State of a message in a channel after an event; after all others it stays.
-WAITING: Final = "waiting"
-STATE_AFTER: Final = {
-    "stored": WAITING,
-    "sent": IN_FLIGHT,
-    "requeued": WAITING,
-    "timed_out": WAITING,
-    "rescheduled": WAITING,
-    "delivered_now": WAITING,
-    "finished": "finished",
-    "dead_lettered": "dead_lettered",
-    "cancelled": "cancelled",
-    "dropped": "dropped",
-}
-OVER: Final = ("finished", "dead_lettered", "cancelled", "dropped")
+from pyqd.wire.trace_states import IN_FLIGHT, OVER, SEEK, STATE_AFTER, WAITING
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ or left for the next run, as the report says; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -89,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     add_compact(commands)
     add_replay(commands)
     add_profile(commands)
+    add_lifecycle(commands)
     top.commands = list(commands.choices.values())
     return top
 
@@ -193,6 +195,19 @@ def add_profile(commands: Any) -> None:
     command.add_argument("--received", metavar="COLUMN", help="a table's column with the time a consumer got a message")
     command.add_argument("--output", required=True, metavar="DIR", help="where the profile goes, which is replaced")
     command.add_argument("--title", default="Topics by minute", help="of the report (default: %(default)s)")
+
+
+def add_lifecycle(commands: Any) -> None:
+    """Add the command lifecycle."""
+    command = add_command(
+        commands, "lifecycle", "Trace logs to Parquet, one row for each message and channel.", run_lifecycle
+    )
+    add_connection(command)
+    command.add_argument("--path", required=True, help="directory of the table")
+    command.add_argument("--follow", action="store_true", help="go on until interrupted, one run after the other")
+    command.add_argument("--interval", default="10s", metavar="TIME", help="between two runs (default: %(default)s)")
+    command.add_argument("--report", metavar="FILE", help="write the report there as JSON")
+    add_compression(command)
 
 
 def add_compression(command: argparse.ArgumentParser) -> None:
@@ -357,6 +372,26 @@ def run_profile(parsed: argparse.Namespace) -> int:
         report = profile(options, spark, progress_of(parsed))
     print(report, flush=True)
     return DONE
+
+
+def run_lifecycle(parsed: argparse.Namespace) -> int:
+    """Bring a table of lives up to date. Returns: the exit code."""
+    from pyqd_spark.jobs.lifecycle import LifecycleOptions, follow, update
+    from pyqd_spark.jobs.lifecycle_report import as_text, report_of, run_text
+
+    interval_s = int(milliseconds("--interval", parsed.interval)) / 1000
+    options = LifecycleOptions(parsed.path, connection_of(parsed), parsed.compression)
+    shown = progress_of(parsed)
+    with spark_of(parsed) as spark:
+        if parsed.follow:
+            follow(options, spark, shown, interval_s, lambda run: print(run_text(run), flush=True))
+        run = update(options, spark, shown)
+        report = report_of(parsed.path, run, spark)
+    if parsed.report:
+        with open(parsed.report, "w", encoding="utf-8") as file:
+            file.write(json.dumps(report, indent=1) + "\n")
+    print(as_text(report), flush=True)
+    return DONE if run.is_complete else INCOMPLETE
 
 
 if __name__ == "__main__":

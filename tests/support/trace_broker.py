@@ -64,5 +64,6 @@ class TraceBroker:
             if wait_s:
                 self._changed.wait_for(lambda: self.log.next > position, wait_s)
             data, following = self.log.answer(position, min(self.max_bytes, int(query["max_bytes"])))
-            positions = {"X-Pyqd-Next": str(following), "X-Pyqd-End": str(self.log.next)}
-            return 200, {"X-Pyqd-Node": self.log_id, **positions}, data
+            positions = {"Next": following, "Oldest": self.log.oldest, "End": self.log.next}
+            headers = {f"X-Pyqd-{name}": str(value) for name, value in positions.items()}
+            return 200, {"X-Pyqd-Format": "1", "X-Pyqd-Node": self.log_id, **headers}, data

@@ -1,0 +1,203 @@
+"""Trace events of brokers for Spark: positions of the logs, and ranges of them, whose events become Parquet files.
+
+Source: docs/trace.md, "Reading" and "Columns".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyqd.client.errors import ProtocolError
+from pyqd.client.http import Reply
+from pyqd.fallback.trace_rows import record_batch
+from pyqd_spark.brokers import BrokerClient, BrokerError, OtherNodeError, check_format, find_brokers
+from pyqd_spark.landing import land_batches, not_shared
+from pyqd_spark.options import Connection
+
+try:
+    from pyqd.hot.wire.trace_events import decode
+except ImportError:  # For a copy of the Python modules without the compiled ones.
+    from pyqd.fallback.trace_events import decode  # type: ignore[assignment]
+
+PATH: Final = "/trace/log"
+PAGE_BYTES: Final = 2 << 20
+OK: Final = 200
+NOT_FOUND: Final = 404
+# A range is not cut smaller than this only to keep more tasks busy, nor into more pieces than this.
+EVENTS_PER_RANGE_MIN: Final = 100_000
+RANGES_MAX: Final = 256
+
+LOST: Final = "lost_events"
+UNKNOWN_GAP: Final = "unknown_gap"
+
+SCHEMA: Final = pa.schema(
+    [
+        ("node", pa.string()),
+        ("position", pa.int64()),
+        ("timestamp_ns", pa.int64()),
+        ("kind", pa.string()),
+        ("message_id", pa.string()),
+        ("topic", pa.string()),
+        ("channel", pa.string()),
+        ("client", pa.string()),
+        ("attempt", pa.int32()),
+        ("size_bytes", pa.int32()),
+        ("due_ns", pa.int64()),
+        ("count", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+_SPARK_TYPES: Final = {pa.string(): "string", pa.int64(): "bigint", pa.int32(): "int"}
+# The same for Spark.
+DDL: Final = ", ".join(f"`{field.name}` {_SPARK_TYPES[field.type]}" for field in SCHEMA)
+
+
+class LogEnd(NamedTuple):
+    """Log of a broker. oldest, end: positions of the oldest event that is kept, and after the newest."""
+
+    node: str
+    address: str
+    oldest: int
+    end: int
+
+
+@dataclass(frozen=True)
+class EventRange:
+    """Events of one broker with positions in [first, stop). is_first: no range of this run comes before it."""
+
+    node: str
+    first: int
+    stop: int
+    is_first: bool
+
+
+class TraceClient(BrokerClient):
+    """Client of a broker's trace log."""
+
+    def log_end(self) -> LogEnd:
+        """Return the positions of the log. Raises: BrokerError, UnreachableError."""
+        reply = self.trace_log(0, 1)
+        oldest, end = (int(self._header(reply, name)) for name in ("x-pyqd-oldest", "x-pyqd-end"))
+        return LogEnd(self._header(reply, "x-pyqd-node"), self.address, oldest, end)
+
+    def trace_log(self, position: int, bytes_max: int = PAGE_BYTES) -> Reply:
+        """Return the blocks from a position on. Raises: BrokerError, UnreachableError."""
+        query = {"position": position, "max_bytes": bytes_max}
+        reply = self.request("GET", PATH, query)
+        if reply.status == NOT_FOUND:
+            raise BrokerError(f"{self.address}: the broker has no event log: it is nsqd, or an older pyqd")
+        if reply.status != OK:
+            raise self.refusal(PATH, query, reply)
+        check_format(self.address, reply.headers.get("x-pyqd-format"))
+        return reply
+
+    def events(self, part: EventRange) -> Iterator[pa.RecordBatch]:
+        """Yield the events of a range. Raises: BrokerError, UnreachableError."""
+        position = expected = part.first
+        while expected < part.stop:
+            reply = self.trace_log(position)
+            node = self._header(reply, "x-pyqd-node")
+            if node != part.node:
+                raise OtherNodeError(f"{self.address} is served by node {node}, and no longer by {part.node}")
+            decoded = decode(reply.body, expected, True)
+            if decoded.rows:
+                yield batch_of(decoded, part)
+            expected = max(expected, decoded.following)
+            following = int(self._header(reply, "x-pyqd-next"))
+            if following <= position:
+                return
+            position = following
+
+    def _header(self, reply: Reply, name: str) -> str:
+        try:
+            return reply.headers[name]
+        except KeyError:
+            raise ProtocolError(f"{self.address}: {PATH}: the answer has no header {name}") from None
+
+
+def batch_of(decoded: Any, part: EventRange) -> pa.RecordBatch:
+    """Return decoded events that are in a range. A gap that reaches into the next range is cut off at its end."""
+    table = pa.Table.from_batches([record_batch(decoded)])
+    positions = table["position"]
+    table = table.filter(pc.less(positions, part.stop))
+    columns = {field.name: table[field.name].cast(field.type) for field in SCHEMA if field.name != "node"}
+    columns["count"] = _cut(columns, part)
+    columns["node"] = pa.array([part.node] * table.num_rows, pa.string())
+    whole = pa.table(columns).select(SCHEMA.names)
+    if not part.is_first:
+        # The range before has it, unless the number of events is known.
+        unknown = pc.and_(pc.equal(whole["kind"], LOST), pc.is_null(whole["count"]))
+        whole = whole.filter(pc.invert(pc.and_(unknown, pc.equal(whole["position"], part.first))))
+    batches = whole.combine_chunks().to_batches()
+    return batches[0] if batches else SCHEMA.empty_table().to_batches()[0]
+
+
+def _cut(columns: dict[str, Any], part: EventRange) -> Any:
+    """Return the counts, those of gaps not beyond the range."""
+    is_gap = pc.equal(columns["kind"], LOST)
+    longest = pc.subtract(pa.scalar(part.stop, pa.int64()), columns["position"])
+    cut = pc.min_element_wise(columns["count"], longest, skip_nulls=False)
+    return pc.if_else(is_gap, cut, columns["count"])
+
+
+def look(connection: Connection) -> list[LogEnd]:
+    """Return the logs of all brokers. Raises: UnreachableError if one of them does not answer, BrokerError."""
+    found: dict[str, LogEnd] = {}
+    for address in find_brokers(connection).addresses:
+        with TraceClient(address, connection) as client:
+            log = client.log_end()
+            found[log.node] = log
+    return list(found.values())
+
+
+def cut(node: str, first: int, stop: int, cores: int) -> list[EventRange]:
+    """Return adjacent ranges of about the same size for the events of a broker."""
+    count = max(1, min((stop - first) // EVENTS_PER_RANGE_MIN, 2 * cores, RANGES_MAX))
+    edges = [first + (stop - first) * number // count for number in range(count + 1)]
+    return [EventRange(node, edges[at], edges[at + 1], at == 0) for at in range(count) if edges[at] < edges[at + 1]]
+
+
+@dataclass(frozen=True)
+class EventTask:
+    """Task of a run: the events of a range into a file. number: of the range. directory: shared with the driver."""
+
+    number: int
+    range: EventRange
+    address: str
+    directory: str
+    connection: Connection
+
+
+def land_events(task: EventTask) -> dict[str, Any]:
+    """Write the events of a range as Parquet, those on many messages excepted.
+
+    Returns: `rows`; `many`, the events on many messages and gaps; or `error` if the broker failed.
+    Raises: StorageError.
+    """
+    if not os.path.isdir(task.directory):
+        return {"error": not_shared(task.directory)}
+    many: list[dict[str, Any]] = []
+    name = f"events-{task.number:05d}.parquet"
+    try:
+        with TraceClient(task.address, task.connection) as client:
+            landed = land_batches(task.directory, name, SCHEMA, _without_many(client.events(task.range), many))
+    except BrokerError as error:
+        return {"error": str(error)}
+    return {"rows": landed.rows, "many": many}
+
+
+def _without_many(batches: Iterator[pa.RecordBatch], many: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """Yield batches without the events on many messages and the gaps, which are added to a list."""
+    for batch in batches:
+        is_one = pc.and_(pc.is_null(batch["count"]), pc.not_equal(batch["kind"], LOST))
+        if pc.all(is_one).as_py():
+            yield batch
+        else:
+            many += batch.filter(pc.invert(is_one)).to_pylist()
+            yield batch.filter(is_one)
