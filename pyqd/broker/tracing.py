@@ -9,7 +9,7 @@ Source: docs/trace.md.
 import logging
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +34,8 @@ LOG_DIRECTORY: Final = "log"
 OPEN_FILE: Final = "open"
 FORMAT: Final = 1
 PAGE_BYTES: Final = 4096
+# Least bytes of an event that shares none: a page of so many bytes has at most one event for each.
+EVENT_BYTES: Final = 16
 # Keys of the counters in /stats.
 STATS: Final = ("oldest", "next", "bytes", "events", "lost", "overwritten")
 ORDINAL_MASK: Final = (1 << 48) - 1
@@ -309,7 +311,8 @@ class Tracing:
     def read(self, position: int, bytes_max: int, pause: Pause) -> Page:
         """Read whole blocks, from the one with the event at a position on, or from the next one that is kept.
 
-        If the reader has come to the end, the open block is sealed. pause: yields to the event loop.
+        bytes_max: also limits the events, to one for each EVENT_BYTES. If the reader has come to the end, the open
+        block is sealed. pause: yields to the event loop.
         """
         if self.log is None or self._reader is None:
             return Page(b"", position, position, position)
@@ -326,6 +329,10 @@ class Tracing:
         data, count, following = reader.read_raw(ordinal, log.log.end, bytes_max)
         if count == 0:
             return Page(b"", log.sealed_position, log.sealed_position, oldest)
+        kept_bytes = bytes_with(data, bytes_max // EVENT_BYTES)
+        if kept_bytes < len(data):
+            data = data[:kept_bytes]
+            return Page(data, first_position(data), end_position(data), oldest)
         return Page(data, first_position(data), self._position_of(following, data), oldest)
 
     def _position_of(self, ordinal: int, data: bytes) -> int:
@@ -351,11 +358,23 @@ def first_position(data: bytes) -> int:
 
 def end_position(data: bytes) -> int:
     """Return the position after the last event in records."""
-    at = end = 0
+    return max((position + row_count for _, position, row_count in blocks_in(data) if position), default=0)
+
+
+def bytes_with(data: bytes, rows_max: int) -> int:
+    """Return the bytes of the first records with so many events together, at least those of one record with events."""
+    rows = 0
+    for at, _, row_count in blocks_in(data):
+        if rows and rows + row_count > rows_max:
+            return at
+        rows += row_count
+    return len(data)
+
+
+def blocks_in(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield offset, first position and number of events of each record; 0 and 0 if it stands for a lost one."""
+    at = 0
     while at < len(data):
         size_bytes, _, _, position = _RECORD.unpack_from(data, at)
-        if position:
-            _, _, row_count, _ = _BLOCK.unpack_from(data, at + _BLOCK_AT)
-            end = position + row_count
+        yield at, position, _BLOCK.unpack_from(data, at + _BLOCK_AT)[2] if position else 0
         at += (_BLOCK_AT + size_bytes + 7) & -8
-    return end

@@ -53,6 +53,11 @@ REQUEUED: Final = KINDS.index("requeued")
 EXPIRED: Final = KINDS.index("expired")
 LOST_EVENTS: Final = KINDS.index("lost_events")
 UNKNOWN_GAP: Final = REASONS.index("unknown_gap")
+# Kinds whose value is the number of further messages with the same event.
+REPEATED: Final = frozenset(
+    KINDS.index(kind)
+    for kind in ("sent", "finished", "timed_out", "touched", "client_gone", "cancelled", "delivered_now")
+)
 
 CONTEXT: Final = 64
 PLACE: Final = 65
@@ -63,10 +68,12 @@ HAS_DUE: Final = 1
 HAS_BODY: Final = 2
 IS_STORED: Final = 4
 IS_BULK: Final = 8
+IS_RUN: Final = 16
 
 EVENT_BYTES: Final = 16
 ENTRY_HEADER_BYTES: Final = 8
 ROWS_MAX: Final = 1 << 26
+GUID_MASK: Final = (1 << 64) - 1
 
 _BLOCK = struct.Struct("<HHIqqq")
 _EVENT = struct.Struct("<BBHIQ")
@@ -306,6 +313,9 @@ def _entries(block: bytes) -> Iterator[tuple[int, bytes]]:
         if PUBLISHED <= kind <= EXPIRED:
             body_bytes = second if first & HAS_BODY else 0
             size = EVENT_BYTES * (1 + bool(first & HAS_DUE) + bool(first & IS_BULK)) + body_bytes
+            if first & IS_RUN:
+                size = (size + EVENT_BYTES - 1) & -EVENT_BYTES
+                size += 4 * (1 + int.from_bytes(block[at + 4 : at + 8], "little"))
         elif kind == CONTEXT:
             size = EVENT_BYTES
         elif kind == PLACE:
@@ -372,8 +382,12 @@ class _Block:
         kind, flags, attempt, value, guid = _EVENT.unpack_from(entry)
         if not self.place:
             raise ValueError("an event has no context")
-        if flags & ~(HAS_DUE | HAS_BODY | IS_STORED | IS_BULK):
+        if flags & ~(HAS_DUE | HAS_BODY | IS_STORED | IS_BULK | IS_RUN):
             raise ValueError("it has a later format")
+        if flags & IS_RUN:
+            if kind != PUBLISHED or flags & ~(IS_RUN | IS_STORED):
+                raise ValueError("it has a later format")
+            return self.add_run(entry, position, flags, value + 1, guid)
         at = EVENT_BYTES
         due_ns = count = body = None
         if flags & HAS_DUE:
@@ -384,23 +398,40 @@ class _Block:
             at += EVENT_BYTES
         if flags & HAS_BODY:
             body, attempt = entry[at:], 0
-        is_reason = kind not in (PUBLISHED, REQUEUED) and value < len(REASONS)
-        self.rows.add(
-            position,
-            self.timestamp_ns,
-            kind,
-            guid,
-            self.places[self.place],
-            self.client,
-            reason=value if is_reason else 0,
-            attempt=None if kind == PUBLISHED else attempt or None,
-            size=value if kind == PUBLISHED else None,
-            due_ns=due_ns,
-            delay_ms=value if kind == REQUEUED else None,
-            count=count,
-            body=body,
-        )
-        position += 1
+        is_reason = kind not in (PUBLISHED, REQUEUED) and kind not in REPEATED and value < len(REASONS)
+        message_count = value + 1 if kind in REPEATED and not flags else 1
+        if message_count > ROWS_MAX:
+            raise ValueError("there are too many rows to decode at once")
+        for index in range(message_count):
+            self.rows.add(
+                position,
+                self.timestamp_ns,
+                kind,
+                guid + index & GUID_MASK,
+                self.places[self.place],
+                self.client,
+                reason=value if is_reason else 0,
+                attempt=None if kind == PUBLISHED else attempt or None,
+                size=value if kind == PUBLISHED else None,
+                due_ns=due_ns,
+                delay_ms=value if kind == REQUEUED else None,
+                count=count,
+                body=body,
+            )
+            position = self.add_stored(position + 1, flags, guid + index & GUID_MASK)
+        return position
+
+    def add_run(self, entry: bytes, position: int, flags: int, message_count: int, guid: int) -> int:
+        """Add the rows of a run of publishes. Returns: position of the next one."""
+        for index, (size,) in enumerate(struct.iter_unpack("<I", entry[EVENT_BYTES : EVENT_BYTES + 4 * message_count])):
+            place = self.places[self.place]
+            number = guid + index & GUID_MASK
+            self.rows.add(position, self.timestamp_ns, PUBLISHED, number, place, self.client, size=size)
+            position = self.add_stored(position + 1, flags, number)
+        return position
+
+    def add_stored(self, position: int, flags: int, guid: int) -> int:
+        """Add the rows of the channels that have got a published message. Returns: position of the next one."""
         if flags & IS_STORED:
             for member in self.sets.get(self.place, ()):
                 self.rows.add(position, self.timestamp_ns, STORED, guid, self.places[member])

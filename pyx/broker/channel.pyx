@@ -208,7 +208,7 @@ cdef class ChannelCore(Scheduled):
         assert consumer.in_flight > 0, "a message in flight is not counted for its consumer"
         if self.trace is not None:
             # Before the act: if a kill comes in between, the message is delivered again, which shows as well.
-            self.trace.note(FINISHED, consumer, held, 0)
+            self.trace.note(FINISHED, consumer, held)
         # In this order: removing the slot reads the record's id, and finishing may unmap the record.
         self.slots.remove(<uint32_t> slot)
         self.parking.finish(record, source)
@@ -308,7 +308,7 @@ cdef class ChannelCore(Scheduled):
             <uint32_t> slot,
             min(now_ns + consumer.msg_timeout_ns, held.delivered_ns + self.max_msg_timeout_ns))
         if self.trace is not None:
-            self.trace.note(TOUCHED, consumer, held, 0)
+            self.trace.note(TOUCHED, consumer, held)
         return DONE
 
     cdef uint64_t unfinished_count(self) noexcept:

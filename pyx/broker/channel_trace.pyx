@@ -6,7 +6,7 @@ The channel calls it before an act that cannot fail, or after the act (see pyx/b
 cimport cython
 
 from pyqd.hot.primitives.clock cimport NS_PER_MS, wall_ns
-from pyqd.hot.wire.trace_events cimport CLIENT_GONE, DROPPED, REASON_SEEK, REQUEUED, SENT, STORED, TIMED_OUT
+from pyqd.hot.wire.trace_events cimport CLIENT_GONE, DROPPED, REASON_SEEK, REQUEUED, STORED, TIMED_OUT
 
 
 @cython.final
@@ -16,27 +16,16 @@ cdef class ChannelTrace:
     def __init__(self, TracePlace place not None):
         self.place = place
 
-    cdef int sent(self, Consumer consumer, const ReadyEntry* entry, int64_t now_ns) except -1:
-        """Add the event of a delivery. now_ns: monotonic."""
-        if self.mono_ns != now_ns:
-            # One time for all deliveries of a run: reading the clock costs as much as the rest of the event.
-            self.mono_ns, self.wall_ns = now_ns, wall_ns()
-        return self.place.note(
-            SENT, entry.record.guid, entry.attempts + 1, 0, consumer.traced_client(), self.wall_ns)
-
-    cdef int note(self, Kind kind, Consumer consumer, const Slot* held, uint32_t value) except -1:
-        """Add the event of a consumer's command on a message in flight."""
-        return self.place.note(
-            kind, held.record.guid, held.attempts, value, consumer.traced_client(), consumer.acted_ns or wall_ns())
-
     cdef int requeued(self, Consumer consumer, const Slot* held, int64_t delay_ns) except -1:
         """Add the event of a REQ; `TraceLog.take_back` removes it if the REQ fails."""
-        return self.note(REQUEUED, consumer, held, <uint32_t> min(delay_ns // NS_PER_MS, <int64_t> 0xFFFFFFFF))
+        return self.place.note(
+            REQUEUED, held.record.guid, held.attempts, <uint32_t> min(delay_ns // NS_PER_MS, <int64_t> 0xFFFFFFFF),
+            consumer.traced_client(), consumer.acted_ns or wall_ns())
 
     cdef int timed_out(self, Consumer consumer, const Slot* held) except -1:
         """Add the event of a timeout. consumer: None if it has left."""
-        return self.place.note(
-            TIMED_OUT, held.record.guid, held.attempts, 0, None if consumer is None else consumer.traced_client(),
+        return self.place.repeat(
+            TIMED_OUT, held.record.guid, held.attempts, None if consumer is None else consumer.traced_client(),
             wall_ns())
 
     cdef int gone(self, Consumer consumer, SlotTable slots) except -1:
@@ -47,8 +36,7 @@ cdef class ChannelTrace:
         for slot in range(slots.capacity):
             held = slots.used(slot)
             if held != NULL and held.consumer == consumer.number:
-                self.place.note(
-                    CLIENT_GONE, held.record.guid, held.attempts, 0, consumer.traced_client(), now_ns)
+                self.place.repeat(CLIENT_GONE, held.record.guid, held.attempts, consumer.traced_client(), now_ns)
         return 0
 
     cdef int dropped(self, const ReadyEntry* entry, uint32_t reason) except -1:

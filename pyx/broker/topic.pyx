@@ -278,6 +278,8 @@ cdef class TopicCore(Scheduled):
         except BaseException:
             self.abort_batches()
             raise
+        if self.trace is not None:
+            self.trace.note_framed(at, count, self.guids.last_id, now_ns, self.open_count == 0)
         self.open_count += count
         self.open_bytes += end - at - count * sizeof(uint32_t)
         return 0
@@ -305,7 +307,7 @@ cdef class TopicCore(Scheduled):
         if self.is_readable():
             self.advance_end()
         if self.trace is not None:
-            self.trace.end_publish(first, <uint32_t> count, self.is_readable())
+            self.trace.end_framed(first, <uint32_t> count, self.is_readable())
         return 0
 
     cdef int abort_batches(self) except -1:

@@ -199,7 +199,8 @@ cdef Fault measure_block(const char* block, uint64_t size_bytes, Tables* tables,
     cdef uint64_t at = BLOCK_HEADER_BYTES
     cdef uint64_t span
     cdef int64_t position
-    cdef uint32_t place = 0, rows
+    cdef uint32_t place = 0
+    cdef uint64_t rows
     cdef Fault fault
     if size_bytes < BLOCK_HEADER_BYTES or header.version != BLOCK_VERSION:
         return LATER_FORMAT
@@ -220,14 +221,17 @@ cdef Fault measure_block(const char* block, uint64_t size_bytes, Tables* tables,
         else:
             if place == 0:
                 return BAD_REFERENCE
-            if event.flags & ~ALL_FLAGS:
+            if event.flags & ~ALL_FLAGS or (
+                    event.flags & IS_RUN and (event.kind != PUBLISHED or event.flags & ~RUN_FLAGS)):
                 return LATER_FORMAT
-            rows = 1 + (set_size(block, tables.sets[place]) if event.flags & IS_STORED else 0)
+            rows = message_count(event) * (1 + (set_size(block, tables.sets[place]) if event.flags & IS_STORED else 0))
+            if rows > ROWS_MAX:
+                return TOO_MANY_ROWS
             if position >= walk.wanted and event.flags & HAS_BODY:
                 walk.body_bytes += event.attempt
-            if position + rows > walk.wanted:
-                walk.rows += min(<uint64_t> rows, <uint64_t> (position + rows - walk.wanted))
-            position += rows
+            if position + <int64_t> rows > walk.wanted:
+                walk.rows += min(rows, <uint64_t> (position + <int64_t> rows - walk.wanted))
+            position += <int64_t> rows
             if walk.rows > ROWS_MAX:
                 return TOO_MANY_ROWS
         at += span
@@ -486,42 +490,51 @@ cdef int64_t put_event(
 ) noexcept nogil:
     """Fill the rows of an event, those from the wanted position on. Returns: position of the next event."""
     cdef const Event* event = <const Event*> (block + at)
-    cdef const uint16_t* members
-    cdef uint32_t index, count
-    cdef uint64_t row = to.row
-    if position >= wanted:
-        put_row(to, position, context.timestamp_ns, event.kind, event.guid)
-        to.topics[row] = <int32_t> tables.topics[context.place]
-        to.channels[row] = <int32_t> tables.channels[context.place]
-        if context.client != 0:
-            to.clients[row] = <int32_t> tables.clients[context.client]
-            to.user_agents[row] = <int32_t> tables.user_agents[context.client]
-        put_value(to, row, event)
-        put_extras(to, row, event, block + at + EVENT_BYTES)
-    position += 1
+    cdef const uint16_t* members = NULL
+    cdef uint32_t member, members_count = 0
+    cdef uint64_t index, row
     if event.flags & IS_STORED and tables.sets[context.place] != 0:
-        count = set_size(block, tables.sets[context.place])
+        members_count = set_size(block, tables.sets[context.place])
         members = <const uint16_t*> (block + tables.sets[context.place] + ENTRY_HEADER_BYTES)
-        for index in range(count):
+    for index in range(message_count(event)):
+        if position >= wanted:
+            row = to.row
+            put_row(to, position, context.timestamp_ns, event.kind, event.guid + index)
+            to.topics[row] = <int32_t> tables.topics[context.place]
+            to.channels[row] = <int32_t> tables.channels[context.place]
+            if context.client != 0:
+                to.clients[row] = <int32_t> tables.clients[context.client]
+                to.user_agents[row] = <int32_t> tables.user_agents[context.client]
+            if event.flags & IS_RUN:
+                put_size(to, row, (<const uint32_t*> (block + at + EVENT_BYTES))[index])
+            else:
+                put_value(to, row, event)
+                put_extras(to, row, event, block + at + EVENT_BYTES)
+        position += 1
+        for member in range(members_count):
             if position >= wanted:
                 row = to.row
-                put_row(to, position, context.timestamp_ns, STORED, event.guid)
-                to.topics[row] = <int32_t> tables.topics[members[index]]
-                to.channels[row] = <int32_t> tables.channels[members[index]]
+                put_row(to, position, context.timestamp_ns, STORED, event.guid + index)
+                to.topics[row] = <int32_t> tables.topics[members[member]]
+                to.channels[row] = <int32_t> tables.channels[members[member]]
             position += 1
     return position
+
+
+cdef inline void put_size(Buffers* to, uint64_t row, uint32_t size_bytes) noexcept nogil:
+    to.sizes[row] = <int32_t> size_bytes
+    set_bit(to.size_bits, row)
 
 
 cdef void put_value(Buffers* to, uint64_t row, const Event* event) noexcept nogil:
     """Fill the column that the value and the attempts of an event belong to."""
     if event.kind == PUBLISHED:
-        to.sizes[row] = <int32_t> event.value
-        set_bit(to.size_bits, row)
+        put_size(to, row, event.value)
         return
     if event.kind == REQUEUED:
         to.delays_ms[row] = event.value
         set_bit(to.delay_bits, row)
-    elif event.value <= REASON_UNKNOWN_GAP:
+    elif event.value <= REASON_UNKNOWN_GAP and not 1 << event.kind & REPEATED_KINDS:
         to.reasons[row] = <int32_t> event.value
     if event.attempt != 0 and not event.flags & HAS_BODY:
         to.attempts[row] = event.attempt
@@ -573,10 +586,8 @@ def survey(bytes block not None):
         elif event.kind < FIRST_DEFINITION:
             if not 0 < place < len(topics):
                 raise ValueError(FAULTS[BAD_REFERENCE])
-            rows += 1
-            if event.flags & IS_STORED:
-                rows += sets.get(place, 0)
+            rows += message_count(event) * (1 + (sets.get(place, 0) if event.flags & IS_STORED else 0))
             if event.kind == PUBLISHED:
-                last = (topics[place], event.guid)
+                last = (topics[place], event.guid + message_count(event) - 1)
         at += span
     return rows, last[0], last[1]

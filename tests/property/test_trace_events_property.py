@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pyqd.fallback import trace_events as trace_events_in_python
 from pyqd.hot.wire import trace_events
-from tests.support.trace_blocks import block, channels, client, context, event, place, record
+from tests.support.trace_blocks import block, channels, client, context, event, place, record, run
 
 FIELDS = [name for name in dir(trace_events_in_python.Decoded) if not name.startswith("_")]
 
@@ -16,7 +16,7 @@ entries = st.lists(
         st.builds(place, names, names),
         st.builds(client, names, names),
         st.builds(lambda topic, members: channels(topic, *members), numbers, st.lists(numbers, max_size=3)),
-        st.builds(context, numbers, st.integers(-(2**63), 2**63 - 1), numbers),
+        st.builds(context, numbers, st.integers(0, 2**63 - 1), numbers),
         st.builds(
             event,
             st.integers(1, 14),
@@ -27,6 +27,12 @@ entries = st.lists(
             count=st.none() | st.integers(0, 2**63 - 1),
             body=st.none() | st.binary(max_size=20),
             stored=st.booleans(),
+        ),
+        st.builds(
+            lambda guid, sizes, stored: run(guid, *sizes, stored=stored),
+            st.integers(0, 2**64 - 1),
+            st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6),
+            st.booleans(),
         ),
     ),
     max_size=14,
@@ -41,7 +47,7 @@ def data_of(rows, first):
     head = [place(b"orders"), place(b"orders", b"mail"), client(b"c", b"agent"), context(1, 1234567, 1)]
     for skipped, dense_from, found, row_count in rows:
         position += skipped
-        for count in (row_count, *range(40)):
+        for count in (row_count, *range(60)):
             part = record(block(position, count, *head, *found, dense_from=dense_from), guid=position)
             try:
                 trace_events_in_python.decode(part, 0)

@@ -21,6 +21,8 @@ JOURNAL = "journal"
 FINS = "fins"
 # All messages are traced. Many kills, at any store, and few other faults: the trace is exact then.
 TRACE = "trace"
+# The trace keeps no bytes of bodies: an MPUB is a run of sizes.
+BODILESS = "bodiless"
 
 Features = frozenset[str]
 # From the first seed of a range up to that of the next one.
@@ -33,7 +35,9 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (50_000_000, frozenset({WRITES, UNMAPPING, JOURNAL})),
     (60_000_000, frozenset({WRITES, UNMAPPING, FINS})),
     (80_000_000, frozenset({TRACE})),
+    (85_000_000, frozenset({TRACE, BODILESS})),
     (90_000_000, frozenset({TRACE, WRITES, UNMAPPING, UNREADABLE})),
+    (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
@@ -43,6 +47,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     JOURNAL: (),
     FINS: (),
     TRACE: (),
+    BODILESS: (),
 }
 WEIGHTS: dict[str, dict[str, tuple[float, tuple[int, ...]]]] = {
     WRITES: {"fail_write": (5, (0, 8, 4))},

@@ -272,6 +272,7 @@ class Operations(World):
         if topic is None:
             return
         self.doubt.topics.add(topic.name)
+        self.facts.deleted.add(topic.name)
         if not self.refused(lambda: self.alive.broker.delete_topic(topic.name)) and not self.died():
             self.model.delete_topic(topic.name)
             self.leave(topic.name, None)

@@ -105,8 +105,8 @@ def without_gevent() -> Iterator[None]:
 
 
 @functools.cache
-def options_of(sync_every: int, sync_fin: bool = False, traced: bool = False) -> Options:
-    """Return options with the smallest segments. traced: all messages are."""
+def options_of(sync_every: int, sync_fin: bool = False, traced: bool = False, body_bytes: int = 8) -> Options:
+    """Return options with the smallest segments. traced: all messages are, with so many bytes of their bodies."""
     return build(
         {
             "data-path": ROOT,
@@ -116,7 +116,7 @@ def options_of(sync_every: int, sync_fin: bool = False, traced: bool = False) ->
             "sync-fin": sync_fin,
             "max-heartbeat-interval": 10 * HOUR_NS,
             "trace-topic": ("*",) if traced else (),
-            "trace-body-bytes": 8,
+            "trace-body-bytes": body_bytes,
             "trace-retention-bytes": 1 << 20,
         }
     )

@@ -18,7 +18,7 @@ from tests.simulation.adoption import Adoption, parked_ids
 from tests.simulation.clients import Client
 from tests.simulation.disk import AGAIN, WITHOUT_LIMIT, Disk, Fault, SimulatedFiles
 from tests.simulation.facts import TraceFacts
-from tests.simulation.features import FINS, TRACE, UNMAPPING, WRITES, Features
+from tests.simulation.features import BODILESS, FINS, TRACE, UNMAPPING, WRITES, Features
 from tests.simulation.mirror import ROOT, Mirror
 from tests.simulation.model import (
     DEFERRED,
@@ -263,7 +263,12 @@ class World:
         if UNMAPPING in self.features:
             self.lib.deaths_follow(*arena.hooks())
             files.mirror = Mirror(self.disk.root)
-        options = options_of(1 if self.sync_each else SYNC_NEVER, FINS in self.features, TRACE in self.features)
+        options = options_of(
+            1 if self.sync_each else SYNC_NEVER,
+            FINS in self.features,
+            TRACE in self.features,
+            0 if BODILESS in self.features else 8,
+        )
         process = Process(files, options, self.note_error)
         if process.fin_sync is not None:
             process.fin_sync.on_begin = self.note_fins_gathered

@@ -47,6 +47,12 @@ def event(kind, guid, *, attempt=0, value=0, due_ns=None, count=None, body=None,
     return found + padded(body or b"")
 
 
+def run(guid, *sizes, stored=False):
+    flags = format_.IS_RUN | (format_.IS_STORED if stored else 0)
+    found = struct.pack("<BBHIQ", KIND["published"], flags, 0, len(sizes) - 1, guid)
+    return found + padded(struct.pack(f"<{len(sizes)}I", *sizes))
+
+
 def block(first, row_count, *entries, dense_from=1, version=format_.VERSION, node_id=7):
     return struct.pack("<HHIqqq", version, node_id, row_count, first, dense_from, 99) + b"".join(entries)
 

@@ -7,7 +7,7 @@ import pytest
 from pyqd.fallback import trace_events as trace_events_in_python
 from pyqd.fallback import trace_rows
 from pyqd.hot.wire import trace_events
-from tests.support.trace_blocks import REASON, block, channels, client, context, event, place, record
+from tests.support.trace_blocks import REASON, block, channels, client, context, event, place, record, run
 
 TIME = 1_700_000_000_123_456_789
 
@@ -107,6 +107,63 @@ def test_a_publish_stands_for_the_channels_that_got_the_message(decode):
     assert [row["position"] for row in rows_of(decode(data, 9))] == [9, 10, 11, 12, 13]
 
 
+def test_an_event_stands_for_further_messages_with_the_next_ids(decode):
+    data = record(
+        block(
+            7,
+            6,
+            place(b"orders", b"mail"),
+            client(b"c"),
+            context(1, TIME, 1),
+            event("sent", 0xAFF, attempt=1, value=2),
+            event("finished", 0xAFF, attempt=1, value=1),
+            event("requeued", 0xB01, attempt=1, value=1),
+        )
+    )
+    whole = [
+        ("sent", 0xAFF, 1, None),
+        ("sent", 0xB00, 1, None),
+        ("sent", 0xB01, 1, None),
+        ("finished", 0xAFF, 1, None),
+        ("finished", 0xB00, 1, None),
+        ("requeued", 0xB01, 1, 1),
+    ]
+    for start in range(7, 13):
+        rows = rows_of(decode(data, start))
+        found = [(row["kind"], int(row["message_id"], 16), row["attempt"], row["delay_ms"]) for row in rows]
+        assert found == whole[start - 7 :]
+        assert {(row["client"], row["channel"], row["reason"]) for row in rows} == {("c", "mail", None)}
+
+
+def test_a_run_of_publishes_has_a_size_for_each(decode):
+    data = record(
+        block(
+            7,
+            9,
+            place(b"orders"),
+            place(b"orders", b"mail"),
+            channels(1, 2),
+            context(1, TIME),
+            run(0xAFE, 1, 2, 3, stored=True),
+            run(0xB07, 4, 5, 6),
+        )
+    )
+    whole = [
+        ("published", 0xAFE, 1),
+        ("stored", 0xAFE, None),
+        ("published", 0xAFF, 2),
+        ("stored", 0xAFF, None),
+        ("published", 0xB00, 3),
+        ("stored", 0xB00, None),
+        ("published", 0xB07, 4),
+        ("published", 0xB08, 5),
+        ("published", 0xB09, 6),
+    ]
+    for start in range(7, 16):
+        rows = rows_of(decode(data, start))
+        assert [(row["kind"], int(row["message_id"], 16), row["size_bytes"]) for row in rows] == whole[start - 7 :]
+
+
 def test_nothing_gives_no_row_and_the_expected_position(decode):
     found = decode(b"", 12)
     assert (found.rows, found.following, found.id_offsets, found.body_offsets) == (0, 12, bytes(4), bytes(4))
@@ -186,7 +243,10 @@ def test_one_answer_shares_its_names_across_blocks(decode):
         ([place(b"t"), context(1, TIME), event("sent", 1)], 2),
         ([place(b"t"), context(1, TIME), event("sent", 1)[:8]], 1),
         ([place(b"t"), context(1, TIME), event("sent", 1, due_ns=1)[:16]], 1),
-        ([place(b"t"), context(1, TIME), struct.pack("<BBHIQ", 3, 16, 1, 0, 1)], 1),
+        ([place(b"t"), context(1, TIME), struct.pack("<BBHIQ", 3, 32, 1, 0, 1)], 1),
+        ([place(b"t"), context(1, TIME), struct.pack("<BBHIQIIII", 3, 16, 1, 0, 1, 0, 0, 0, 0)], 1),
+        ([place(b"t"), context(1, TIME), struct.pack("<BBHIQ", 1, 16, 0, 9, 1)], 10),
+        ([place(b"t"), context(1, TIME), event("sent", 1, value=2**32 - 1)], 1),
     ],
     ids=[
         "no-context",
@@ -201,6 +261,9 @@ def test_one_answer_shares_its_names_across_blocks(decode):
         "cut-entry",
         "cut-extra",
         "later-flag",
+        "run-of-sent",
+        "cut-run",
+        "too-many-rows",
     ],
 )
 def test_a_block_against_the_format_is_an_error(decode, entries, rows):

@@ -15,6 +15,7 @@ from pyqd.hot.broker.trace import OPEN_BYTES, TraceClient
 from pyqd.hot.primitives.clock import wall
 from pyqd.hot.wire import trace_events
 from pyqd.primitives.durations import HOUR_NS, MINUTE_NS
+from pyqd.primitives.errors import StorageError
 from tests.support.held_clock import HeldClock
 from tests.support.storage import FullFiles, broker_on, consumer_on, options_for, run_all_wakes
 from tests.support.tracing import events_of, kinds_of, pages_of, rows_of
@@ -169,6 +170,93 @@ def test_large_bodies_fill_blocks_to_their_end(tmp_path):
         broker.topic("t").publish_body(body, wall())
     assert [row.body for row in events_of(broker)] == bodies
     broker.close()
+
+
+def test_consecutive_deliveries_take_no_bytes_of_their_own(tmp_path):
+    broker = broker_on(tmp_path, **ALL)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    consumer = consumer_on(channel)
+    with HeldClock():
+        first = topic.publish_bodies([b"x" * number for number in range(1, 1001)], wall())
+        taken = [channel.take_message(consumer)[0] for _ in range(1000)]
+        for guid in taken:
+            channel.finish_message(consumer, guid)
+    (page,) = pages_of(broker)
+    assert len(page.data) < 1000 * 4 + 500
+    rows = rows_of(trace_events.decode(page.data, 0))
+    assert [row.size_bytes for row in rows if row.kind == "published"] == list(range(1, 1001))
+    for kind in ("published", "stored", "sent", "finished"):
+        assert [row.guid for row in rows if row.kind == kind] == [first + number for number in range(1000)] == taken
+    assert is_dense(rows)
+    broker.close()
+
+
+def test_a_batch_over_several_ticks_of_ids_is_traced_whole(tmp_path):
+    broker = broker_on(tmp_path, **ALL)
+    topic = broker.topic("t")
+    channel = topic.channel("c")
+    topic.publish_bodies([b"x"] * 20_000, wall())
+    rows = [row for row in events_of(broker) if row.kind == "published"]
+    messages = [guid for _, guid, *_ in topic.log.records()]
+    assert [row.guid for row in rows] == messages
+    assert messages[-1] - messages[0] != 19_999
+    assert channel.depth == 20_000
+    broker.close()
+
+
+def test_a_batch_is_sampled_by_its_ids(tmp_path):
+    broker = broker_on(tmp_path, trace_rate=0.5, **ALL)
+    topic = broker.topic("t")
+    topic.channel("c")
+    topic.publish_bodies([b"x" * (1 + number % 7) for number in range(9000)], wall())
+    messages = [(guid, len(body)) for _, guid, *_, body in topic.log.records()]
+    kept = [(guid, size) for guid, size in messages if (guid * 0x9E3779B97F4A7C15) % 2**64 >> 32 < 2**31]
+    rows = events_of(broker)
+    assert 4000 < len(kept) < 5000
+    assert [(row.guid, row.size_bytes) for row in rows if row.kind == "published"] == kept
+    assert [row.guid for row in rows if row.kind == "stored"] == [guid for guid, _ in kept]
+    assert is_dense(rows)
+    broker.close()
+
+
+def test_an_event_after_one_that_was_taken_back_is_its_own(tmp_path):
+    files = FullFiles()
+    broker = broker_on(tmp_path, files, **ALL)
+    channel = broker.topic("t").channel("c")
+    consumer = consumer_on(channel)
+    with HeldClock():
+        guids = publish(broker, 4)
+        for _ in range(3):
+            channel.take_message(consumer)
+        channel.finish_message(consumer, guids[0])
+        files.room = 0
+        with pytest.raises(StorageError):
+            channel.requeue_message(consumer, guids[1], MINUTE_NS)
+        files.room = None
+        channel.finish_message(consumer, guids[1])
+        channel.finish_message(consumer, guids[2])
+        channel.take_message(consumer)
+    rows = [row for row in events_of(broker) if row.kind not in ("published", "stored")]
+    assert kinds_of(rows) == ["sent", "sent", "sent", "finished", "finished", "finished", "sent"]
+    assert [row.guid for row in rows] == [*guids[:3], *guids]
+    broker.close()
+
+
+def test_a_block_and_a_page_have_a_limited_number_of_events(broker):
+    channels = [broker.topic("t").channel(f"c{number}") for number in range(4)]
+    for _ in range(60):
+        broker.topic("t").publish_bodies([b"x"] * 1000, wall())
+    consumer = consumer_on(channels[0])
+    taken = [channels[0].take_message(consumer)[0] for _ in range(60_000)]
+    whole = events_of(broker)
+    assert [row.guid for row in whole if row.kind == "sent"] == taken
+    assert len(whole) == 6 * 60_000
+    assert is_dense(whole)
+    counts = [len(rows_of(trace_events.decode(page.data, 0))) for page in pages_of(broker)]
+    assert max(counts) <= 66_000
+    assert events_of(broker, bytes_max=1) == whole
+    assert len(pages_of(broker, bytes_max=4 << 20)) < len(counts)
 
 
 # Reading.

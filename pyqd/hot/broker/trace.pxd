@@ -13,8 +13,11 @@ cdef enum:
     OPEN_HEADER_BYTES = 4096
     # A record with such a block fits into the smallest segment.
     BLOCK_BYTES = 65344
+    # A block with so many events is sealed, however few bytes they take: it limits the memory of a reader.
+    BLOCK_ROWS_MAX = 65536
     TRACED_BODY_BYTES_MAX = 8192
     SET_CHANNELS_MAX = 256
+    FRAMED_MAX = 16
     NAME_BYTES = 80
     ADDRESS_BYTES_MAX = 120
     USER_AGENT_BYTES_MAX = 200
@@ -38,6 +41,17 @@ cdef struct OpenHeader:
 
 cdef class TraceLog
 
+cdef inline uint64_t event_head(Kind kind, uint16_t attempt) noexcept nogil:
+    # Return the first word of an event without flags and value.
+    return <uint64_t> kind | <uint64_t> attempt << 16
+
+# Messages of an MPUB that is not committed yet, in the buffer that they were received in.
+cdef struct FramedMessages:
+    const char* at                       # of the first: a big-endian int32 size and a body
+    uint32_t count
+    uint64_t first_guid
+    int64_t now_ns                       # Unix
+
 # A client that acts on messages.
 @cython.final
 cdef class TraceClient:
@@ -56,6 +70,8 @@ cdef class TracePlace:
     cdef uint64_t key                    # as that of a TraceClient
     cdef uint64_t set_key                # of the block that has the topic's set of channels
     cdef readonly list members           # TracePlaces of the topic's channels, if it has a set
+    cdef FramedMessages[FRAMED_MAX] framed
+    cdef uint32_t framed_count           # FRAMED_MAX + 1: there are more
     cdef public TraceClient publisher    # of the publish that follows; None: unknown
 
     cdef inline bint samples(self, uint64_t guid) noexcept:
@@ -66,13 +82,24 @@ cdef class TracePlace:
     ) noexcept:
         # Add an event, unless the message is not sampled. value: as docs/trace.md, "Event", says. now_ns: Unix.
         if self.samples(guid):
-            self.log.add(self, client, now_ns, kind, guid, attempt, value)
+            self.log.add(self, client, now_ns, event_head(kind, attempt) | <uint64_t> value << 32, guid)
+        return 0
+
+    cdef inline int repeat(
+        self, Kind kind, uint64_t guid, uint16_t attempt, TraceClient client, int64_t now_ns,
+    ) noexcept:
+        # Add an event of a kind in REPEATED_KINDS, unless the message is not sampled.
+        if self.samples(guid):
+            self.log.repeat(self, client, now_ns, kind, guid, attempt)
         return 0
 
     cdef int note_due(self, Kind kind, uint64_t guid, int64_t due_ns, int64_t now_ns) noexcept
     cdef int note_many(self, Kind kind, uint64_t guid, uint32_t reason, uint64_t count, int64_t now_ns) noexcept
     cdef int begin_publish(self, uint64_t last_guid) noexcept
     cdef int end_publish(self, const Record* first, uint32_t count, bint are_stored) noexcept
+    cdef int note_framed(
+        self, const char* at, uint32_t count, uint64_t last_guid, int64_t now_ns, bint are_first) noexcept
+    cdef int end_framed(self, const Record* first, uint32_t count, bint are_stored) noexcept
     cdef int note_records(self, const Record* first, uint32_t count, bint are_stored) noexcept
     cdef int note_unkept(self, const Record* record) noexcept
     cdef int set_members(self, list members) except -1
@@ -93,6 +120,9 @@ cdef class TraceLog:
     cdef uint64_t place_key
     cdef uint64_t client_key
     cdef int64_t time_ns
+    # The last event of the block if it can be repeated: its first word, and the id after its last message; or 0.
+    cdef uint64_t run_head
+    cdef uint64_t run_next
     cdef uint64_t last_published         # id of the last message of the publish under way that has its event
     cdef TracePlace told_place           # topic and client that the header names
     cdef TraceClient told_client
@@ -103,22 +133,41 @@ cdef class TraceLog:
     cdef public object on_sealed         # called after a block was sealed; None: nothing is
     cdef public object on_begun          # called with the first event of a block; None: nothing is
 
-    cdef inline int add(
+    cdef inline bint is_context(self, TracePlace place, TraceClient client, int64_t now_ns) noexcept:
+        # Return True if the next event needs no context of its own.
+        return (
+            place.key == self.place_key and (0 if client is None else client.key) == self.client_key
+            and now_ns == self.time_ns)
+
+    cdef inline int repeat(
         self, TracePlace place, TraceClient client, int64_t now_ns, Kind kind, uint64_t guid, uint16_t attempt,
-        uint32_t value,
     ) noexcept:
-        cdef Event* event
+        # Add an event of a kind in REPEATED_KINDS. If it differs from the last one only by the next id, it is counted
+        # there, as most deliveries and FINs are. That is one store, so a kill comes before or after it.
+        cdef uint64_t head = event_head(kind, attempt)
         if (
-            place.key != self.place_key or (0 if client is None else client.key) != self.client_key
-            or now_ns != self.time_ns or self.tail + EVENT_BYTES > BLOCK_BYTES
+            guid == self.run_next and head == self.run_head and self.row_count < BLOCK_ROWS_MAX
+            and self.is_context(place, client, now_ns)
         ):
+            self.run_next = guid + 1
+            self.row_count += 1
+            (<Event*> (self.block + self.tail - EVENT_BYTES)).value += 1
+            store_barrier()
+            return 0
+        self.add(place, client, now_ns, head, guid)
+        self.run_head, self.run_next = head, guid + 1
+        return 0
+
+    cdef inline int add(
+        self, TracePlace place, TraceClient client, int64_t now_ns, uint64_t head, uint64_t guid,
+    ) noexcept:
+        cdef uint64_t* event
+        if not self.is_context(place, client, now_ns) or self.tail + EVENT_BYTES > BLOCK_BYTES:
             self.prepare(place, client, now_ns, EVENT_BYTES, False)
-        event = <Event*> (self.block + self.tail)
-        event.kind = <uint8_t> kind
-        event.flags = 0
-        event.attempt = attempt
-        event.value = value
-        event.guid = guid
+        event = <uint64_t*> (self.block + self.tail)
+        event[0] = head
+        event[1] = guid
+        self.run_head = 0
         return self.end_event(EVENT_BYTES, 1)
 
     cdef inline int end_event(self, uint32_t span_bytes, uint32_t rows) noexcept:

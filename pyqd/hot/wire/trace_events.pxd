@@ -35,7 +35,15 @@ cdef enum Flag:
     HAS_BODY = 2                         # followed by the first `attempt` bytes of the body
     IS_STORED = 4                        # the channels of the topic's set have got the message too
     IS_BULK = 8                          # followed by a count: stands for many messages
-    ALL_FLAGS = 15
+    IS_RUN = 16                          # followed by the sizes of `value` + 1 bodies, uint32_t each: so many publishes
+    ALL_FLAGS = 31
+    RUN_FLAGS = IS_RUN | IS_STORED
+
+# Kinds whose `value` is the number of further messages with the same event.
+cdef enum:
+    REPEATED_KINDS = (
+        1 << SENT | 1 << FINISHED | 1 << TIMED_OUT | 1 << TOUCHED | 1 << CLIENT_GONE | 1 << CANCELLED
+        | 1 << DELIVERED_NOW)
 
 cdef enum Reason:
     NO_REASON = 0
@@ -63,8 +71,8 @@ cdef struct Event:
     uint8_t kind
     uint8_t flags
     uint16_t attempt                     # deliveries, this one included; bytes of the body if HAS_BODY
-    uint32_t value                       # size of the body, delay in ms or Reason, by kind
-    uint64_t guid                        # the message's id; of the newest one if IS_BULK
+    uint32_t value                       # size of the body, delay in ms, Reason or number of further messages, by kind
+    uint64_t guid                        # the message's id; further ones have the next numbers
 
 # Properties that the events after it have in common.
 cdef struct Context:
@@ -111,7 +119,15 @@ cdef inline uint64_t event_span(const Event* event) noexcept nogil:
         span += EVENT_BYTES
     if event.flags & HAS_BODY:
         span += padded(event.attempt)
+    if event.flags & IS_RUN:
+        span += padded(4 * (<uint64_t> event.value + 1))
     return span
+
+cdef inline uint64_t message_count(const Event* event) noexcept nogil:
+    # Return the number of messages that an event stands for; one for a bulk event. Other flags mean one message too.
+    if event.flags & IS_RUN or (event.flags == 0 and 1 << event.kind & REPEATED_KINDS):
+        return <uint64_t> event.value + 1
+    return 1
 
 cdef inline uint64_t entry_span(const char* at) noexcept nogil:
     # Return the bytes of any entry; 0: its kind is unknown.
