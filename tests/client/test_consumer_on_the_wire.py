@@ -11,7 +11,7 @@ import pytest
 
 from pyqd.client import AuthenticationError, Consumer, Message, Producer, RetryPolicy, SettingError, consumption
 from tests.support.http_stub import http_stub
-from tests.support.scripted_broker import MESSAGE, RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
+from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
 
 
 @pytest.fixture
@@ -373,8 +373,7 @@ class TestEnd:
         broker.answers_cls = False
         consumer.stop()
         broker.wait_for("CLS")
-        message = struct.pack(">qH16s", 1, 1, b"%016x" % 1) + b"body"
-        broker.send_bytes(frame(RESPONSE, b"CLOSE_WAIT") + frame(MESSAGE, message))
+        broker.deliver(b"body", before=[frame(RESPONSE, b"CLOSE_WAIT")])
         broker.wait_for("closed")
         assert consumer.drain(WAIT_S) is True
         # Unanswered it would stay in flight at nsqd until its timeout.

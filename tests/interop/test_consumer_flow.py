@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqd.client import Consumer, Message, Requeue, RetryPolicy, aio
-from tests.support.scripted_broker import WAIT_S, ScriptedBroker, scripted_brokers
+from tests.support.scripted_broker import RESPONSE, WAIT_S, ScriptedBroker, frame, scripted_brokers
 
 pytestmark = pytest.mark.interop
 
@@ -506,3 +506,17 @@ class TestClosing:
         # go-nsq still handles the message. pyqd.client gives it back, as it gives back all that no handler has seen.
         answer = {"go-nsq": "FIN 1", "pyqd": "REQ 1 0"}
         assert a.commands(*FLOW) == ["RDY 5", "CLS", answer[library], "closed"]
+
+    def test_a_message_behind_close_wait(self, start, brokers, library):
+        a = brokers[0]
+        a.answers_cls = False
+        client = start([a], max_in_flight=5)
+        admit(a)
+        client.stop()
+        a.wait_for("CLS")
+        a.deliver(b"ok", before=[frame(RESPONSE, b"CLOSE_WAIT")])
+        client.wait_until_stopped()
+        a.wait_for("closed")
+        # nsqd may send one. go-nsq does not read it, so that it stays in flight until its timeout.
+        answers = {"go-nsq": [], "pyqd": ["REQ 1 0"]}
+        assert a.commands(*FLOW) == ["RDY 5", "CLS", *answers[library], "closed"]

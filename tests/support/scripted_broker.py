@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 WAIT_S = 20.0
@@ -90,9 +90,9 @@ class ScriptedBroker:
         """Let the client in, and every later one."""
         self._admitted.set()
 
-    def deliver(self, *bodies: bytes, attempts: int = 1) -> int:
-        """Send messages together; return the number of the last one, counted from 1."""
-        frames = []
+    def deliver(self, *bodies: bytes, attempts: int = 1, before: Sequence[bytes] = ()) -> int:
+        """Send messages together, behind the frames in `before`; return the number of the last one, counted from 1."""
+        frames = list(before)
         for body in bodies:
             self._message_count += 1
             head = struct.pack(">qH16s", time.time_ns(), attempts, b"%016x" % self._message_count)
