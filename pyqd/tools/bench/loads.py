@@ -13,6 +13,7 @@ from pyqd.hot.tools.loadgen import Load
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.tools.bench.options import ConsumeOptions, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
+from pyqd.tools.bench.process import settled
 from pyqd.tools.bench.progress import Progress
 from pyqd.tools.bench.run import Course, Run, carry_out
 from pyqd.tools.bench.summary import Figures, busy_percent, cpu_between, warnings_of
@@ -104,6 +105,8 @@ class Bench:
             raise Fatal(f"cannot fill topic {self.topic.name}: {self.target.name}: {with_remedy(run.error)}")
         if run.is_interrupted:
             raise StoppedError
+        if self.target.process is not None:
+            await settled(self.target.process, options.timeout_s)
 
     async def latency(self, options: LatencyOptions) -> Figures:
         """Publish at a rate and consume at once; latencies begin at the intended times."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,9 @@ TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat behind the name in parentheses, counted from 0.
 UTIME_FIELD: Final = 11
 STIME_FIELD: Final = 12
+# A process has settled if it uses less than this share of a core over one interval.
+SETTLED_SHARE: Final = 0.05
+SETTLE_INTERVAL_S: Final = 0.25
 # Fields of a line of /proc/net/tcp.
 LOCAL_FIELD: Final = 1
 REMOTE_FIELD: Final = 2
@@ -43,6 +49,18 @@ def read_cpu_time(pid: int) -> CpuTime:
         user_s=int(fields[UTIME_FIELD]) / TICKS_PER_SECOND,
         system_s=int(fields[STIME_FIELD]) / TICKS_PER_SECOND,
     )
+
+
+async def settled(pid: int, wait_s: float) -> None:
+    """Wait until a process uses little CPU time, at most so long: after a load it may still write to its disk."""
+    deadline_s = time.monotonic() + wait_s
+    with contextlib.suppress(OSError):
+        used_s = read_cpu_time(pid).total_s
+        while time.monotonic() < deadline_s:
+            await asyncio.sleep(SETTLE_INTERVAL_S)
+            before_s, used_s = used_s, read_cpu_time(pid).total_s
+            if used_s - before_s < SETTLED_SHARE * SETTLE_INTERVAL_S:
+                return
 
 
 def serving_process(connection: socket.socket) -> int | None:
