@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
+import socketserver
 import struct
 import threading
 from collections.abc import Iterator
@@ -306,21 +306,24 @@ def test_the_http_port_is_told_from_the_tcp_port(run_ours: Run, http_address: st
 
 @contextlib.contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """A server that sends the same bytes to each client; yields its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """A server that sends the same bytes to each client, and nothing else; yields its address."""
 
-        def serve() -> None:
-            connection, _ = listener.accept()
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
             # The client closes a connection with bytes that it has not read.
-            with connection, contextlib.suppress(ConnectionResetError):
-                connection.sendall(answer)
-                while connection.recv(4096):
+            with contextlib.suppress(ConnectionResetError):
+                self.request.sendall(answer)
+                while self.request.recv(4096):
                     pass
 
-        thread = threading.Thread(target=serve)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield "127.0.0.1:{}".format(*listener.getsockname()[1:])
-        thread.join()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def frame(data: bytes) -> bytes:
@@ -340,6 +343,13 @@ def test_a_server_that_is_no_broker_for_us_is_named(answer, mistake, capsys) -> 
     with answering(answer) as address:
         assert main(["publish", f"--nsqd-tcp-address={address}", "--timeout=300ms"]) == 1
         assert f"{address}{mistake}" in capsys.readouterr().err
+
+
+def test_a_broker_that_answers_no_command_ends_a_run_without_a_duration(capsys) -> None:
+    with answering(frame(b'{"max_rdy_count": 2500, "version": "1.3.0"}')) as address:
+        base = (f"--nsqd-tcp-address={address}", "--topic=t", "--timeout=300ms")
+        assert main(["publish", *base, "--count=200", "--connections=1"]) == 1
+    assert "the broker has done nothing for 0.3 s" in capsys.readouterr().err
 
 
 def test_a_broker_that_demands_authorization_gets_the_secret(

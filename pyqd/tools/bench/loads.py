@@ -58,7 +58,7 @@ class Bench:
                 rate_per_s=options.rate,
             )
             run = Run(load, course, self.target.process, publishes=True, consumes=False)
-            await carry_out(run, progress, confirmed)
+            await carry_out(run, progress, confirmed, course.stall_s)
         counts = load.counts()
         settings = {"batch_size": options.batch_size, "outstanding": options.outstanding, "rate_per_s": options.rate}
         latencies = {"answers": load.answers()}
@@ -84,7 +84,7 @@ class Bench:
         with self.target.open(options.connections, self.topic.name, channel) as connections:
             load.add_consumers(connections.fds(), rdy=options.rdy)
             run = Run(load, course, self.target.process, publishes=False, consumes=True)
-            await carry_out(run, progress, received, options.timeout_s if is_new else 0.0)
+            await carry_out(run, progress, received, course.stall_s if is_new else 0.0)
         report = load.report()
         missing = 0 if run.is_interrupted or course.runfor_s or not is_new else messages - report.unique
         settings = {"channel": channel, "rdy": options.rdy}
@@ -131,7 +131,7 @@ class Bench:
                 rate_per_s=options.rate,
             )
             run = Run(load, course, self.target.process, publishes=True, consumes=True)
-            await carry_out(run, progress, received)
+            await carry_out(run, progress, received, course.stall_s)
         report = load.report()
         settings = {
             "channel": channel,

@@ -28,6 +28,11 @@ class Course:
     drain_s: float
     spins: bool = False
 
+    @property
+    def stall_s(self) -> float:
+        """Limit of the time without a message, for a load that would last until all messages are there; 0 for none."""
+        return 0.0 if self.runfor_s else self.drain_s
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -116,7 +121,7 @@ class Run:
 async def carry_out(run: Run, progress: Progress, done: Callable[[LoadCounts], int], stall_s: float = 0.0) -> None:
     """Run a load to its end, with progress; SIGINT and SIGTERM end the measurement.
 
-    done: the number of messages to show. stall_s: limit of the time without a message; 0 for none.
+    done: the number of messages to show. stall_s: limit of the time without a message that is expected; 0 for none.
     """
     work = in_thread(run.work)
     latest, latest_s = -1, 0.0
@@ -124,12 +129,14 @@ async def carry_out(run: Run, progress: Progress, done: Callable[[LoadCounts], i
         with stop_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, on_signal=run.interrupt), progress:
             while not work.done():
                 counts = run.load.counts()
-                if done(counts) != latest:
+                # At a low rate there may be nothing to wait for.
+                waits = not counts.sent or counts.sent > done(counts)
+                if done(counts) != latest or not waits:
                     latest, latest_s = done(counts), counts.elapsed_s
                 elif stall_s and counts.elapsed_s - latest_s > stall_s:
                     run.abandon(f"the broker has done nothing for {stall_s:g} s")
                 progress.show(done(counts), counts.elapsed_s, "warming up" if run.is_warming_up else "")
-                await asyncio.wait({work}, timeout=progress.interval_s)
+                await asyncio.wait({work}, timeout=min(progress.interval_s, stall_s or progress.interval_s))
     finally:
         if not work.done():
             # The sockets are closed after this, and the load must not write to others that get their numbers.

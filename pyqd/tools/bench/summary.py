@@ -125,7 +125,8 @@ def cpu_between(run: Run) -> float | None:
     """Return the CPU time of the broker during a measurement, in s."""
     if run.begin.cpu is None or run.end.cpu is None:
         return None
-    return (run.end.cpu - run.begin.cpu).total_s
+    # Two roundings to ticks can leave less than nothing.
+    return max(0.0, (run.end.cpu - run.begin.cpu).total_s)
 
 
 def busy_percent(run: Run) -> float:
