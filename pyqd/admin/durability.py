@@ -16,8 +16,8 @@ from pyqd.admin.upstream import AbsentCallError, Upstream, UpstreamError
 
 # An nsqd may be replaced by a pyqd at the same address.
 ABSENT_POLLS: Final = 60
-# A slope of fewer points follows single segments.
-POINTS_MIN: Final = 12
+# Ten minutes: a slope of fewer points follows single segments, and what other programs write for a moment.
+POINTS_MIN: Final = 60
 # Beyond this, a forecast from one hour says nothing.
 FORECAST_MAX_S: Final = 30 * 86_400.0
 

@@ -20,7 +20,7 @@ INTERVAL_S: Final = 2.0
 # While nobody looks, a point of the history is enough.
 UNSEEN_INTERVAL_S: Final = STEP_S
 SEEN_FOR_S: Final = 30.0
-# A poll may cost a broker this part of one core. Its answer takes at least as long as its work.
+# A poll may cost a broker this part of one core. Its answers take at least as long as its work.
 SHARE_OF_CORE: Final = 0.01
 INTERVAL_MAX_S: Final = 60.0
 POLLS_COMPARED: Final = 10
@@ -53,7 +53,8 @@ class Poller:
         self._durability = DurabilityReader(cluster.upstream)
         self.interval_s = INTERVAL_S
         self._seen_s = -SEEN_FOR_S
-        self._took_s: deque[float] = deque(maxlen=POLLS_COMPARED)
+        # Time that the answers of each broker took, in each of the last polls.
+        self._spent_s: dict[str, deque[float]] = {}
         self._changed = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
@@ -83,8 +84,10 @@ class Poller:
     def poll(self) -> Snapshot:
         """Poll once, and return what was found."""
         started_s = time.monotonic()
+        before = dict(self.cluster.upstream.spent_s)
         found = self._read(self.snapshot.number + 1, started_s)
         self._record(found)
+        self._adapt(found, before)
         with self._changed:
             self.snapshot = found
             self._changed.notify_all()
@@ -93,19 +96,27 @@ class Poller:
     def _run(self) -> None:
         while not self._is_stopped:
             try:
-                found = self.poll()
+                self.poll()
             except Exception:
                 # A daemon that answers nonsense must not end the polling of the others.
                 logger.exception("cannot poll the brokers")
-                found = self.snapshot
-            self._took_s.append(found.took_s)
-            # The quickest of the last polls was the least disturbed by other work on these machines.
-            self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, min(self._took_s) / SHARE_OF_CORE))
             ended_s = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped or self._is_seen(), self._pause_s())
                 left_s = ended_s + self.interval_s - time.monotonic()
                 self._changed.wait_for(lambda: self._is_stopped, max(0.0, left_s))
+
+    def _adapt(self, snapshot: Snapshot, before: Mapping[str, float]) -> None:
+        """Set the interval by the broker that takes longest. before: the times that were spent before this poll."""
+        spent_s = self.cluster.upstream.spent_s
+        slowest_s = 0.0
+        polls = {node.http_address: self._spent_s.get(node.http_address) for node in snapshot.nodes}
+        self._spent_s = {node: found or deque(maxlen=POLLS_COMPARED) for node, found in polls.items()}
+        for node, found in self._spent_s.items():
+            found.append(spent_s.get(node, 0.0) - before.get(node, 0.0))
+            # The quickest of the last polls was the least disturbed by other work on these machines.
+            slowest_s = max(slowest_s, min(found))
+        self.interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, slowest_s / SHARE_OF_CORE))
 
     def _is_seen(self) -> bool:
         """True if a page has waited for a poll lately."""

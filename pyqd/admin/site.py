@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -25,6 +26,8 @@ from pyqd.admin.upstream import Upstream
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 
+# Each answer is parsed in one thread after the other: more at once would only wait for each other.
+POLLED_AT_ONCE: Final = 16
 FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_key is not None}
 
 
@@ -34,14 +37,20 @@ class Site:
     def __init__(self, options: AdminOptions) -> None:
         self.options = options
         self.policy = Policy(options)
-        self.upstream = Upstream(
+        new_upstream = partial(
+            Upstream,
             timeout_s=options.http_client_request_timeout_ns / SECOND_NS,
             connect_timeout_s=options.http_client_connect_timeout_ns / SECOND_NS,
             new_context=context_maker(options),
             token=read_token(options.http_client_token_file),
         )
+        self.upstream = new_upstream()
         self.cluster = Cluster(self.upstream, options.lookupd_http_address, options.nsqd_http_address)
-        self.poller = Poller(self.cluster)
+        # A poll of many brokers must not keep pages waiting.
+        polled = Cluster(
+            new_upstream(worker_count=POLLED_AT_ONCE), options.lookupd_http_address, options.nsqd_http_address
+        )
+        self.poller = Poller(polled)
         self.is_closing = False
         self.notifier = Notifier(options.notification_http_endpoint, options.http_client_request_timeout_ns / SECOND_NS)
 
@@ -50,6 +59,7 @@ class Site:
         self.is_closing = True
         self.poller.stop()
         self.notifier.close()
+        self.poller.cluster.upstream.close()
         self.upstream.close()
 
     @property
@@ -74,7 +84,7 @@ class Site:
     def change_lookupds(self, addresses: tuple[str, ...]) -> None:
         """Replace the lookup daemons until the process ends."""
         self.change_options(lookupd_http_address=addresses)
-        self.cluster.lookupds = addresses
+        self.cluster.lookupds = self.poller.cluster.lookupds = addresses
 
     def option(self, key: str) -> Any:
         """Return an option by its key in the configuration file. Raises: KeyError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import ssl
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -47,7 +48,7 @@ class Upstream:
     """Connections to brokers and lookup daemons.
 
     new_context: makes the TLS context of connections over HTTPS. timeout_s: of one request. token: sent with each
-    request, if not empty.
+    request, if not empty. worker_count: requests of `for_each` that are under way at a time.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Upstream:
         connect_timeout_s: float = 2.0,
         new_context: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         token: str = "",
+        worker_count: int = WORKER_COUNT,
     ) -> None:
         self._options: dict[str, Any] = {
             "timeout_s": timeout_s,
@@ -66,7 +68,9 @@ class Upstream:
         }
         self._idle: dict[str, list[HttpClient]] = {}
         self._lock = Lock()
-        self._workers = ThreadPoolExecutor(WORKER_COUNT, thread_name_prefix="upstream")
+        # Time that each address has taken for its answers so far.
+        self.spent_s: dict[str, float] = {}
+        self._workers = ThreadPoolExecutor(worker_count, thread_name_prefix="upstream")
 
     def close(self) -> None:
         """Close all connections."""
@@ -133,6 +137,7 @@ class Upstream:
     ) -> Reply:
         client = self._take(address)
         was_open = client.is_open
+        started_s = time.monotonic()
         try:
             try:
                 return client.request(method, path, query, body, retry=False)
@@ -142,6 +147,9 @@ class Upstream:
                     raise
                 return client.request(method, path, query, body, retry=False)
         finally:
+            took_s = time.monotonic() - started_s
+            with self._lock:
+                self.spent_s[address] = self.spent_s.get(address, 0.0) + took_s
             self._give_back(address, client)
 
     def _take(self, address: str) -> HttpClient:

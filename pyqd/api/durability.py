@@ -23,8 +23,8 @@ class DurabilityRoutes:
         self.broker = broker
 
     def routes(self) -> list[Route]:
-        """Return the routes of this group, each with its right and handler."""
-        return [Route("GET", "/durability", self.durability, right=STATUS)]
+        """Return the route. Its requests are not logged: the web admin sends one every few seconds."""
+        return [Route("GET", "/durability", self.durability, logged=False, right=STATUS)]
 
     def durability(self, _request: Request) -> Response:
         """Return the state of syncs, disk and damage. Switches: yes."""

@@ -7,17 +7,21 @@ import http.client
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 START_WAIT_S = 30.0
 LISTENING = re.compile(r"HTTP: listening on \S*?(\d+)\)?$", re.MULTILINE)
@@ -237,3 +241,17 @@ def topic(request: pytest.FixtureRequest) -> str:
     """Return a topic's name of this test alone."""
     name = re.sub(r"\W", "_", request.node.name)[-40:]
     return f"{name}_{os.getpid()}"
+
+
+# Not for the session: while Playwright runs in this thread, asyncio cannot.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,33 +9,19 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
 from tests.admin.test_dead_letters import kill
+from tests.admin.visits import PHONE, WAIT_MS, Visit
 from tests.support.nsq import Client
 from tests.support.server import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(200)]
 
 TOPIC = "orders"
-WAIT_MS = 40_000
-expect.set_options(timeout=WAIT_MS)
-PHONE = {"width": 390, "height": 800}
-DESK = {"width": 1280, "height": 800}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("no chromium here: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module", params=["pyqd", "nsqd"])
@@ -81,34 +66,6 @@ def load(world: World) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def admin(world: World, load: None, start_admin: Callable[..., Admin]) -> Admin:
     return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
-
-
-class Visit:
-    """A page that notes what must not be there: messages on the console, and requests to other hosts."""
-
-    def __init__(self, browser: Browser, admin: Admin, *, is_missing: bool = False, **context: Any) -> None:
-        self.context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **context})
-        self.page = self.context.new_page()
-        self.base = f"http://127.0.0.1:{admin.port}"
-        self.faults: list[str] = []
-        # The console tells that the page of a channel that does not exist has the status 404.
-        self.expected = "404 (NOT FOUND)" if is_missing else ""
-        self.page.set_default_timeout(WAIT_MS)
-        self.page.on("console", self._note_message)
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("request", self._note)
-
-    def _note_message(self, message: Any) -> None:
-        if not self.expected or self.expected not in message.text:
-            self.faults.append(message.text)
-
-    def _note(self, request: Any) -> None:
-        if not request.url.startswith(self.base):
-            self.faults.append(request.url)
-
-    def open(self, path: str) -> Page:
-        self.page.goto(self.base + path, wait_until="domcontentloaded")
-        return self.page
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""Visits of the web admin by a browser, which note what must not be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.admin.conftest import Admin
+
+WAIT_MS = 40_000
+expect.set_options(timeout=WAIT_MS)
+PHONE = {"width": 390, "height": 800}
+DESK = {"width": 1280, "height": 800}
+
+
+class Visit:
+    """A page that notes what must not be there: messages on the console, and requests to other hosts."""
+
+    def __init__(self, browser: Browser, admin: Admin, *, is_missing: bool = False, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **context})
+        self.page = self.context.new_page()
+        self.base = f"http://127.0.0.1:{admin.port}"
+        self.faults: list[str] = []
+        # The console tells that the page of a channel that does not exist has the status 404.
+        self.expected = "404 (NOT FOUND)" if is_missing else ""
+        self.page.set_default_timeout(WAIT_MS)
+        self.page.on("console", self._note_message)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", self._note)
+
+    def _note_message(self, message: Any) -> None:
+        if not self.expected or self.expected not in message.text:
+            self.faults.append(message.text)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(self.base):
+            self.faults.append(request.url)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.base + path, wait_until="domcontentloaded")
+        return self.page
