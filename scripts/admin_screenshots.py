@@ -25,6 +25,7 @@ from pyqd.client import Consumer, Producer
 TOPICS: Final = {"orders": ("email", "warehouse"), "payments": ("ledger",), "page_views": ("analytics", "archive")}
 WARM_S: Final = 150.0
 DESK: Final = {"width": 1280, "height": 760}
+STORY: Final = {"width": 960, "height": 420}
 PHONE: Final = {"width": 390, "height": 760}
 
 
@@ -65,6 +66,16 @@ def consume(address: str, topic: str, channel: str, pause_s: float, ended: threa
                     message.finish()
 
 
+def tell(address: str) -> None:
+    """Publish one message, requeue it once, and finish it: the story in the README."""
+    with Consumer("refunds", "bank", nsqd=address, max_in_flight=1) as consumer, Producer(address) as producer:
+        producer.publish("refunds", b'{"id": 7, "total": 19.90}')
+        for end in (lambda message: message.requeue(1), lambda message: message.finish()):
+            for message in consumer.fetch(1, timeout=10):
+                time.sleep(0.02)
+                end(message)
+
+
 def take(directory: Path, base: str) -> None:
     """Save the pictures."""
     pages: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,6 +84,9 @@ def take(directory: Path, base: str) -> None:
         "admin-topic-dark": ("/topics/orders", {"color_scheme": "dark"}),
         "admin-messages": ("/topics/orders/email/messages?state=deferred&body=json", {"color_scheme": "light"}),
         "admin-health": ("/health", {"color_scheme": "dark"}),
+        "admin-consumers": ("/topics/orders/email/consumers", {"color_scheme": "light"}),
+        "admin-durability": ("/durability", {"color_scheme": "dark"}),
+        "admin-story": ("/messages?topic=refunds", {"color_scheme": "light", "viewport": STORY}),
         "admin-phone": ("/topics/payments", {"color_scheme": "light", "viewport": PHONE}),
     }
     with sync_playwright() as playwright:
@@ -81,6 +95,9 @@ def take(directory: Path, base: str) -> None:
             context = browser.new_context(**{"viewport": DESK, "locale": "en-GB", **options})
             page = context.new_page()
             page.goto(base + path)
+            if name == "admin-story":
+                page.locator("tbody th a").first.click()
+                page.wait_for_selector(".timeline")
             page.screenshot(path=str(directory / f"{name}.png"))
             context.close()
         browser.close()
@@ -117,6 +134,7 @@ def main() -> int:
             threads = [threading.Thread(target=each) for each in work]
             for thread in threads:
                 thread.start()
+            tell(address)
             time.sleep(WARM_S)
             take(directory, f"http://127.0.0.1:{ports[-1]}")
         finally:

@@ -36,6 +36,7 @@ SHIPPER: Final = ("pyqd.tools.pyq_trace", "ship")
 START_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
 POLL_S: Final = 0.05
+TRACED_BODY_BYTES: Final = 200
 # A crash is followed by a start after this long, twice as long each time, until the program has run for a while.
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 30.0
@@ -220,7 +221,7 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         f"--http-address={at(given.http_port)}",
         f"--broadcast-address={LOOPBACK}",
         f"--lookupd-tcp-address={at(given.lookupd_tcp_port)}",
-        *(["--trace-topic=*"] if database else []),
+        *(["--trace-topic=*", f"--trace-body-bytes={TRACED_BODY_BYTES}"] if database else []),
         *broker_flags,
     ]
     # A flag of the user's may name another address, and a wrong one ends this process with its usual text.

@@ -107,6 +107,55 @@ def find(database: Database, query: Query) -> list[Found]:
     return sorted(found, key=lambda row: row.at, reverse=True)[: query.limit]
 
 
+def unclaimed(database: Database, query: Query) -> list[Found]:
+    """Return messages of which nothing is known but that they were published, the newest first.
+
+    Their topic had no channel then, or was paused. If it has got one since, only the first delivery tells. Such a
+    message has no channel, the state `waiting` and the time of its publishing. Raises: DatabaseError, SchemaError.
+    """
+    narrow = (query.channel, query.slower_than, query.attempts_above)
+    if query.state not in (None, UNFINISHED, WAITING) or any(each is not None for each in narrow):
+        return []
+    with database.transaction("read", reading=True) as connection:
+        return [Found(**row._mapping) for row in connection.execute(_unclaimed(query))]
+
+
+def _unclaimed(query: Query) -> sa.Select[Any]:
+    """Return the select of messages without any event after their publishing."""
+    publication, node, bulk = schema.publications, schema.nodes, schema.bulk_events
+
+    def elsewhere(table: sa.Table) -> sa.ColumnElement[bool]:
+        names = ("node_id", "message_id", "topic")
+        return sa.exists().where(*(table.c[name] == publication.c[name] for name in names))
+
+    cleared = sa.exists().where(
+        bulk.c.node_id == publication.c.node_id,
+        bulk.c.topic == publication.c.topic,
+        bulk.c.reason.in_(CLEARED),
+        bulk.c.position > publication.c.position,
+    )
+    conditions = _narrowed(query, publication, publication.c.published_at)
+    return (
+        sa.select(
+            publication.c.message_id,
+            publication.c.topic,
+            sa.literal("").label("channel"),
+            node.c.nsqd,
+            sa.literal(WAITING).label("state"),
+            publication.c.published_at.label("at"),
+            sa.literal(0).label("attempts"),
+            sa.null().label("client"),
+            sa.null().label("outcome_at"),
+            publication.c.published_at,
+            publication.c.due_at,
+        )
+        .select_from(publication.join(node, node.c.node_id == publication.c.node_id))
+        .where(*conditions, ~elsewhere(schema.deliveries), ~elsewhere(schema.events), ~cleared)
+        .order_by(publication.c.published_at.desc())
+        .limit(query.limit)
+    )
+
+
 def _narrowed(query: Query, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
     if query.topic is not None:
         yield table.c.topic == query.topic

@@ -9,7 +9,7 @@ import pytest
 
 from pyqd.trace.database import Database
 from pyqd.trace.figures import figures_of
-from pyqd.trace.search import Query, find
+from pyqd.trace.search import Query, find, unclaimed
 from tests.support.trace_log import AT_US, TraceLog, add_all
 from tests.trace.conftest import Store
 
@@ -86,6 +86,26 @@ def test_a_found_message_says_what_became_of_it(filled: Database) -> None:
     assert (row.state, row.at, row.attempts, row.client) == ("finished", second(4), 2, "10.0.0.2:5")
     assert (row.published_at, row.outcome_at) == (second(3), second(8))
     assert row.taken_s == pytest.approx(5.0, abs=0.001)
+
+
+def test_messages_that_no_channel_has_got_are_found_by_their_publishing(
+    filled: Database, log: TraceLog, store: Store
+) -> None:
+    log.add("published", 12, "held", size=7, at_us=AT_US + 12 * SECOND_US)
+    log.add("published", 13, "held", size=7, at_us=AT_US + 13 * SECOND_US)
+    store()
+    found = unclaimed(filled, Query(since=second(12)))
+    assert [(int(row.message_id, 16), row.topic, row.channel, row.state) for row in found] == [
+        (13, "held", "", "waiting"),
+        (12, "held", "", "waiting"),
+    ]
+    assert found[0].published_at == found[0].at == second(13)
+    for conditions in ({"state": "finished"}, {"channel": "a"}, {"topic": "orders"}, {"attempts_above": 1}):
+        assert unclaimed(filled, Query(**conditions)) == []
+    log.add("sent", 12, "held", "a", attempt=1)
+    log.add("dropped", 0, "held", "", reason="emptied", count=1)
+    store()
+    assert unclaimed(filled, Query(topic="held")) == []
 
 
 def test_the_newest_messages_are_found_first(filled: Database) -> None:
