@@ -8,12 +8,18 @@ SQLite beside. All events are decoded from blocks as brokers write them. The two
 - `pyq_trace`: the way of `pyq_trace ship`, with its tables, views and indexes.
 
 With `--late` every delivery ends several batches after its start, so that each outcome is an update.
+
+`python -m bench.trace_ship --show --events=10000000` fills each database by `pyq_trace`'s way instead, and times the
+story of a message: the queries of `pyq_trace show ID`, and the whole command, which mostly starts Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -31,6 +37,7 @@ from pyqd.primitives.command_line import CommandParser
 from pyqd.trace.column_types import UtcTime
 from pyqd.trace.database import Database
 from pyqd.trace.stores.sqlite import SETTINGS
+from pyqd.trace.story import stories_of
 from tests.support import trace_blocks as blocks
 from tests.support.databases import Mariadb, Postgresql, program_of_mariadb, programs_of_postgresql, running
 
@@ -46,6 +53,8 @@ SOON, LATE = 3, 3_000
 CONSUMERS = 50
 PASSES_OF_A_BLOCK = 20
 ANSWER_BYTES = 2 << 20
+# Messages that are looked up, by queries and by the command.
+SHOWN, SHOWN_BY_COMMAND = 200, 10
 
 
 def answers(message_count: int, ended_after: int) -> Iterator[bytes]:
@@ -217,6 +226,60 @@ def compare(new_url: Callable[[str], str], options: Namespace) -> tuple[list[flo
     return plain, shipped
 
 
+def fill(url: str, event_count: int) -> Database:
+    """Store events."""
+    writer = Shipped(url)
+    expected = 0
+    for answer in answers(event_count // EVENTS_OF_A_MESSAGE, SOON):
+        decoded = decode(answer, expected)
+        writer.write(decoded)
+        expected = decoded.following
+    return writer.database
+
+
+def median_ms(act: Callable[[str], object], event_count: int, turns: int) -> tuple[float, float]:
+    """Return the median and the longest time of an act on messages spread over all."""
+    messages = event_count // EVENTS_OF_A_MESSAGE
+    rng = random.Random(1)
+    times = []
+    for _ in range(turns):
+        pass_number, place = divmod(rng.randrange(messages - AT_ONCE), AT_ONCE)
+        message_id = f"{ids(pass_number)[place]:016x}"
+        started_s = time.perf_counter()
+        act(message_id)
+        times.append(1000 * (time.perf_counter() - started_s))
+    return statistics.median(times), max(times)
+
+
+def show(new_url: Callable[[str], str], options: Namespace) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the times of the queries and of the command."""
+    url = new_url("shown")
+    database = fill(url, options.events)
+
+    def query(message_id: str) -> None:
+        (story,) = stories_of(database, message_id)
+        assert story.is_over, message_id
+
+    def command(message_id: str) -> None:
+        program = [sys.executable, "-m", "pyqd.tools.pyq_trace", "show", message_id, f"--from={url}"]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+
+    queries = median_ms(query, options.events, SHOWN)
+    commands = median_ms(command, options.events, SHOWN_BY_COMMAND)
+    database.close()
+    return queries, commands
+
+
+def print_shows(options: Namespace) -> None:
+    """Measure `show` and print a table."""
+    print("| database | queries, ms (longest) | command, ms (longest) |\n| --- | ---: | ---: |")
+    with databases() as found:
+        for name, new_url in found.items():
+            if options.only in (None, name):
+                (query, longest), (command, command_longest) = show(new_url, options)
+                print(f"| {name} | {query:.1f} ({longest:.1f}) | {command:.0f} ({command_longest:.0f}) |", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = CommandParser(prog="bench.trace_ship", description=__doc__)
@@ -224,7 +287,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--late", action="store_true", help="end each delivery in a later batch")
     parser.add_argument("--only", help="name of one database")
+    parser.add_argument("--show", action="store_true", help="time the story of a message among so many events")
     options = parser.parse_args(argv)
+    if options.show:
+        print_shows(options)
+        return
     print("| database | executemany, events/s | pyq_trace, events/s | ratio |\n| --- | ---: | ---: | ---: |")
     with databases() as found:
         for name, new_url in found.items():

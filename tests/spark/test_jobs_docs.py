@@ -32,10 +32,13 @@ def test_the_page_can_be_followed_word_by_word(make_reader: Callable[[Path], Rea
     assert numbers(tour / "submitted", "orders") == DRAINED
     assert numbers(tour / "submitted", "orders.again") == DRAINED[:5000]
     assert [report["rows"] for report in json.loads((tour / "report.json").read_text())] == [100]
+    assert [run["open"] for run in [json.loads((tour / "lives.json").read_text())["run"]]] == [0]
+    assert len((tour / "parcels.txt").read_text().splitlines()) == 1000
     assert all((tour / name / "report.html").exists() for name in ("profile", "live"))
 
 
 def test_the_tables_of_the_page_name_all_flags_of_a_drain_and_all_columns_of_a_profile() -> None:
+    from pyqd_spark.jobs.lives import COLUMNS as LIFE_COLUMNS
     from pyqd_spark.jobs.rows import COLUMNS
 
     text = PAGE.read_text()
@@ -44,4 +47,4 @@ def test_the_tables_of_the_page_name_all_flags_of_a_drain_and_all_columns_of_a_p
     named = set(re.findall(r"`(--[a-z-]+)`", text))
     assert named <= {*flags, "--help"}
     assert {"--topic", "--start", "--hold", "--rate", "--small-bytes"} <= named
-    assert all(f"`{name}`" in text for name in COLUMNS)
+    assert all(f"`{name}`" in text for name in (*COLUMNS, *LIFE_COLUMNS))
