@@ -11,8 +11,10 @@ from tests.support.server import REPOSITORY, WAIT_S
 
 CLOSE_COUNT = 100
 FORKING = """
-import gc, os, sys
+import gc, os, sys, warnings
 from pyqd.client import Consumer, Producer
+# Python 3.12 and newer warn of every fork beside threads.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
 producers = [Producer(sys.argv[1]) for _ in range(5)]
 consumers = [Consumer(f"t{n}", "c", nsqd=sys.argv[1]) for n in range(5)]

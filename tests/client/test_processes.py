@@ -21,11 +21,13 @@ from tests.support.server import REPOSITORY, wait_until
 
 WAIT_S = 30.0
 HEAD = """
-import asyncio, gc, logging, os, signal, sys, threading, time
+import asyncio, gc, logging, os, signal, sys, threading, time, warnings
 from pyqd.client import ClosedError, Consumer, Producer, aio
 address, topic = sys.argv[1:]
 # In its debug mode asyncio warns of slow callbacks; every callback is slow on a busy machine.
 logging.getLogger("asyncio").setLevel(logging.ERROR)
+# Python 3.12 and newer warn of every fork beside threads.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 """
 
 
