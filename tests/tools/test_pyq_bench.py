@@ -134,6 +134,15 @@ def test_latency_without_a_count_lasts_as_long_as_it_is_told(bench: Run) -> None
     assert found["unfinished"] == 0
 
 
+def test_latency_of_a_topic_of_the_user_warns_of_messages_of_others(bench: Run, broker: Daemon, topic: str) -> None:
+    with Client(broker.tcp_address) as client:
+        client.pub(topic, b"\xff" * 8)
+    result = bench("latency", f"--topic={topic}", "--rate=1000", "--count=100", "--json")
+    found = figures_of(result)
+    assert (found["unfinished"], found["channel"].endswith("#ephemeral")) == (0, True)
+    assert "1 messages in the channel are not of this run" in result.err
+
+
 def test_the_summary_is_text_for_people_and_progress_goes_to_standard_error(bench: Run, address: str) -> None:
     result = bench("publish", "--runfor=2300ms", "--rate=1000", "--batch-size=1")
     lines = result.out.decode().splitlines()

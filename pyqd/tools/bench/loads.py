@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
@@ -11,7 +11,7 @@ from pyqd.client.core.commands import check_channel
 from pyqd.hot.tools.histogram import LatencyHistogram
 from pyqd.hot.tools.loadgen import Load
 from pyqd.primitives.durations import SECOND_NS
-from pyqd.tools.bench.options import ConsumeOptions, LatencyOptions, PublishOptions
+from pyqd.tools.bench.options import ConsumeOptions, Consuming, LatencyOptions, PublishOptions
 from pyqd.tools.bench.outcome import LoadCounts
 from pyqd.tools.bench.process import settled
 from pyqd.tools.bench.progress import Progress
@@ -69,11 +69,7 @@ class Bench:
     async def consume(self, options: ConsumeOptions) -> Figures:
         """Consume a new topic that is filled before, or a topic of the user."""
         self._check_rdy(options.rdy)
-        if options.channel:
-            check_channel(options.channel)
-        is_new = self.topic.is_new
-        # An ephemeral channel of its own takes no messages from the channels of others.
-        channel = options.channel or (CHANNEL if is_new else f"{CHANNEL}-{options.seed}#ephemeral")
+        is_new, channel = self.topic.is_new, self._channel(options)
         messages = options.count or (STOCK_COUNT if is_new else 0)
         if is_new:
             await self._fill(options, channel, messages)
@@ -112,8 +108,7 @@ class Bench:
         """Publish at a rate and consume at once; latencies begin at the intended times."""
         self._check_rdy(options.rdy)
         course = course_of(options, 0.0 if options.count else RUNFOR_S)
-        channel = options.channel or CHANNEL
-        check_channel(channel)
+        channel = self._channel(options)
         batches = -(-int(options.rate * whole_s(course)) // options.batch_size)
         messages = options.count or max(1, batches) * options.batch_size
         load = Load(messages=messages, body_bytes=options.size)
@@ -142,9 +137,21 @@ class Bench:
         }
         latencies = {"deliveries": load.deliveries(), "answers": load.answers(), "behind": load.behind()}
         missing = report.messages - report.unique
-        return self._figures(
+        figures = self._figures(
             "latency", options, settings, run, received, latencies, missing, "delivered", report.duplicates
         )
+        if not report.foreign:
+            return figures
+        warning = f"{report.foreign:,} messages in the channel are not of this run; use a topic without other messages"
+        return replace(figures, warnings=(*figures.warnings, warning))
+
+    def _channel(self, options: Consuming) -> str:
+        """Return the channel to consume. Raises: InvalidNameError."""
+        if options.channel:
+            check_channel(options.channel)
+            return options.channel
+        # In a topic of others an ephemeral channel takes nothing from their channels, and leaves nothing.
+        return CHANNEL if self.topic.is_new else f"{CHANNEL}-{options.seed}#ephemeral"
 
     def _check_rdy(self, rdy: int) -> None:
         if rdy > self.target.rdy_max:
