@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the rates as a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.pyq_bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--nsqd", help="measure against this nsqd too")
+    parser.add_argument("--load", action="append", choices=NAMES, help="only these workloads")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the messages of the workloads")
     parser.add_argument("--server-core", type=int, default=None)
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pin_generator(setting.cores)
     print("| load | broker | bench, messages/s | pyq_bench, messages/s | ratio |\n| --- | --- | ---: | ---: | ---: |")
     for target in [Target.parse(name) for name in ("pyqd", given.nsqd) if name]:
-        for name in NAMES:
+        for name in given.load or NAMES:
             print(measure(find(name).scaled(given.scale), target, setting, given.repeat), flush=True)
 
 
