@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -172,7 +173,7 @@ class Database:
         """
         recent = self._recent.setdefault(node.node_id, RecentDeliveries())
         try:
-            with self.transaction("write to") as connection:
+            with uncollected(), self.transaction("write to") as connection:
                 self._lock(connection, node)
                 batch = batch_of(decoded, node.node_id, self.store.literals(connection))
                 changed = self._apply_ends(connection, node, batch, recent)
@@ -209,7 +210,7 @@ class Database:
             delivery = known[place] or found.get(place)
             if delivery is None:
                 if earlier.finished is not None:
-                    batch.events.append(earlier.finished)
+                    batch.events.append(batch.event_row(earlier.finished))
                 continue
             position, before = delivery
             new = earlier.change(before)
@@ -277,6 +278,22 @@ class Database:
             .where(table.c.node_id == node.node_id, table.c.first_position == newest.first_position)
             .values(changed)
         )
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector off during a block.
+
+    The rows of a batch are some 100,000 objects without cycles. The collector would walk over them repeatedly, which
+    takes a third of the CPU time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _cancel(node_id: int, drop: Drop) -> sa.Update:

@@ -19,7 +19,7 @@ sent in the same batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -41,9 +41,8 @@ LOST_EVENTS: Final = KINDS.index("lost_events")
 # In place of the kind of an event on many messages.
 BULK: Final = 255
 
-# Outcome of the delivery that an event ends.
+# Outcome of the delivery that an event other than a FIN ends.
 ENDS: Final = {
-    FINISHED: "finished",
     KINDS.index("requeued"): "requeued",
     KINDS.index("timed_out"): "timed_out",
     KINDS.index("client_gone"): "disconnected",
@@ -76,8 +75,8 @@ class Earlier:
 
     end: tuple[str, Any] | None = None
     fate: tuple[str, Any] | None = None
-    # Row of the FIN, for the case that the database has no such delivery.
-    finished: Row | None = None
+    # Index of the FIN, for the case that the database has no such delivery: then `Batch.event_row` makes its row.
+    finished: int | None = None
 
     def change(self, outcome: str) -> tuple[str, Any] | None:
         """Return the outcome and its time for a delivery that has had this one; None if it stays."""
@@ -108,6 +107,8 @@ class Batch:
     event_count: int
     # Unix, of the last event.
     last_us: int
+    # Returns the row of trace_events for the event with an index.
+    event_row: Callable[[int], Row]
     publications: list[Row] = field(default_factory=list)
     deliveries: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
@@ -179,7 +180,7 @@ class _Assembly:
         self.delays_ms = _chosen(array("q", decoded.delays_ms), decoded.delay_bits, self.null)
         self.counts = _chosen(array("q", decoded.counts), decoded.count_bits, self.null)
         self.dues = self._dues()
-        self.batch = Batch(decoded.rows, times_us[-1] if times_us else 0)
+        self.batch = Batch(decoded.rows, times_us[-1] if times_us else 0, self._event)
         self.last: dict[Key, Row] = {}
         self.earlier: dict[Key, Earlier] = {}
         # Time of the first act that took back all messages in flight, by channel and topic.
@@ -242,14 +243,20 @@ class _Assembly:
                     null,
                 ]
                 add_delivery(delivery)
-            elif kind == FINISHED and (found := last.get(key)) is not None and found[OUTCOME] is in_flight:
+            elif kind != FINISHED:
+                self._read_other(row, kind, key)
+            elif (found := last.get(key)) is None:
+                earlier = self._earlier(key)
+                earlier.end_with("finished", times[row])
+                earlier.finished = row
+            elif found[OUTCOME] is in_flight:
                 found[OUTCOME] = finished
                 found[OUTCOME_AT] = times[row]
             else:
-                self._read_other(row, kind, key)
+                self.batch.events.append(self._event(row))
 
     def _read_other(self, row: int, kind: int, key: Key) -> None:
-        """Read an event that is not one of the usual ones."""
+        """Read an event that is neither published, stored, sent nor finished."""
         if kind == LOST_EVENTS:
             self._read_gap(row)
             return
@@ -260,11 +267,7 @@ class _Assembly:
         delivery = self.last.get(key)
         if kind in ENDS:
             if delivery is None:
-                earlier = self._earlier(key)
-                earlier.end_with(ENDS[kind], self.times[row])
-                if kind == FINISHED:
-                    earlier.finished = event
-                    return
+                self._earlier(key).end_with(ENDS[kind], self.times[row])
             elif delivery[OUTCOME] is self.outcomes[IN_FLIGHT]:
                 delivery[OUTCOME:] = self.outcomes[ENDS[kind]], self.times[row]
         elif kind in FATES:
