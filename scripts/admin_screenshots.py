@@ -25,7 +25,7 @@ from pyqd.client import Consumer, Producer
 TOPICS: Final = {"orders": ("email", "warehouse"), "payments": ("ledger",), "page_views": ("analytics", "archive")}
 WARM_S: Final = 150.0
 DESK: Final = {"width": 1280, "height": 760}
-STORY: Final = {"width": 960, "height": 420}
+STORY: Final = {"width": 1120, "height": 440}
 PHONE: Final = {"width": 390, "height": 760}
 
 
@@ -69,11 +69,16 @@ def consume(address: str, topic: str, channel: str, pause_s: float, ended: threa
 def tell(address: str) -> None:
     """Publish one message, requeue it once, and finish it: the story in the README."""
     with Consumer("refunds", "bank", nsqd=address, max_in_flight=1) as consumer, Producer(address) as producer:
+        # The channel is there first.
+        consumer.fetch(1, timeout=2)
         producer.publish("refunds", b'{"id": 7, "total": 19.90}')
-        for end in (lambda message: message.requeue(1), lambda message: message.finish()):
+        for attempt in (1, 2):
             for message in consumer.fetch(1, timeout=10):
                 time.sleep(0.02)
-                end(message)
+                if attempt == 1:
+                    message.requeue(1)
+                else:
+                    message.finish()
 
 
 def take(directory: Path, base: str) -> None:
@@ -119,12 +124,14 @@ def main() -> int:
         work: list[Callable[[], None]] = [lambda: publish(address, ended)]
         work += [
             lambda topic=topic, channel=channel, pause_s=pause_s: consume(address, topic, channel, pause_s, ended)  # type: ignore[misc]
-            for (topic, channel), pause_s in {
-                ("orders", "email"): 0.02,
-                ("orders", "warehouse"): 0.06,
-                ("payments", "ledger"): 0.01,
-                ("page_views", "analytics"): 0.005,
-            }.items()
+            for topic, channel, pause_s in (
+                ("orders", "email", 0.06),
+                ("orders", "email", 0.06),
+                ("orders", "email", 0.4),
+                ("orders", "warehouse", 0.06),
+                ("payments", "ledger", 0.01),
+                ("page_views", "analytics", 0.005),
+            )
         ]
         try:
             time.sleep(8)

@@ -86,7 +86,9 @@ class TestCharts:
         assert "<script>" not in str(chart([1.0], "<script>", "<script>", 0))
         assert "<script>" not in str(spark([1.0, 2.0], "<script>"))
 
-    @pytest.mark.parametrize(("value", "top"), [(NAN, 4), (0, 4), (4.1, 5), (11, 20), (999, 1000), (1001, 2000)])
+    @pytest.mark.parametrize(
+        ("value", "top"), [(NAN, 4), (0, 4), (4.1, 8), (8.5, 12), (11, 12), (999, 1000), (1001, 1200)]
+    )
     def test_the_axis_ends_at_a_round_number(self, value: float, top: float) -> None:
         assert nice_ceiling(value) == top
 

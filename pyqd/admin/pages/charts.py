@@ -19,6 +19,7 @@ CHART_HEIGHT: Final = 150
 MARGIN_LEFT: Final = 52
 MARGIN_BOTTOM: Final = 18
 MARGIN_TOP: Final = 8
+ROUND_STEPS: Final = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12)
 
 
 def spark(values: Sequence[float], label: str) -> Markup:
@@ -87,11 +88,12 @@ def polylines(values: Sequence[float], left: float, y0: float, width: float, hei
 
 
 def nice_ceiling(value: float) -> float:
-    """Return the least number of the form 1, 2, 4 or 5 times a power of ten that is not below a value; at least 4."""
-    if math.isnan(value) or value <= 4:
-        return 4.0
+    """Return the least round number that is not below a value, at least 4. Its quarters are round numbers too."""
+    for small in (4.0, 8.0, 12.0):
+        if math.isnan(value) or value <= small:
+            return small
     power = 10.0 ** math.floor(math.log10(value))
-    return float(next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value))
+    return float(next(round(step * power) for step in ROUND_STEPS if round(step * power) >= value))
 
 
 def short(value: float) -> str:
