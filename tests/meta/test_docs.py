@@ -56,7 +56,11 @@ def make_targets() -> frozenset[str]:
 
 
 # Commands with flags of their own, which the help of the program does not list.
-SUBCOMMANDS = {"pyqd": (("up",), ("drain",), ("restart",)), "pyqadmin": (("user", "add"),)}
+SUBCOMMANDS = {
+    "pyqd": (("up",), ("drain",), ("restart",)),
+    "pyqadmin": (("user", "add"),),
+    "pyq_trace": (("ship",), ("show",), ("find",), ("stats",)),
+}
 
 
 @cache

@@ -14,11 +14,12 @@ Files of an attempt that was killed before step 3 are never moved, so tasks that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -41,8 +42,11 @@ PARQUET: Final = ".parquet"
 EVENTS: Final = "events"
 OVER: Final = "over"
 OPEN: Final = "open"
-# Of Spark; the default cannot be read by all programs.
-TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+# Of a partition of the work. Spark's fixed number of 200 would cost more than the work of most runs.
+EVENTS_PER_PARTITION: Final = 200_000
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
+# The default cannot be read by all programs.
+TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
 
 @dataclass(frozen=True)
@@ -241,21 +245,41 @@ def compute(
     report.unknown = sum(row["count"] is None for row in gaps)
     sources = [directory, os.path.join(table.open_path, f"{plan.run - 1:08d}")]
     events = spark.read.schema(DDL).parquet(*(uri_of(path) for path in sources if os.path.isdir(path)))
-    # One exchange serves all groups and joins, as each is by message.
-    events = with_released(spark, events.repartition("node", "topic", "message_id"), many)
-    events = events.persist(StorageLevel.DISK_ONLY)
-    lives = lives_of(spark, events, many).persist(StorageLevel.MEMORY_AND_DISK)
-    times_before = spark.conf.get(TIMES[0])
-    spark.conf.set(*TIMES)
-    try:
-        over = new_rows(table, spark, lives, report)
-        write(over, os.path.join(attempt, OVER), options, ["topic", "day"])
-        write(open_events(events, lives), os.path.join(attempt, OPEN), options, [])
-    finally:
-        spark.conf.set(TIMES[0], str(times_before))
-        lives.unpersist()
-        events.unpersist()
+    count = 1 + (report.events + open_count(table, plan.run - 1)) // EVENTS_PER_PARTITION
+    with settings(spark, {TIMES: "TIMESTAMP_MICROS", PARTITIONS: str(count)}):
+        # One exchange serves all groups and joins, as each is by message.
+        events = with_released(spark, events.repartition(count, "node", "topic", "message_id"), many)
+        events = events.persist(StorageLevel.DISK_ONLY)
+        lives = lives_of(spark, events, many).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            over = new_rows(table, spark, lives, report)
+            write(over, os.path.join(attempt, OVER), options, ["topic", "day"])
+            write(open_events(events, lives), os.path.join(attempt, OPEN), options, [])
+        finally:
+            lives.unpersist()
+            events.unpersist()
     return written_of(table, plan, attempt, report, started_s)
+
+
+@contextlib.contextmanager
+def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    """Change settings of a session for a block."""
+    before = {name: str(spark.conf.get(name)) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def open_count(table: LifeTable, run: int) -> int:
+    """Return the number of open events that a run has left."""
+    import pyarrow.parquet as pq
+
+    paths = files_below(os.path.join(table.open_path, f"{run:08d}"))
+    return sum(pq.ParquetFile(path).metadata.num_rows for path in paths)
 
 
 def new_rows(table: LifeTable, spark: SparkSession, lives: DataFrame, report: RunReport) -> DataFrame:
