@@ -51,6 +51,7 @@ class Job:
         self._command = [sys.executable, "-m", "pyqd_spark.cli", "lifecycle", "--quiet", f"--master={MASTER}"]
         self._command += ["--path", str(table), *addresses, "--report", str(table.parent / "report.json")]
         self._log = log
+        self._seen: set[Path] = set()
         self.table = table
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -58,13 +59,14 @@ class Job:
             return subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
 
     def wait_for_attempt(self, process: "subprocess.Popen[bytes]") -> None:
-        """Wait until a run has begun to read. Raises: RuntimeError."""
+        """Wait until a run has begun to read, in a directory of its own. Raises: RuntimeError."""
         deadline_s = time.monotonic() + START_S
         attempts = self.table / "_pyqd" / "attempts"
-        while not any(attempts.glob("*/events")):
+        while not (found := set(attempts.glob("*/events")) - self._seen):
             if process.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the job does not begin: {self._log.read_text(errors='replace')[-2000:]}")
             time.sleep(POLL_S)
+        self._seen |= found
 
 
 def executors_of(group: int) -> list[int]:
