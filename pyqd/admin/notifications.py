@@ -45,11 +45,14 @@ class Notifier:
             self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
             self._thread.start()
 
-    def notify(self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "") -> None:
-        """Log an action, and queue its notification."""
+    def notify(
+        self, action: str, caller: Caller, *, topic: str = "", channel: str = "", node: str = "", details: str = ""
+    ) -> None:
+        """Log an action, and queue its notification. details: for the log only, as the notification is nsqadmin's."""
         place = " ".join(
             f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
         )
+        place = f"{place} {details}".strip()
         audit_logger.info("%s %s by %s from %s", action, place, caller.user or "anonymous", caller.remote_ip)
         if self._thread is None:
             return

@@ -52,7 +52,7 @@ def test_retention_and_quota_are_set_and_return_to_the_broker(browser: Browser, 
     assert ("2 GiB" in browser.page, "72h0m0s" in browser.page) == (True, True)
     assert browser.post(path, change="quota", bytes="default", confirmed="yes").status == 303
     assert [row["own_bytes"] for row in settings_of(world, topic, "quota")] == [None, None]
-    assert f"set_quota topic={topic} by anonymous" in browser.admin.log.read_text()
+    assert f"set_quota topic={topic} bytes=default by anonymous" in browser.admin.log.read_text()
 
 
 def test_a_wrong_value_is_named_by_the_broker(browser: Browser, world: World, topic: str) -> None:

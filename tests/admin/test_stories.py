@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def traced(world: World, start_admin: Callable[..., Admin], tmp_path_factory: py
     log.add("requeued", 1, channel="email", client="10.0.0.2:5", attempt=1, delay_ms=500)
     log.add("sent", 1, channel="email", client="10.0.0.3:5", attempt=2)
     log.add("finished", 1, channel="email", client="10.0.0.3:5", attempt=2)
+    log.add("published", 2, topic="held", size=7, at_us=time.time_ns() // 1000)
     database = Database(url)
     database.upgrade()
     node = database.node("log", "broker:4151")
@@ -60,6 +62,12 @@ def test_messages_are_searched(traced: Admin) -> None:
     answer = traced.ask("GET", "/messages?topic=orders&channel=email&state=finished&within=1%20h")
     assert answer.status == 200
     assert b"Traceback" not in traced.log.read_bytes()
+
+
+def test_a_message_without_a_channel_is_found(traced: Admin) -> None:
+    page = traced.ask("GET", "/messages?topic=held").body.decode()
+    assert ("0000000000000002" in page, '<span class="tag">waiting</span>' in page) == (True, True)
+    assert "0000000000000002" not in traced.ask("GET", "/messages?topic=held&state=finished").body.decode()
 
 
 def test_a_wrong_database_is_named_at_the_start(world: World, tmp_path: Path) -> None:

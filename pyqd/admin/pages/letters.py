@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
@@ -96,7 +98,14 @@ class Letters:
             flash(_("No message is chosen."), "warn")
         else:
             counts, errors = letters.give_back(holding.target, holder, rows)
-            self.site.notifier.notify("return_dead_letters", caller(self.site), topic=topic, channel=channel, node=node)
+            self.site.notifier.notify(
+                "return_dead_letters",
+                caller(self.site),
+                topic=topic,
+                channel=channel,
+                node=node,
+                details=urlencode(counts),
+            )
             for error in errors:
                 flash(error, "bad")
             flash(", ".join(f"{status}: {count}" for status, count in counts.items()), "good")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -63,7 +64,9 @@ class Settings:
         if request.form.get("confirmed") != "yes":
             return confirmation(f"{topic}/{channel}", given, {}, here)
         self.change(topic, "/channel/limits", {"topic": topic, "channel": channel, **given})
-        self.site.notifier.notify("limit_channel", caller(self.site), topic=topic, channel=channel)
+        self.site.notifier.notify(
+            "limit_channel", caller(self.site), topic=topic, channel=channel, details=urlencode(given)
+        )
         return redirect(here, 303)
 
     def topic(self, topic: str) -> str:
@@ -85,7 +88,7 @@ class Settings:
         if request.form.get("confirmed") != "yes":
             return confirmation(topic, given, {"change": change}, here)
         self.change(topic, f"/topic/{change}", {"topic": topic, **query})
-        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic)
+        self.site.notifier.notify(f"set_{change}", caller(self.site), topic=topic, details=urlencode(query))
         return redirect(here, 303)
 
     def of_nodes(self, topic: str, paths: tuple[str, ...], query: Mapping[str, str]) -> list[tuple[str, Any, str]]:
