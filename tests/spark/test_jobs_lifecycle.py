@@ -20,6 +20,8 @@ from pyqd_spark.brokers import UnreachableError
 from pyqd_spark.jobs import lifecycle, lifecycle_report
 from pyqd_spark.jobs.errors import JobError, TableError
 from pyqd_spark.jobs.lifecycle import LifecycleOptions, RunReport, update
+from pyqd_spark.jobs.progress import Progress
+from pyqd_spark.jobs.table import Table
 from pyqd_spark.options import Connection
 from tests.spark.drained import QUIET, connection, files, http_address
 from tests.spark.gated_lifecycle import Gated, waiting
@@ -367,6 +369,36 @@ def test_a_table_of_another_job_is_left_alone(run: Callable[[], RunReport], tmp_
     (tmp_path / "lives" / "_pyqd" / "runs" / "00000001").mkdir(parents=True)
     with pytest.raises(TableError, match="a table of another job"):
         run()
+
+
+def test_a_drain_leaves_a_table_of_lives_alone(tmp_path: Path) -> None:
+    with lifecycle.LifeTable(str(tmp_path / "lives")).locked():
+        pass
+    with pytest.raises(TableError, match="a table of another job"), Table(str(tmp_path / "lives")).locked():
+        pass
+
+
+def test_following_goes_on_after_a_broker_was_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results: Iterator[RunReport | BaseException] = iter(
+        [UnreachableError("broker is away"), RunReport(1), RunReport(1), RunReport(2), KeyboardInterrupt()]
+    )
+
+    def update_(*_: object) -> RunReport:
+        result = next(results)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(lifecycle, "update", update_)
+    told: list[int] = []
+    options = LifecycleOptions("lives", Connection(nsqd=("127.0.0.1:1",)))
+    spark: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.follow(options, spark, Progress(), 0.0, lambda report: told.append(report.run))
+    assert told == [1, 2]
+    assert "broker is away; trying again" in capsys.readouterr().err
 
 
 def test_a_log_that_is_shorter_than_before_is_refused(run: Callable[[], RunReport], brokers: list[TraceBroker]) -> None:

@@ -29,7 +29,7 @@ from pyqd_spark.jobs.lives import LIFE, lives_of, open_events, table_rows, with_
 from pyqd_spark.jobs.progress import Progress
 from pyqd_spark.jobs.reading import read_table
 from pyqd_spark.jobs.runner import OnSpark, Runner
-from pyqd_spark.jobs.table import Table
+from pyqd_spark.jobs.table import JOB_FILE, Table
 from pyqd_spark.jobs.trace_log import DDL, LOST, EventRange, EventTask, LogEnd, cut, land_events, look
 from pyqd_spark.landing import make_directories, sync_directory, uri_of, write_file
 from pyqd_spark.options import Connection
@@ -100,7 +100,7 @@ class LifeTable(Table):
 
     def check_job(self) -> None:
         """Mark the table as one of lives. Raises: TableError if it is another one."""
-        path = os.path.join(self.state, "job.json")
+        path = os.path.join(self.state, JOB_FILE)
         if not os.path.exists(path):
             if self.numbers():
                 raise TableError(f"{self.path} is a table of another job: give a directory that is new")
@@ -135,7 +135,6 @@ def update(options: LifecycleOptions, spark: SparkSession, shown: Progress, runn
     table = LifeTable(options.path)
     runner = runner or OnSpark(spark, JOB)
     with table.locked():
-        table.check_job()
         last, after, _ = table.last()
         plan = plan_of(table, last + 1)
         if plan is not None:

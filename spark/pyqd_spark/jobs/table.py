@@ -34,6 +34,8 @@ from pyqd_spark.landing import local_path, make_directories, sync_directory, wri
 
 FORMAT: Final = 1
 STATE: Final = "_pyqd"
+# In tables of other jobs than drains.
+JOB_FILE: Final = "job.json"
 RUNS_KEPT: Final = 100
 
 
@@ -74,6 +76,7 @@ class Table:
                     f"{self.path} is being changed by another drain or compaction; run again when that has ended"
                 ) from None
             self.check_format()
+            self.check_job()
             yield
 
     @contextlib.contextmanager
@@ -113,6 +116,11 @@ class Table:
             raise TableError(
                 f"{self.path} has format {found}, and this version reads format {FORMAT}; use a later pyq_spark"
             )
+
+    def check_job(self) -> None:
+        """Check that the table is one of this job. Raises: TableError."""
+        if os.path.exists(os.path.join(self.state, JOB_FILE)):
+            raise TableError(f"{self.path} is a table of another job: give a directory that is new")
 
     def begin_attempt(self) -> str:
         """Remove the hidden files of earlier attempts, so that they can land nothing more. The lock is held.
