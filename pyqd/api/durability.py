@@ -30,13 +30,14 @@ class DurabilityRoutes:
         """Return the state of syncs, disk and damage. Switches: yes."""
         broker, options = self.broker, self.broker.options
         message_count, byte_count, damaged = 0, 0, []
+        has_damage = broker.damage.found_count > 0
         for index, topic in enumerate(list(broker.topics.values()), 1):
-            for log in topic.logs():
+            logs = topic.logs()
+            for log in logs:
                 if log.directory is not None and log.synced_end < log.end:
                     message_count += log.end - log.synced_end
                     byte_count += unsynced_bytes(log)
-            found = sum_of_damage(topic.logs())
-            if found["count"]:
+            if has_damage and (found := sum_of_damage(logs))["count"]:
                 damaged.append({"topic": topic.name, **found})
             if index % TOPICS_PER_SLICE == 0:
                 yield_to_loop()

@@ -363,6 +363,10 @@ def test_the_daemon_starts_on_damaged_files_and_delivers_the_rest(tmp_path):
         assert numbers == set(range(COUNT)) - {7}
         reply = daemon.http("GET", "/ping")
         assert (reply.status, reply.body, reply.headers["x-pyqd-damage"]) == (200, b"OK", "1")
-        assert (daemon.topic("t") or {})["damage"]["records_lost"] == 1
+        damage = (daemon.topic("t") or {})["damage"]
+        assert damage["records_lost"] == 1
+        state = daemon.http("GET", "/durability").json()
+        assert (state["last_stop"], state["damage"]["records_lost"]) == ("power_failure", 1)
+        assert state["damaged_topics"] == [{"topic": "t", **damage}]
     finally:
         daemon.stop()
