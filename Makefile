@@ -54,13 +54,13 @@ env: $(TOOLS) ## the environment: .venv with everything that is needed to build,
 
 build: $(READY) $(BUILT) $(BENCH_BUILT) ## environment and release build, in place; quick when nothing has changed
 
-# Without the load generator and packages that only tests need. Packages are installed while the extensions are
+# Without the benchmarks and packages that only tests need. Packages are installed while the extensions are
 # compiled.
 run: ## start broker, lookup daemon and web admin on NSQ's ports of this machine, with data in ./data
 	@$(MAKE) --no-print-directory --jobs=2 ready
 	@exec $(BIN)/pyqd up --data-path=$(DATA) $(ARGS)
 
-ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build, without the load generator
+ready: $(READY) $(BUILT) ## all that `run` needs: packages and the release build, without the benchmarks
 	@:
 
 # Some tests with servers of their own need their share of the machine, which others may take for seconds. So a few that
@@ -159,7 +159,7 @@ $(BUILT): $(COMPILER) $(SOURCES) $(NOT_BUILT)
 
 # The same step with more modules; modules that are built already stay.
 $(BENCH_BUILT): $(BUILT) $(BENCH_SOURCES)
-	@echo 'build: compiling the load generator, if it has changed (10 s)'
+	@echo 'build: compiling the benchmarks, if they have changed (5 s)'
 	@PYQD_BUILD_BENCH=1 $(BIN)/python setup.py -q build_ext --inplace >$(BUILD_LOG) || { cat $(BUILD_LOG); exit 1; }
 	@touch $@
 

@@ -70,7 +70,9 @@ def is_in_a_file(directory: Path, data: bytes) -> bool:
 
 def finished(broker, topic):
     """Wait until the tool has finished all messages of the channel."""
-    broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0)
+    # nsqd makes a channel before it moves the messages of the topic to it.
+    count = broker.topic(topic)["message_count"]
+    broker.wait_for_channel(topic, "c", depth=0, in_flight_count=0, message_count=count)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,10 @@ def forward(start, address, topic):
 
 def finished(broker, topic, **fields):
     """Wait until all messages of the channel are finished."""
-    broker.wait_for_channel(topic, "c", **{"depth": 0, "in_flight_count": 0, "deferred_count": 0, **fields})
+    # nsqd makes a channel before it moves the messages of the topic to it.
+    count = broker.topic(topic)["message_count"]
+    none_left = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": count}
+    broker.wait_for_channel(topic, "c", **{**none_left, **fields})
 
 
 @pytest.mark.parametrize(
