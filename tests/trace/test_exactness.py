@@ -67,8 +67,8 @@ def test_tables_agree_with_the_clients_over_some_kills() -> None:
         sys.executable,
         str(SCRIPTS / "trace_exactness.py"),
         "--json",
-        "--messages=2000",
-        "--kills=4",
+        "--messages=1200",
+        "--kills=3",
         "--seed=2",
     ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
