@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,7 @@ class Mariadb(Server):
 
 
 @contextlib.contextmanager
-def running(kind: type[Server], is_synced: bool = False) -> Iterator[Server]:
+def running(kind: Callable[..., Server], is_synced: bool = False) -> Iterator[Server]:
     """Run a server for a block, in a directory that the unprivileged user can reach."""
     directory = Path(tempfile.mkdtemp(prefix="pyqd-database-"))
     server = None
