@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from pyqd.hot.tools.histogram cimport Histogram, histogram_add, summarize
-from pyqd.hot.tools.sockets cimport (
+from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLET, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, close, epoll_create1,
     epoll_event, epoll_wait_ns, monotonic_ns, recv, send, ssize_t, watch,
 )

@@ -25,7 +25,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 from pyqd.hot.tools.httpwire cimport http_message_bytes
-from pyqd.hot.tools.sockets cimport (
+from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, TCP_NODELAY, accept4, close, epoll_create1, epoll_event, epoll_wait,
     monotonic_ns, recv, send, setsockopt, ssize_t, watch,

@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from pyqd.hot.tools.histogram cimport Histogram, copy_of, summarize
-from pyqd.hot.tools.sockets cimport (
+from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, PR_SET_TIMERSLACK, close, epoll_create1, monotonic_ns, prctl, watch,
 )
 from pyqd.hot.tools.tally cimport Tally, tally_close, tally_open

@@ -36,7 +36,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memmove, strerror
 
-from pyqd.hot.tools.sockets cimport (
+from pyqd.hot.tools.load_sockets cimport (
     EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL,
     epoll_event, epoll_wait_ns, monotonic_ns, recv, send, ssize_t, watch,
 )
