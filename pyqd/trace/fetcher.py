@@ -54,7 +54,7 @@ class Fetcher(threading.Thread):
     """Reader of one broker.
 
     put: hands a message to the writer, and waits if the writer is behind. interval_s: time between two requests to a
-    broker that has few events. is_once: end at the end of the log. stopped: set to end.
+    broker that has few events. is_once: end at the end of the log. stopped: set to end all fetchers.
     """
 
     def __init__(
@@ -77,6 +77,26 @@ class Fetcher(threading.Thread):
         # None: wait for `begin`.
         self._position: int | None = None
         self._backoff = Backoff()
+        # In place of `source`, from the next attempt on.
+        self._renewed: TraceSource | None = None
+        self._is_ended = False
+
+    @property
+    def is_failing(self) -> bool:
+        """True from a failure to the next success."""
+        return self._backoff.count > 0
+
+    def renew(self, source: TraceSource) -> None:
+        """Use another connection to the same address from the next attempt on: the login may have changed."""
+        self._renewed = source
+
+    def end(self) -> None:
+        """End the thread soon, also while others go on."""
+        self._is_ended = True
+        self.pause()
+
+    def _is_over(self) -> bool:
+        return self._is_ended or self._stopped.is_set()
 
     def begin(self, position: int) -> None:
         """Read from a position on. Pages of turns before are obsolete."""
@@ -95,14 +115,14 @@ class Fetcher(threading.Thread):
     def _next(self) -> tuple[int, int]:
         """Wait until there is a position to read from. Returns: the turn and the position."""
         with self._begun:
-            while self._position is None and not self._stopped.is_set():
+            while self._position is None and not self._is_over():
                 self._begun.wait(self._interval_s)
             return self.turn, self._position or 0
 
     def run(self) -> None:
         """Read until stopped."""
         error = None
-        while not self._stopped.is_set() and error is None:
+        while not self._is_over() and error is None:
             try:
                 self._read()
                 break
@@ -112,12 +132,15 @@ class Fetcher(threading.Thread):
                 else:
                     self._backoff.note(f"cannot read the event log: {failure}")
                     self._stopped.wait(self._backoff.next_s())
+            if self._renewed is not None:
+                self.source.close()
+                self.source, self._renewed = self._renewed, None
         self.source.close()
         self._put(Ended(self, error))
 
     def _read(self) -> None:
         """Read until stopped or, if once, until the end of the log. Raises: ClientError."""
-        while not self._stopped.is_set():
+        while not self._is_over():
             self.pause()
             identity = self.source.identity()
             self._put(Arrival(self, identity))
@@ -129,7 +152,7 @@ class Fetcher(threading.Thread):
         last_turn = position = 0
         while True:
             turn, expected = self._next()
-            if self._stopped.is_set():
+            if self._is_over():
                 return True
             position = max(expected, position) if turn == last_turn else expected
             last_turn = turn

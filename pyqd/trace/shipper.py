@@ -75,8 +75,10 @@ class Shipper:
         self._queue: queue.Queue[Message] = queue.Queue(PAGES_AHEAD)
         self._fetchers: dict[str, Fetcher] = {}
         self._nodes: dict[Fetcher, Node] = {}
-        # Time at which a fetcher goes on that has found another shipper at work.
-        self._standby_s: dict[Fetcher, float] = {}
+        # Fetchers that have found another reader of their broker at work: the time to try again, and the broker.
+        self._standby: dict[Fetcher, tuple[float, Identity]] = {}
+        # Of these, those whose other reader is a fetcher here.
+        self._doubles: set[Fetcher] = set()
         self._backoff = Backoff()
         self._event_count = 0
         self._lags: dict[Fetcher, int] = {}
@@ -104,6 +106,7 @@ class Shipper:
                 if isinstance(message, Ended):
                     ended += 1
                     errors += [message.error] if message.error else []
+                    self._forget(message.fetcher)
                 elif message is not None:
                     self._handle(message)
                 self._tend()
@@ -139,8 +142,11 @@ class Shipper:
                 self._stopped.wait(backoff.next_s())
 
     def _start_fetchers(self) -> None:
-        for client in self._brokers():
-            if client.address not in self._fetchers:
+        """Start a fetcher for each broker that is new, and end those that fail for brokers that are gone."""
+        found = {client.address: client for client in self._brokers()}
+        for address, client in found.items():
+            fetcher = self._fetchers.get(address)
+            if fetcher is None:
                 fetcher = Fetcher(
                     TraceSource(client),
                     self._put,
@@ -148,8 +154,14 @@ class Shipper:
                     interval_s=self._options.interval_s,
                     is_once=self._options.is_once,
                 )
-                self._fetchers[client.address] = fetcher
+                self._fetchers[address] = fetcher
                 fetcher.start()
+            elif fetcher.is_failing:
+                fetcher.renew(TraceSource(client))
+        for address in self._fetchers.keys() - found.keys():
+            if self._fetchers[address].is_failing:
+                logger.info("%s: no broker is there any more", address)
+                self._fetchers.pop(address).end()
 
     def _persist(self, write: Callable[[], T]) -> T | None:
         """Call a function until the database does not fail. Returns: its result; None if stopped.
@@ -177,11 +189,14 @@ class Shipper:
 
     def _begin(self, fetcher: Fetcher, identity: Identity) -> None:
         """Have a fetcher read from the position that the database has."""
-        for other, used in self._nodes.items():
-            if other is not fetcher and used.log == identity.log and other.is_alive():
-                addresses = f"{fetcher.source.address} and {other.source.address}"
-                logger.warning("%s are the same broker: the first one is not used", addresses)
+        for other in [each for each, node in self._nodes.items() if each is not fetcher and node.log == identity.log]:
+            if not other.is_failing:
+                self._stand_aside(fetcher, other, identity)
                 return
+            # The broker has another address now.
+            self._forget(other)
+            other.pause()
+        self._doubles.discard(fetcher)
         node = self._persist(lambda: self._database.node(identity.log, identity.nsqd))
         if node is not None:
             self._nodes[fetcher] = node
@@ -208,17 +223,33 @@ class Shipper:
 
     def _stand_by(self, fetcher: Fetcher, moved: MovedError) -> None:
         """Leave a broker to another shipper for a while."""
-        logger.info("%s: %s; standing by", self._nodes[fetcher].nsqd, moved)
+        node = self._nodes[fetcher]
+        logger.info("%s: %s; standing by", node.nsqd, moved)
         fetcher.pause()
-        self._standby_s[fetcher] = time.monotonic() + self._options.standby_s
+        self._standby[fetcher] = time.monotonic() + self._options.standby_s, Identity(node.log, node.nsqd)
+
+    def _stand_aside(self, fetcher: Fetcher, other: Fetcher, identity: Identity) -> None:
+        """Leave a broker to the fetcher of another address of it, while that one can read."""
+        if fetcher not in self._doubles:
+            addresses = f"{fetcher.source.address} and {other.source.address}"
+            logger.warning("%s are the same broker: the first one is not used", addresses)
+        if self._options.is_once:
+            fetcher.end()
+            return
+        self._doubles.add(fetcher)
+        self._standby[fetcher] = time.monotonic() + self._options.standby_s, identity
+
+    def _forget(self, fetcher: Fetcher) -> None:
+        """Forget a fetcher that has ended, or that does not read its broker any more."""
+        for known in (self._nodes, self._standby, self._lags):
+            known.pop(fetcher, None)
+        self._doubles.discard(fetcher)
 
     def _tend(self) -> None:
         """Do what is due: go on after standing by, remove old rows, report."""
         now_s = time.monotonic()
-        for fetcher in [fetcher for fetcher, at_s in self._standby_s.items() if at_s <= now_s]:
-            del self._standby_s[fetcher]
-            node = self._nodes[fetcher]
-            self._begin(fetcher, Identity(node.log, node.nsqd))
+        for fetcher in [fetcher for fetcher, (at_s, _) in self._standby.items() if at_s <= now_s]:
+            self._begin(fetcher, self._standby.pop(fetcher)[1])
         if self._retention.is_due(now_s):
             self._persist(lambda: self._retention.remove_some(self._database))
         if now_s - self._reported_s > REPORT_S:

@@ -84,7 +84,7 @@ class TraceSource:
             events = decode(reply.body, expected, True)
         except ValueError as error:
             raise NoTraceError(f"{self.address}: cannot read the event log: {error}; is the broker newer?") from None
-        following, end = (int(self._header(reply, name)) for name in ("x-pyqd-next", "x-pyqd-end"))
+        following, end = (self._number(reply, name) for name in ("x-pyqd-next", "x-pyqd-end"))
         return Page(self._header(reply, "x-pyqd-node"), events, following, end)
 
     def _get(self, **query: int) -> Reply:
@@ -100,3 +100,10 @@ class TraceSource:
             return reply.headers[name]
         except KeyError:
             raise ProtocolError(f"{self.address}: /trace/log: the answer has no header {name}") from None
+
+    def _number(self, reply: Reply, name: str) -> int:
+        text = self._header(reply, name)
+        try:
+            return int(text)
+        except ValueError:
+            raise ProtocolError(f"{self.address}: /trace/log: the header {name} is no number: {text!r}") from None

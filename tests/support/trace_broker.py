@@ -15,13 +15,17 @@ WAIT_S_MAX = 0.5
 
 
 class TraceBroker:
-    """A broker. log_id: identity of its log. refusal: answer to every request, in place of the right one."""
+    """A broker. log_id: identity of its log. refusal: answer to every request, in place of the right one.
+
+    token: of clients, which it demands.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.log_id = f"log of {name}"
         self.log = TraceLog()
         self.refusal: Answer | None = None
+        self.token: str | None = None
         self.max_bytes = 1 << 20
         self._changed = threading.Condition()
         self._stub: HttpStub | None = None
@@ -55,6 +59,9 @@ class TraceBroker:
     def _answer(self, path: str, query: dict[str, str]) -> Answer:
         if self.refusal is not None:
             return self.refusal
+        assert self._stub is not None
+        if self.token is not None and self._stub.tokens[-1] != f"Bearer {self.token}":
+            return 403, {}, b'{"message":"FORBIDDEN"}'
         if path == "/info":
             return 200, {}, json.dumps({"broadcast_address": self.name, "http_port": 4151}).encode()
         assert path == "/trace/log", path

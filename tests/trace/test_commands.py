@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 from pyqd.tools.pyq_trace import main
 from pyqd.tools.trace import reading
 from pyqd.trace.database import Database
+from tests.support.http_stub import http_stub, lookup_answers
 from tests.support.nsq import Client
 from tests.support.server import Daemon, wait_until
 from tests.support.trace_broker import TraceBroker
@@ -123,6 +125,46 @@ def test_show_follow_ends_with_the_last_event(
     out += capsys.readouterr().out
     assert codes == [0]
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["published", "sent", "finished"]
+
+
+@contextlib.contextmanager
+def following(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command with --follow for a block, and end it by SIGINT."""
+    command = [*TRACE, *arguments, "--follow", "--from", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
+
+
+def test_find_follow_prints_messages_as_they_come_and_says_if_it_leaves_some_out(
+    url: str, sqlite: Database, log: TraceLog
+) -> None:
+    with following(url, "find", "--limit=2") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = [json.loads(process.stdout.readline())["message_id"] for _ in range(2)]
+        assert shown == [ID, "0000000000000002"]
+        node = sqlite.node("log", "broker:4151")
+        add_all(log, [("sent", guid) for guid in (3, 4, 5)])
+        sqlite.write(node, log.decoded(node.position))
+        shown = [json.loads(process.stdout.readline())["message_id"] for _ in range(2)]
+        assert shown == ["0000000000000004", "0000000000000005"]
+        assert "more than 2 messages at once" in process.stderr.readline()
+
+
+def test_stats_follow_prints_figures_again_and_again(url: str, sqlite: Database, log: TraceLog) -> None:
+    with following(url, "stats") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["topics"][0]["message_count"] == 2
+        node = sqlite.node("log", "broker:4151")
+        log.add("published", 3)
+        sqlite.write(node, log.decoded(node.position))
+        counts = (json.loads(line)["topics"][0]["message_count"] for line in process.stdout)
+        assert next(count for count in counts if count != 2) == 3
 
 
 def test_find_lists_messages(run: Callable[..., Any]) -> None:
@@ -244,6 +286,29 @@ def test_ship_ends_at_sigint_while_the_database_does_not_answer(
     assert "cannot make the tables in postgresql://nobody@127.0.0.1:1/x" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ship_ends_at_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
+    program = [sys.executable, "-X", "importtime", "-m", "pyqd.tools.pyq_trace", "ship"]
+    command = [*program, f"--to=sqlite:///{tmp_path}/trace.db", "-a", "127.0.0.1:1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        # Modules of the commands are being imported.
+        assert any(line.endswith(" click.globals\n") for line in process.stderr)
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(20) == 0
+
+
+def test_ship_names_a_lookup_daemon_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, brokers: list[TraceBroker]
+) -> None:
+    publish(1, 3)(brokers[0].log)
+    with http_stub(lookup_answers({"orders": [brokers[0].address]})) as lookup:
+        addresses = [f"-l{address}" for address in (lookup.address, "127.0.0.1:1")]
+        assert main(["ship", "--once", f"--to=sqlite:///{tmp_path}/trace.db", *addresses]) == 0
+    assert "cannot look up all brokers: 127.0.0.1:1: GET /nodes: ConnectionRefusedError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["ship", "--help"]])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import ExitStack
 
 import pytest
 
+from pyqd.client.http import HttpClient
 from pyqd.fallback.trace_events import Decoded
 from pyqd.trace.database import Database, Node
 from pyqd.trace.errors import DatabaseError
+from pyqd.trace.retention import Retention
+from pyqd.trace.shipper import ShipOptions, Shipper
 from tests.support.server import wait_until
 from tests.support.trace_broker import TraceBroker
 from tests.support.trace_log import TraceLog
-from tests.support.trace_shipping import clients, ids_of, publish, ship_once, shipping, wait_for_ids
+from tests.support.trace_shipping import TIMEOUT_S, clients, ids_of, publish, ship_once, shipping, wait_for_ids
 from tests.support.trace_tables import rows_of
 
 
@@ -207,3 +211,54 @@ def test_a_damaged_last_block_is_a_gap_when_others_follow(sqlite: Database, brok
     assert ids_of(sqlite, "one") == [*range(1, 11), 21, 22]
     (gap,) = rows_of(sqlite, "gap_log", "position")
     assert (gap["position"], gap["event_count"]) == (11, 10)
+
+
+def test_a_run_with_an_end_ends_if_a_broker_has_two_addresses(sqlite: Database, brokers: list[TraceBroker]) -> None:
+    one = brokers[0]
+    publish(1, 3)(one.log)
+    addresses = one.address, one.address.replace("127.0.0.1", "localhost")
+    shipper = Shipper(sqlite, clients(*addresses), Retention(), ShipOptions(is_once=True, interval_s=0.01))
+    thread = threading.Thread(target=shipper.run)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    is_over = not thread.is_alive()
+    shipper.stop()
+    thread.join()
+    assert is_over
+    assert ids_of(sqlite, "one") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["both addresses are named", "the new address is named"])
+def test_a_broker_that_has_moved_is_read_at_its_new_address(
+    sqlite: Database, brokers: list[TraceBroker], is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, moved = brokers
+    known = [one.address]
+    with shipping(sqlite, lambda: clients(*known)(), discovery_s=0.01, standby_s=0.01):
+        one.change(publish(1, 3))
+        wait_for_ids(sqlite, "one", [1, 2, 3])
+        one.refusal = (500, {}, b"")
+        wait_until(lambda: "cannot read the event log" in caplog.text, "the end of the old address")
+        moved.name, moved.log_id, moved.log = one.name, one.log_id, one.log
+        known[:] = [one.address, moved.address] if is_named else [moved.address]
+        moved.change(publish(4, 2))
+        wait_for_ids(sqlite, "one", [1, 2, 3, 4, 5])
+        if not is_named:
+            assert f"{one.address}: no broker is there any more" in caplog.text
+    assert len(sqlite.nodes()) == 1
+
+
+def test_a_login_that_has_changed_is_used_after_a_refusal(sqlite: Database, brokers: list[TraceBroker]) -> None:
+    one = brokers[0]
+    one.token = "new"
+    tokens = ["old"]
+    publish(1, 3)(one.log)
+
+    def find() -> list[HttpClient]:
+        return [HttpClient(one.address, token=tokens[-1], timeout_s=TIMEOUT_S, retry_timeout_s=0)]
+
+    with shipping(sqlite, find, discovery_s=0.01):
+        wait_until(lambda: len(one.requests) > 0, "a refused request")
+        tokens.append("new")
+        wait_for_ids(sqlite, "one", [1, 2, 3])

@@ -125,20 +125,24 @@ def find(
     query = Query(topic, channel, since, until, ALIASES.get(state or "", state), slower_than, attempts_above, limit)
     with opened(url) as database:
         if follow:
-            return _follow_search(output, lambda: search(database, query))
+            return _follow_search(output, lambda: search(database, query), limit)
         found = search(database, query)
         output.show({"messages": [views.found_value(row) for row in found]}, lambda: views.found_view(found))
     return OK
 
 
-def _follow_search(output: Output, ask: Callable[[], list[Found]]) -> int:
-    """Print messages as they come to meet the conditions, for ever."""
+def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -> int:
+    """Print messages as they come to meet the conditions, for ever. limit: of messages that `ask` returns."""
     seen: set[tuple[str, ...]] = set()
     while True:
         found = {views.key_of(row): row for row in reversed(ask())}
         for key, row in found.items():
             if key not in seen:
                 output.show_line(views.found_value(row)) if output.is_json else output.line(views.found_line(row))
+        if seen and len(found) >= limit and seen.isdisjoint(found):
+            say(
+                f"more than {limit} messages at once, of which the oldest are left out: --limit sets how many are shown"
+            )
         # What is found no more cannot come again: its key has the time.
         seen = set(found)
         time.sleep(POLL_S)

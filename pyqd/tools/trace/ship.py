@@ -21,6 +21,8 @@ from pyqd.tools.trace.frame import database_option, size, span
 TIMEOUT_S: Final = 30.0
 LEFT_OUT: Final = ("as_json", "timeout_ns")
 
+logger = logging.getLogger("pyqd.trace")
+
 
 class ShipCommand(click.Command):
     """Command with pyqctl's options for brokers: addresses, tokens, certificates and contexts."""
@@ -72,12 +74,11 @@ def ship(
     from pyqd.trace.retention import Retention
     from pyqd.trace.shipper import ShipOptions, Shipper
 
-    cluster = Cluster(Session(ctx.meta.get(FLAGS_KEY, {})).target, TIMEOUT_S)
-    logger = logging.getLogger("pyqd.trace")
+    brokers = Brokers(Cluster(Session(ctx.meta.get(FLAGS_KEY, {})).target, TIMEOUT_S))
     logger.handlers[:], logger.propagate = [ClientLog()], False
     logger.setLevel(logging.INFO)
     options = ShipOptions(interval.total_seconds(), once, lookupd_interval.total_seconds())
-    shipper = Shipper(Database(url), lambda: clients_of(cluster), Retention(keep, keep_bytes), options)
+    shipper = Shipper(Database(url), brokers.clients, Retention(keep, keep_bytes), options)
     stop_on_signals(shipper.stop)
     errors = shipper.run()
     for error in errors[1:]:
@@ -87,11 +88,25 @@ def ship(
     return 0
 
 
-def clients_of(cluster: Cluster) -> Sequence[HttpClient]:
-    """Return clients of the brokers known now, each for the use of one thread. Raises: ClientError."""
-    target = cluster.target
-    token = target.token()
-    return [Broker(broker.address, target, token, TIMEOUT_S, tls=target.wants_tls) for broker in cluster.brokers()]
+class Brokers:
+    """Brokers of a cluster for a shipper. A lookup daemon or a broker that fails is logged, once for each failure."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._failures: set[str] = set()
+
+    def clients(self) -> Sequence[HttpClient]:
+        """Return clients of the brokers known now, each for the use of one thread. Raises: ClientError."""
+        cluster = self._cluster
+        cluster.failures.clear()
+        found = cluster.brokers()
+        failures = {str(failure.error) for failure in cluster.failures}
+        for text in sorted(failures - self._failures):
+            logger.warning("cannot look up all brokers: %s", text)
+        self._failures = failures
+        target = cluster.target
+        token = target.token()
+        return [Broker(broker.address, target, token, TIMEOUT_S, tls=target.wants_tls) for broker in found]
 
 
 def stop_on_signals(stop: Any) -> None:
