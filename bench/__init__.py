@@ -1,1 +1,1 @@
-"""Load generator and side-by-side benchmark: speaks only the wire, takes nothing from the pyqd package."""
+"""Benchmarks of brokers, side by side. The load generator is that of `pyq_bench`; servers are met on the wire only."""

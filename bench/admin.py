@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from bench.procfs import read_memory
 from bench.server import Server, Target, free_addresses, running, stop
+from pyqd.primitives.command_line import CommandParser
 from pyqd.tools.bench.process import read_cpu_time
 
 START_WAIT_S: Final = 30.0
@@ -106,7 +107,9 @@ def poll_share(browser: Browser, url: str, servers: list[Server]) -> float:
 
 def main() -> int:
     """Measure and print. Returns: the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        prog="python -m bench.admin", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nsqadmin", help="path of an nsqadmin to compare with")
     parser.add_argument("--topics", type=int, default=1000)
     parser.add_argument("--channels", type=int, default=4)

@@ -155,7 +155,7 @@ def choose_targets(arguments: argparse.Namespace) -> tuple[list[Target], int]:
 
 
 def require_places(setting: Setting, results: Path) -> None:
-    """Raises: ValueError when no data directory or no file of results can be made."""
+    """Check that data directories and files of results can be made. Raises: ValueError."""
     try:
         tempfile.TemporaryDirectory(prefix="bench-", dir=setting.data_root).cleanup()
     except OSError as error:
@@ -187,7 +187,10 @@ class Session:
     """One invocation: measures its workloads into a series that is written after each run."""
 
     def __init__(self, arguments: argparse.Namespace, targets: Sequence[Target], count: int, command: str) -> None:
-        """Raises: SeriesError if existing results do not fit; ValueError for targets that cannot run."""
+        """Choose cores, workloads and pairs.
+
+        Raises: SeriesError if existing results do not fit; ValueError for targets that cannot run.
+        """
         self.arguments = arguments
         self.targets = targets
         self.setting = Setting(
@@ -283,7 +286,7 @@ def report(path: Path) -> None:
 
 
 def keep_loaded(address: Address, seconds: float) -> int:
-    """Keep a server loaded; return the exit status: 2 when it is not reached, 1 when a message was not carried once."""
+    """Keep a server loaded; return the exit status: 2 if it is not reached, 1 if a message was lost or came twice."""
     try:
         carried = steady.keep_loaded(address, seconds)
     except (OSError, HandshakeError, LoadError) as error:

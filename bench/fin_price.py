@@ -6,7 +6,6 @@ With `--sync-fin` a FIN counts against its consumer's RDY until it is on stable 
 the number of consumers and the disk. Both run with `--sync-every=1`, whose publishers fill the channel.
 """
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ from bench.runner import pin_generator, run_once
 from bench.server import Target
 from bench.setting import Setting
 from bench.workloads import Workload, find
+from pyqd.primitives.command_line import CommandParser
 
 FLAGS = {"without": ("--sync-every=1",), "with": ("--sync-every=1", "--sync-fin")}
 # Consumers, RDY, and the messages to consume: enough for some tenths of a second without the flag.
@@ -47,7 +47,7 @@ def measure(repeat: int, setting: Setting) -> list[str]:
 
 def main() -> None:
     """Print the medians as a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fin_price", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="python -m bench.fin_price", description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=3, help="runs of each load, with and without")
     parser.add_argument("--server-core", type=int, default=None)
     parser.add_argument("--generator-core", type=int, default=None)

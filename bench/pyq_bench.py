@@ -5,7 +5,6 @@
 Both stand on one generator. The ratio shows whether anything around it costs pyq_bench something.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -18,6 +17,7 @@ from bench.runner import pin_generator, run_once
 from bench.server import REPOSITORY, Server, Target, running
 from bench.setting import Setting
 from bench.workloads import Workload, find
+from pyqd.primitives.command_line import CommandParser
 
 NAMES = ("mpub", "pub", "consume-4")
 RUN_S = 300.0
@@ -76,7 +76,7 @@ def measure(workload: Workload, target: Target, setting: Setting, repeat: int) -
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the rates as a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.pyq_bench", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="python -m bench.pyq_bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--nsqd", help="measure against this nsqd too")
     parser.add_argument("--load", action="append", choices=NAMES, help="only these workloads")
     parser.add_argument("--repeat", type=int, default=5)

@@ -203,7 +203,7 @@ def run_consume(workload: Workload, target: Target, server: Server, setting: Set
 
 
 def run_consume_upgraded(workload: Workload, target: Target, server: Server, setting: Setting) -> Result:
-    """As run_consume, on connections that are encrypted or compressed; the channel is filled by plain ones."""
+    """Run as run_consume, on connections that are encrypted or compressed; the channel is filled by plain ones."""
     filled, settled_s = fill(workload, target, server, setting)
     if filled.problem:
         return filled

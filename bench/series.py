@@ -85,7 +85,7 @@ class Series:
 
     @classmethod
     def of_document(cls, document: dict[str, Any]) -> "Series":
-        """Raises: SeriesError when the document is no series of this format."""
+        """Return the series in a JSON document. Raises: SeriesError if it is no series of this format."""
         if document.get("format") != FORMAT:
             raise SeriesError(f"not a series of format {FORMAT}")
         try:
@@ -100,7 +100,7 @@ class Series:
 
     @classmethod
     def read(cls, path: Path) -> "Series":
-        """Raises: SeriesError, with the path, when there is no readable series."""
+        """Return the series in a file. Raises: SeriesError, with the path, if there is no readable one."""
         try:
             document = json.loads(path.read_text())
             return cls.of_document(document if isinstance(document, dict) else {})

@@ -32,7 +32,7 @@ class Cores:
         return cls(server=allowed[0], generator=allowed[1]) if len(allowed) > 1 else cls()
 
     def require_allowed(self) -> None:
-        """Raises: ValueError when this process may not use one of them."""
+        """Check that this process may use both cores. Raises: ValueError."""
         allowed = sorted(os.sched_getaffinity(0))
         for whose, core in (("server", self.server), ("generator", self.generator)):
             if core is not None and core not in allowed:

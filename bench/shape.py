@@ -65,7 +65,7 @@ def reshaped(workload: Workload, fields: Mapping[str, int]) -> Workload:
 
 
 def has(workload: Workload, field: str) -> bool:
-    """Say whether a field means something to this kind of load."""
+    """Return whether a field means something to this kind of load."""
     if field in ("consumers", "rdy"):
         return workload.consumers > 0
     if field == "channels":

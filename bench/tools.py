@@ -7,7 +7,6 @@ the process counts; of tools that run on, the time in which they pass messages o
 the other side must have every message.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from bench.server import Target, running
 from bench.setting import Cores
 from bench.tool_drains import to_broker, to_files, to_http
 from bench.tool_run import Run
+from pyqd.primitives.command_line import CommandParser
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def rows(broker: str, rates: Mapping[str, Sequence[float]], tool: Tool) -> list[
 
 def main() -> None:
     """Print the rates as a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tools", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="python -m bench.tools", description=__doc__.partition("\n")[0])
     parser.add_argument("--nsq-tools", type=Path, help="directory of NSQ's tools; without it only pyqd's are measured")
     parser.add_argument("--nsqd", help="measure against this nsqd too")
     parser.add_argument("--tool", action="append", choices=[tool.name for tool in TOOLS], help="only these")

@@ -6,7 +6,6 @@ Each pair of runs gives a ratio of throughput and one of the daemon's CPU time p
 On a machine with other work, many short pairs are better than few long ones, and CPU time is steadier than throughput.
 """
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -17,6 +16,7 @@ from bench.server import Target
 from bench.setting import Setting
 from bench.shape import at_least_one
 from bench.workloads import Workload, find
+from pyqd.primitives.command_line import CommandParser
 from pyqd.primitives.progress import Progress
 
 WORKLOADS = ("mpub", "pub", "consume-4", "e2e", "fanout-16")
@@ -59,7 +59,7 @@ def row(workload: Workload, repeat: int, setting: Setting, progress: Progress) -
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.trace_cost", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="python -m bench.trace_cost", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-w", "--workload", action="append", choices=WORKLOADS, help="this one only; may be repeated")
     parser.add_argument("--repeat", type=at_least_one, default=15, help="pairs of runs of each load (15)")
     parser.add_argument("--scale", type=float, default=0.25, help="factor on the messages (0.25)")

@@ -282,7 +282,7 @@ def print_shows(options: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
-    parser = CommandParser(prog="bench.trace_ship", description=__doc__)
+    parser = CommandParser(prog="python -m bench.trace_ship", description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000, help="events that the shipper stores in each turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--late", action="store_true", help="end each delivery in a later batch")

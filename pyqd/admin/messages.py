@@ -20,7 +20,6 @@ PAGE_SIZE: Final = 50
 PAGE_MAX: Final = 1000
 # A filter looks at so many messages, and a change of all that match changes at most as many.
 SCAN_MAX: Final = 20_000
-SHOWN_BYTES: Final = 4096
 HEX_ROW: Final = 16
 
 
@@ -60,7 +59,7 @@ class Message:
             raise UpstreamError(f"not a message of a pyqd: {error!r}") from None
 
     def matches(self, text: str) -> bool:
-        """Say whether a text is in the id or in the body."""
+        """Return whether a text is in the id or in the body."""
         return text in self.id or text.encode() in self.body
 
 

@@ -69,7 +69,7 @@ class Site:
         return user
 
     def may(self, role: Role, topic: str | None = None) -> bool:
-        """Say whether the user of the current request has a role for a topic; None for what concerns none or all."""
+        """Return whether the user of the current request has a role for a topic; None for what concerns none or all."""
         return self.user.may(role, topic)
 
     def require(self, role: Role, topic: str | None = None) -> None:

@@ -80,7 +80,7 @@ class Program:
         return code
 
     def is_ready(self) -> bool:
-        """Say whether the program answers."""
+        """Return whether the program answers."""
         return self.ping is None or get(self.ping, "/ping") is not None
 
     def signal(self, number: int) -> None:

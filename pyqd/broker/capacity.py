@@ -68,7 +68,7 @@ def unlimited() -> int:
 
 
 class Capacity:
-    """Says whether more topics, channels and connections can be had.
+    """Limits of the machine: decides whether it can serve more topics, channels and connections.
 
     file_max: files that may be mapped outside the arena; None: any number. connection_max: likewise, of connections.
     available_bytes: memory that may still be taken. connection_count: how many connections there are.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pyqd.client.core.connection import ConnectionCore
 from pyqd.client.core.discovery import (
+    LOOKUP_MEDIA_TYPE,
     BrokerAddress,
     LookupSchedule,
     TopicUnknownError,
@@ -373,7 +374,7 @@ class Lookup:
     def ask(self, address: str) -> list[BrokerAddress]:
         """Return the brokers that a lookup daemon names. Raises: LookupFailedError."""
         url = lookup_url(address, self._topic)
-        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        headers = {"Accept": LOOKUP_MEDIA_TYPE}
         if self._settings.lookupd_token:
             headers["Authorization"] = f"Bearer {self._settings.lookupd_token}"
         deadline_s = time.monotonic() + self._settings.lookupd_timeout

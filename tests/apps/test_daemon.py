@@ -177,7 +177,7 @@ def test_on_a_terminal_the_start_names_a_command_that_publishes(tmp_path: Path, 
 
 
 def takes_connections(path: Path) -> bool:
-    """Say whether something listens on a unix socket."""
+    """Return whether something listens on a unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 

@@ -165,7 +165,7 @@ def test_an_answer_without_statistics_is_an_error(answer: bytes) -> None:
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing on standard error."""
+            """Print nothing on standard error."""
 
     with HTTPServer(("127.0.0.1", 0), Answer) as http, running(Target.parse("sink")) as server:
         thread = threading.Thread(target=http.handle_request)

@@ -1,4 +1,4 @@
-"""What only the asyncio face has: tasks, cancellation, a loop that handlers block, loops that come and go."""
+"""Behaviour that only the asyncio face has: tasks, cancellation, a loop that handlers block, loops that come and go."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ScriptedLookupd:
         return self.talks[-1].commands if self.talks else []
 
     def has_more_than(self, talk_count: int) -> bool:
-        """Say whether there were more connections than so many."""
+        """Return whether there were more connections than so many."""
         return len(self.talks) > talk_count
 
     def drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a far end sends, the registration and the queries fail with their own errors, and go on."""
+"""Random answers of a far end: the registration and the queries fail with their own errors, and go on."""
 
 import json
 import logging

@@ -163,7 +163,7 @@ class Child:
         self.ptrace(PTRACE_SETREGS, ctypes.addressof(registers))
 
     def before_system_call(self) -> bool:
-        """Say whether the next instruction is a system call."""
+        """Return whether the next instruction is a system call."""
         at = self.registers()[RIP]
         return bool(_libc.ptrace(PTRACE_PEEKTEXT, self.pid, at, None) & 0xFFFF == int.from_bytes(SYSCALL, "little"))
 

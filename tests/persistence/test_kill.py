@@ -12,7 +12,6 @@ from tests.support.storage import broker_on
 pytestmark = [pytest.mark.slow, pytest.mark.flags("-max-bytes-per-file=65536")]
 
 MS_NS = 1_000_000
-NOT_NOW_S = 0.3
 
 
 def subscribe(daemon: Daemon, topic: str = "t", channel: str = "c", rdy_count: int = 100) -> Client:

@@ -165,7 +165,7 @@ def apply(model: Model, what: str, begun: dict[str, Any], ended: dict[str, Any])
 
 
 def agrees(messages: dict[int, Message], view: Any) -> bool:
-    """Say whether a channel shows exactly these messages, each in its state."""
+    """Return whether a channel shows exactly these messages, each in its state."""
     found = {number_in(body): (body, attempts) for body, attempts in view.queued}
     waiting = {number_in(body): (body, due_ns) for body, due_ns in view.deferred}
     if len(found) != len(view.queued) or len(waiting) != len(view.deferred):

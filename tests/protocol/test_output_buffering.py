@@ -1,4 +1,4 @@
-"""Messages may wait in an output buffer for company, but not for longer than the client allows."""
+"""Messages may wait in an output buffer for further ones, but not for longer than the client allows."""
 
 from __future__ import annotations
 

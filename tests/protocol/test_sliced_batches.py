@@ -53,7 +53,7 @@ BATCH = [b"%04d" % number for number in range(COUNT)]
 
 
 class Sliced:
-    """The daemon, and the files that hold it between two slices."""
+    """Daemon that a test can stop between two slices of a batch, by means of two files."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         program = directory / "sliced.py"

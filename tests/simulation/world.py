@@ -123,7 +123,7 @@ class World:
 
     @property
     def alive(self) -> Process:
-        """The process, which runs."""
+        """The running process; fails between two runs."""
         assert self.process is not None
         return self.process
 

@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> Path:
 
 
 class KilledError(Exception):
-    """Stands for a driver's end."""
+    """Raised in a driver at the place where a kill would end it."""
 
 
 class Killed(InProcess):

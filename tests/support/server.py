@@ -304,7 +304,7 @@ class Daemon:
         self._check_log()
 
     def has_ended(self) -> bool:
-        """Say whether the daemon has ended itself, as a broken invariant makes it."""
+        """Return whether the daemon has ended itself, as a broken invariant makes it."""
         try:
             self.assert_healthy()
         except DaemonError as error:

@@ -97,11 +97,6 @@ class TraceLog:
         self.next += count
         self._block = _Block(self.next)
 
-    def drop_before(self, position: int) -> None:
-        """Remove the blocks that begin before a position, as retention does."""
-        self.seal()
-        self.records = [(first, record) for first, record in self.records if first >= position]
-
     @property
     def oldest(self) -> int:
         """Return the position of the first event that is there."""

@@ -35,7 +35,7 @@ class World(Protocol):
 
     @property
     def consumer(self) -> Callable[..., Any]:
-        """Returns a consumer whose channel exists. Back-off is off."""
+        """Return a consumer whose channel exists. Back-off is off."""
 
     def receive(self, consumer: Any, count: int) -> list[Message]:
         """Return that many messages."""

@@ -272,7 +272,7 @@ class TestWithASyncer:
 
 
 class TestSettings:
-    """How limits lie in the ledger."""
+    """Limits in the ledger's file."""
 
     @pytest.mark.parametrize(
         "limits",

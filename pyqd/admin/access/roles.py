@@ -37,7 +37,7 @@ class User:
     topics: tuple[str, ...] = ("*",)
 
     def may(self, role: Role, topic: str | None = None) -> bool:
-        """Say whether the user has a role for a topic; None for what concerns no topic, or all of them.
+        """Return whether the user has a role for a topic; None for what concerns no topic, or all of them.
 
         Who has a role for some topics only, may see what concerns none, and change nothing of it.
         """

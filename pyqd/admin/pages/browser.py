@@ -167,12 +167,12 @@ class Browser:
 
 
 def refused(error: UpstreamError) -> tuple[str, int]:
-    """Show the refusal of a broker."""
+    """Return the page with the refusal of a broker."""
     return render_template("refused.html", error=str(error)), 502
 
 
 def absent(_error: AbsentCallError) -> str:
-    """Say that the broker, an nsqd, does not have this."""
+    """Return the page for a call that the broker, an nsqd, does not have."""
     return render_template("absent.html")
 
 

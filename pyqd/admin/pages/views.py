@@ -238,7 +238,7 @@ class Views:
         return self.site.cluster.stats(nodes, topic, channel, clients=bool(channel))
 
     def _is_nsq(self, rows: Sequence[TopicStats] | Sequence[ChannelStats]) -> bool:
-        """Say whether all brokers of a topic or channel are NSQ's own, as far as they have been asked."""
+        """Return whether all brokers of a topic or channel are NSQ's own, as far as they have been asked."""
         known = self.site.poller.snapshot.durability
         return bool(rows) and all(row.node in known and known[row.node].is_absent for row in rows)
 

@@ -19,7 +19,7 @@ from pyqd.client.errors import LookupFailedError, SettingError
 log = logging.getLogger("pyqd.client")
 
 # Headers of a request. Without the first one nsqlookupd of before 1.0 wraps its answer.
-ACCEPT = "application/vnd.nsq; version=1.0"
+LOOKUP_MEDIA_TYPE = "application/vnd.nsq; version=1.0"
 CONTENT_TYPE = "nsq; version=1.0"
 LOOKUP_PATH = "/lookup"
 NODES = "nodes"

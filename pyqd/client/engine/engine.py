@@ -314,7 +314,7 @@ class Engine:
             self.stand_in.start(self)
 
     def step_as_stand_in(self, timeout_s: float | None) -> None:
-        """Drive for one step, without noting it as a user's."""
+        """Drive for one step. role.left_s, the last time at which a thread of the user drove, stays as it is."""
         left_s = self.role.left_s
         self.role.take()
         try:

@@ -216,7 +216,7 @@ def question(topic: str, batches: Sequence[Batch], total: int) -> str:
 
 
 def results_of(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
-    """Return dead letters, and yield the result of each; end after a failure of the broker."""
+    """Publish dead letters in their topic again, and yield the result of each; end after a failure of the broker."""
     return returned(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
 
 

@@ -138,7 +138,7 @@ class CtlCommand(HelpMixin):
 
 
 class CtlGroup(HelpMixin, click.Group):
-    """Commands under one name."""
+    """Group of commands under one name, such as `context`."""
 
     command_class = CtlCommand
 

@@ -16,7 +16,6 @@ from pyqd.trace.errors import DatabaseError
 from pyqd.trace.literals import Literals, statement_text
 from pyqd.trace.stores.store import CONNECT_S, Change, Store
 
-DRIVERS: Final = ("pymysql",)
 # Bytes of one statement; the server's smallest default of max_allowed_packet is 4 MiB.
 STATEMENT_BYTES: Final = 512 << 10
 ROWS: Final = 1000

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from pyqd.trace.literals import COPY_TEXT, Literals
 from pyqd.trace.stores.store import CONNECT_S, Change, Store
 
-DRIVERS: Final = ("psycopg",)
 # Rows of one write to the server.
 ROWS: Final = 2000
 # Key of the lock that upgrades of the schema hold; any number that no other program uses.

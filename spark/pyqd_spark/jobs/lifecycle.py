@@ -77,7 +77,7 @@ class RunReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no event is missing."""
+        """True if no event is missing."""
         return not (self.lost or self.unknown)
 
 

@@ -186,7 +186,7 @@ def with_released(spark: SparkSession, events: DataFrame, many: list[dict[str, A
 
 
 def with_drops(spark: SparkSession, parts: DataFrame, many: list[dict[str, Any]]) -> DataFrame:
-    """Return the parts with the ends of messages that their channel has dropped together with others."""
+    """Return the parts, of which those that one bulk event dropped have that event as their end. many: bulk events."""
     from pyspark.sql import functions as f
 
     reasons = (*CLEARED, SEEK)
