@@ -193,9 +193,14 @@ class Broker:
             self.empty_discarded()
             for left in (PROBE_FILE, PROBE_FILE + MAKING):
                 self.files.remove(os.path.join(self.root, left))
-            self.load_journal()
-            self.tracing.load()
-            self.load_topics(topics)
+            # It puts the arena's handler of faults first, once, and no file is mapped before that.
+            arena.begin_load()
+            try:
+                self.load_journal()
+                self.tracing.load()
+                self.load_topics(topics)
+            finally:
+                arena.end_load()
             self.redo = None
             self.tracing.recover()
             self.note_loaded()
@@ -206,20 +211,16 @@ class Broker:
 
     def load_topics(self, directory: str) -> None:
         """Open every topic that an earlier run left. Raises: StorageError, CorruptionError."""
-        arena.begin_load()
-        try:
-            for entry in sorted(self.files.list_directory(directory)):
-                name = topic_of_dir(entry)
-                path = f"{directory}/{entry}"
-                found = None if name is None else self.files.entries_of(path)
-                if name is None or found is None:
-                    logger.warning("skipping %s in %s: not a topic", entry, directory)
-                    continue
-                topic = Topic(self, name, path, found=found)
-                self.add_topic(topic)
-                topic.load_channels(found)
-        finally:
-            arena.end_load()
+        for entry in sorted(self.files.list_directory(directory)):
+            name = topic_of_dir(entry)
+            path = f"{directory}/{entry}"
+            found = None if name is None else self.files.entries_of(path)
+            if name is None or found is None:
+                logger.warning("skipping %s in %s: not a topic", entry, directory)
+                continue
+            topic = Topic(self, name, path, found=found)
+            self.add_topic(topic)
+            topic.load_channels(found)
 
     def empty_discarded(self) -> None:
         """Remove the leftovers of deletions in an earlier run, and keep the directory: so a deletion needs no space

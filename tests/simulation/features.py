@@ -37,7 +37,7 @@ RANGES: tuple[tuple[int, Features], ...] = (
     (80_000_000, frozenset({TRACE})),
     (85_000_000, frozenset({TRACE, BODILESS})),
     (90_000_000, frozenset({TRACE, WRITES, UNMAPPING, UNREADABLE})),
-    (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNREADABLE})),
+    (95_000_000, frozenset({TRACE, BODILESS, WRITES, UNMAPPING, UNREADABLE})),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     WRITES: (REST, BROKEN, NAMES),
