@@ -6,11 +6,13 @@ import gzip
 import secrets
 import time
 import zlib
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from flask import Blueprint, Flask, Response, redirect, render_template, request
+from flask import Blueprint, Flask, Response, redirect, render_template, request, url_for
+from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as AnyResponse
 
@@ -31,6 +33,9 @@ from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
 from pyqd.primitives.errors import StartupError
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 # Below this size compression saves no packet.
 COMPRESSED_MIN: Final = 1024
@@ -65,17 +70,44 @@ def new_app(site: Site) -> Flask:
         SESSION_COOKIE_NAME="pyqadmin",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
-        SESSION_COOKIE_SECURE=bool(site.options.tls_cert),
         MAX_CONTENT_LENGTH=BODY_MAX,
+        # A form may publish a message of any size that the broker takes.
+        MAX_FORM_MEMORY_SIZE=BODY_MAX,
     )
+    app.session_interface = Sessions()
+    app.wsgi_app = behind_proxy(app.wsgi_app)  # type: ignore[assignment, method-assign]
     prepare_templates(app, site)
     app.add_url_rule(f"{base}/ping", "ping", lambda: text_reply("OK"))
     if base:
         app.add_url_rule(f"{base}/", "to_base", lambda: redirect(base, 301), strict_slashes=True)
     app.register_error_handler(HTTPException, refusal)
+    app.after_request(mark_fragment)
     app.after_request(compress)
-    app.after_request(lambda response: protect(response, is_secure=request.is_secure))
+    app.after_request(lambda response: protect(response, is_secure=bool(site.options.tls_cert)))
     return app
+
+
+class Sessions(SecureCookieSessionInterface):
+    """Sessions in signed cookies, which browsers send over HTTPS only if they have come over HTTPS."""
+
+    def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
+        """Say whether the cookie is for HTTPS only."""
+        return request.is_secure
+
+
+def behind_proxy(inner: WSGIApplication) -> WSGIApplication:
+    """Return an application that takes the scheme of a request from a proxy in front: URLs and cookies follow it.
+
+    A client that makes the header up only gets wrong URLs itself.
+    """
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        told = (environ.get("HTTP_X_FORWARDED_PROTO") or environ.get("HTTP_X_SCHEME") or "").partition(",")[0]
+        if told.strip() == "https":
+            environ["wsgi.url_scheme"] = "https"
+        return inner(environ, start_response)
+
+    return application
 
 
 def trace_pages(site: Site) -> Blueprint:
@@ -116,6 +148,7 @@ def prepare_templates(app: Flask, site: Site) -> None:
     )
     app.context_processor(
         lambda: {
+            "fragment": "fragment" in request.args,
             "theme": request.cookies.get("theme", ""),
             "user": site.user,
             "needs_login": site.policy.needs_login,
@@ -128,11 +161,13 @@ def change_preferences() -> AnyResponse:
     """Store theme and language of this browser in cookies, and return to the page."""
     check_token()
     back = request.form.get("back", "")
-    response = redirect(local_path(back) or f"{request.script_root}/", 303)
+    response = redirect(local_path(back) or url_for("pages.home"), 303)
     for name, known in (("theme", ("dark", "light")), ("language", tuple(NAMES))):
         value = request.form.get(name, "")
         if value in known:
-            response.set_cookie(name, value, max_age=COOKIE_AGE_S, httponly=True, samesite="Lax")
+            response.set_cookie(
+                name, value, max_age=COOKIE_AGE_S, httponly=True, samesite="Lax", secure=request.is_secure
+            )
     return response
 
 
@@ -190,10 +225,19 @@ def refusal(error: HTTPException) -> Response | HTTPException | tuple[str, int]:
     """Return the answer to a refused request: a page to a reader, and JSON in the form of NSQ's daemons to programs."""
     if error.code is None or error.code < 400:
         return error
-    if request.blueprint in PAGES:
+    # An unknown path is refused in the form that the client asks for; programs do not ask for HTML.
+    is_typed = request.blueprint is None and "text/html" in request.headers.get("Accept", "")
+    if request.blueprint in PAGES or is_typed:
         return render_template("error.html", code=error.code, text=error.description), error.code
     name = (error.name or "").upper().replace(" ", "_").replace("'", "")
     return json_reply({"message": name}, error.code)
+
+
+def mark_fragment(response: AnyResponse) -> AnyResponse:
+    """Tell the script of the page that an answer is the page's live part, and not a page of a proxy or of a login."""
+    if "fragment" in request.args:
+        response.headers["X-Fragment"] = "1"
+    return response
 
 
 def compress(response: AnyResponse) -> AnyResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pyqd.admin.stats import ChannelStats, TopicStats, client_row
@@ -118,14 +118,17 @@ class Cluster:
         answers, failures = self._ask(LOOKUPD, self.lookupds, lambda address: self.upstream.get(address, "/topics"))
         return Found(sorted({topic for answer in answers for topic in answer.get("topics") or ()}), failures)
 
-    def inactive_topics(self) -> Found:
-        """Return topics that no broker has, by name, with the channels that lookup daemons know."""
+    def inactive_topics(self, active: Collection[str] = ()) -> Found:
+        """Return topics that no broker has, by name, with the channels that lookup daemons know.
+
+        active: topics that a broker is known to have; each other one costs a request.
+        """
         if not self.lookupds:
             return Found({}, [])
         topics = self.topics()
         failures = list(topics.failures)
         inactive: dict[str, list[str]] = {}
-        for topic in topics.value:
+        for topic in (each for each in topics.value if each not in active):
             producers = self.lookup(topic)
             if not producers.value:
                 channels = self.channels_of(topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyqd.admin.durability import Durability, full_in_s
@@ -10,11 +11,13 @@ from pyqd.admin.durability import Durability, full_in_s
 if TYPE_CHECKING:
     from pyqd.admin.poller import Snapshot
     from pyqd.admin.site import Site
+    from pyqd.admin.stats import ChannelStats
 
 # A channel without clients and with this many messages is most likely forgotten.
 ABANDONED_DEPTH: Final = 1
 # Growth over the last hour that is worth a look.
 GROWTH_MIN: Final = 1000
+ROUNDING: Final = 1e-6
 # Time to the end of a disk's space.
 DISK_WARN_S: Final = 86_400.0
 DISK_BAD_S: Final = 3_600.0
@@ -24,11 +27,15 @@ WARN: Final = "warn"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. level: BAD or WARN. remedy: the next step. topic, channel, node: its place."""
+    """One thing that is wrong. level: BAD or WARN. remedy: the next step. topic, channel, node: its place.
+
+    text: is translated where it is shown, and gets its values then.
+    """
 
     level: str
     text: str
     remedy: str
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
     topic: str = ""
     channel: str = ""
     node: str = ""
@@ -55,7 +62,7 @@ def findings_of(site: Site) -> list[Finding]:
 
 def unreachable(snapshot: Snapshot) -> list[Finding]:
     remedy = mark("Check that the process runs, and that this machine can reach its HTTP port.")
-    return [Finding(BAD, failure, remedy) for failure in snapshot.failures]
+    return [Finding(BAD, "%(failure)s", remedy, {"failure": failure}) for failure in snapshot.failures]
 
 
 def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
@@ -64,10 +71,15 @@ def registrations(site: Site, snapshot: Snapshot) -> list[Finding]:
     return [
         Finding(
             WARN,
-            f"{node.http_address} is known to {len(node.remote_addresses or ())} of {expected} lookup daemons.",
+            mark("%(node)s is known to %(count)s of %(expected)s lookup daemons."),
             mark(
                 "Give the broker each lookup daemon with --lookupd-tcp-address, and a --broadcast-address of its own."
             ),
+            {
+                "node": node.http_address,
+                "count": str(len(node.remote_addresses or ())),
+                "expected": str(expected),
+            },
             node=node.http_address,
         )
         for node in snapshot.nodes
@@ -79,8 +91,9 @@ def versions(snapshot: Snapshot) -> list[Finding]:
     return [
         Finding(
             WARN,
-            f"{node.http_address} runs version {node.version}, older than others.",
+            mark("%(node)s runs version %(version)s, older than others."),
             mark("Update it when convenient."),
+            {"node": node.http_address, "version": node.version},
             node=node.http_address,
         )
         for node in snapshot.nodes
@@ -94,27 +107,34 @@ def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
     for state in snapshot.durability.values():
         if state.is_known:
             left_s = full_in_s(site.poller.history.values("disk_free", (state.node,)), state.room_bytes)
-            found += [Finding(*parts, node=state.node) for parts in failures_of(state, left_s)]
+            found += failures_of(state, left_s)
     return found
 
 
-def failures_of(state: Durability, left_s: float | None) -> list[tuple[str, str, str]]:
-    """Return level, text and remedy of all that is wrong with one broker. left_s: until its disk is full."""
+def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
+    """Return all that is wrong with one broker. left_s: until its disk is full."""
     found = []
+
+    def add(level: str, text: str, remedy: str, **values: str) -> None:
+        found.append(Finding(level, text, remedy, {"node": state.node, **values}, node=state.node))
+
     if state.health != "OK":
-        text = f"{state.node} is not healthy: {state.health.removeprefix('NOK - ')}"
-        found.append((BAD, text, mark("The health changes by itself when its cause is gone; see the broker's log.")))
+        text = mark("%(node)s is not healthy: %(reason)s")
+        remedy = mark("The health changes by itself when its cause is gone; see the broker's log.")
+        add(BAD, text, remedy, reason=state.health.removeprefix("NOK - "))
     if state.sync_failures or state.write_failures:
-        text = f"{state.node} has had {state.sync_failures:,} failed syncs and {state.write_failures:,} failed writes."
-        found.append((WARN, text, mark("Check the disk and its space; see the broker's log.")))
+        text = mark("%(node)s has had %(syncs)s failed syncs and %(writes)s failed writes.")
+        remedy = mark("Check the disk and its space; see the broker's log.")
+        add(WARN, text, remedy, syncs=f"{state.sync_failures:,}", writes=f"{state.write_failures:,}")
     if state.damage.get("count"):
+        text = mark("%(node)s has found %(places)s damaged places on its disk; %(lost)s messages are lost.")
+        remedy = mark("Check the disk. The page Durability names the topics.")
         places, lost = state.damage["count"], state.damage["records_lost"]
-        text = f"{state.node} has found {places:,} damaged places on its disk; {lost:,} messages are lost."
-        found.append((WARN, text, mark("Check the disk. The page Durability names the topics.")))
+        add(WARN, text, remedy, places=f"{places:,}", lost=f"{lost:,}")
     if left_s is not None and 0 < left_s < DISK_WARN_S:
-        text = f"The disk of {state.node} is full in {left_s / 3600:,.1f} h at the rate of the last hour."
-        level = BAD if left_s < DISK_BAD_S else WARN
-        found.append((level, text, mark("Add consumers, delete topics, set a quota or a shorter retention.")))
+        text = mark("The disk of %(node)s is full in %(hours)s h at the rate of the last hour.")
+        remedy = mark("Add consumers, delete topics, set a quota or a shorter retention.")
+        add(BAD if left_s < DISK_BAD_S else WARN, text, remedy, hours=f"{left_s / 3600:,.1f}")
     return found
 
 
@@ -123,34 +143,40 @@ def channels(site: Site, snapshot: Snapshot) -> list[Finding]:
     found = []
     for topic in snapshot.topics.values():
         for channel in topic.channels:
-            place = {"topic": topic.topic, "channel": channel.channel}
-            depth = channel.sums["depth"]
-            name = f"{topic.topic}/{channel.channel}"
-            if channel.paused and depth:
-                found.append(
-                    Finding(WARN, f"{name} is paused, and {depth:,} messages wait.", mark("Unpause it."), **place)
-                )
-            elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
-                text = f"{name} has no client, and {depth:,} messages wait."
-                remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
-                found.append(Finding(WARN, text, remedy, **place))
-            else:
-                values = [
-                    value for value in site.poller.history.values("depth", (topic.topic, channel.channel)) if value >= 0
-                ]
-                if values and depth - min(values) >= GROWTH_MIN and depth >= 2 * min(values) and depth == max(values):
-                    text = f"{name} has grown from {min(values):,.0f} to {depth:,} messages within the last hour."
-                    remedy = mark("Add consumers, or find out what slows them down; see its requeues and time-outs.")
-                    found.append(Finding(WARN, text, remedy, **place))
+            # Of a thousand topics, few have enough messages to be looked at.
+            is_deep = channel.sums["depth"] >= GROWTH_MIN
+            depths = site.poller.history.values("depth", (topic.topic, channel.channel)) if is_deep else ()
+            found += findings_of_channel(channel, depths)
     return found
+
+
+def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[Finding]:
+    """Return what is wrong with a channel: at most one thing. depths: of the last hour, NaN where there is none."""
+    depth = channel.sums["depth"]
+    least = min((value for value in depths if value >= 0), default=depth)
+    # The history rounds to seven digits.
+    is_greatest = not any(value > depth * (1 + ROUNDING) for value in depths)
+    if channel.paused and depth:
+        text, remedy = mark("%(name)s is paused, and %(depth)s messages wait."), mark("Unpause it.")
+    elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
+        text = mark("%(name)s has no client, and %(depth)s messages wait.")
+        remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
+    elif depth - least >= GROWTH_MIN and depth >= 2 * least and is_greatest:
+        text = mark("%(name)s has grown from %(least)s to %(depth)s messages within the last hour.")
+        remedy = mark("Add consumers, or find out what slows them down; see its requeues and time-outs.")
+    else:
+        return []
+    values = {"name": f"{channel.topic}/{channel.channel}", "depth": f"{depth:,}", "least": f"{least:,.0f}"}
+    return [Finding(WARN, text, remedy, values, topic=channel.topic, channel=channel.channel)]
 
 
 def topics_without_channels(snapshot: Snapshot) -> list[Finding]:
     return [
         Finding(
             WARN,
-            f"{topic.topic} has no channel, and {topic.sums['depth']:,} messages wait.",
+            mark("%(name)s has no channel, and %(depth)s messages wait."),
             mark("Start a consumer: its first channel gets them all."),
+            {"name": topic.topic, "depth": f"{topic.sums['depth']:,}"},
             topic=topic.topic,
         )
         for topic in snapshot.topics.values()

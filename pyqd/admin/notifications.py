@@ -16,11 +16,13 @@ import urllib.error
 import urllib.request
 from typing import Any, Final
 
+from pyqd.admin.audit import audit_logger
+
 # Notifications wait here while the endpoint is slow.
 QUEUE_MAX: Final = 10_000
+ANONYMOUS: Final = "anonymous"
 
 logger = logging.getLogger(__name__)
-audit_logger = logging.getLogger("pyqd.admin.audit")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Notifier:
             f"{name}={value}" for name, value in (("topic", topic), ("channel", channel), ("node", node)) if value
         )
         place = f"{place} {details}".strip()
-        audit_logger.info("%s %s by %s from %s", action, place, caller.user or "anonymous", caller.remote_ip)
+        audit_logger.info("%s %s by %s from %s", action, place, caller.user or ANONYMOUS, caller.remote_ip)
         if self._thread is None:
             return
         message: dict[str, Any] = {"action": action, "topic": topic}

@@ -19,7 +19,8 @@ from flask import Blueprint, Response, request
 
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
-from pyqd.admin.notifications import Caller
+from pyqd.admin.audit import audit_logger
+from pyqd.admin.notifications import ANONYMOUS, Caller
 from pyqd.admin.site import Site
 from pyqd.admin.stats import TopicStats, topology_order
 from pyqd.admin.upstream import UpstreamError
@@ -30,6 +31,8 @@ from pyqd.primitives.names import is_valid_name_str
 CONFIG_BODY_MAX: Final = 1 << 20
 JSON_TYPE: Final = "application/json; charset=utf-8"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
+# Options whose URLs may have a password.
+SECRET_URLS: Final = ("graphite_url", "trace_database", "notification_http_endpoint")
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +202,7 @@ class Handlers:
         return json_reply({"stats": counts, "message": warning(nodes.failures + stats.failures)})
 
     def graphite(self) -> Response:
+        self.require_all_topics()
         if request.args.get("metric") != "rate":
             raise ApiError(400, "INVALID_ARG_METRIC")
         if "target" not in request.args:
@@ -222,6 +226,7 @@ class Handlers:
 
     def render(self) -> Response:
         """Pass a request on to Graphite."""
+        self.require_all_topics()
         target = f"/render?{request.query_string.decode('latin-1')}"
         try:
             status, content_type, body = self.site.ask_graphite(target, request.remote_addr or "")
@@ -276,6 +281,8 @@ class Handlers:
         if not is_valid_name_str(topic):
             raise ApiError(400, "INVALID_TOPIC")
         self.site.require(Role.ADMIN, topic)
+        if not self.site.is_broker(node):
+            raise ApiError(404, "NODE_NOT_FOUND")
         failures = actions.tombstone(self.site.cluster, topic, node)
         self.notify("tombstone_topic_producer", topic, node=node)
         return json_reply({"message": warning(failures)})
@@ -283,19 +290,19 @@ class Handlers:
     # Options.
 
     def config(self, option: str) -> Response:
-        self.check_network()
+        self.check_config_access()
         try:
             value = self.site.option(option)
         except KeyError:
             raise ApiError(400, "INVALID_OPTION") from None
         if isinstance(value, Enum) and isinstance(value.value, str):
             value = value.value
+        if option in SECRET_URLS:
+            value = without_password(value)
         return text_reply(value) if isinstance(value, str) else json_reply(value)
 
     def change_config(self, option: str) -> Response:
-        self.check_network()
-        if self.site.policy.needs_login:
-            self.site.require(Role.ADMIN)
+        self.check_config_access()
         body = request.get_data() if (request.content_length or 0) <= CONFIG_BODY_MAX else b""
         if not 0 < len(body) <= CONFIG_BODY_MAX:
             raise ApiError(413, "INVALID_VALUE")
@@ -310,9 +317,15 @@ class Handlers:
                 raise ApiError(400, "INVALID_OPTION")
         except (ValueError, KeyError):
             raise ApiError(400, "INVALID_VALUE") from None
+        user = caller(self.site)
+        value = body.decode(errors="replace")
+        audit_logger.info("set option %s to %s by %s from %s", option, value, user.user or ANONYMOUS, user.remote_ip)
         return self.config(option)
 
-    def check_network(self) -> None:
+    def check_config_access(self) -> None:
+        """Refuse users who are no administrators of all topics, and addresses out of --allow-config-from-cidr."""
+        if self.site.policy.needs_login:
+            self.site.require(Role.ADMIN)
         network = self.site.options.allow_config_from_cidr
         if not network:
             return
@@ -328,6 +341,11 @@ class Handlers:
         if self.site.user.role < role:
             raise ApiError(403, "FORBIDDEN")
 
+    def require_all_topics(self) -> None:
+        """Refuse a user of some topics only: Graphite knows all of them."""
+        if not self.site.sees_all():
+            raise ApiError(403, "FORBIDDEN")
+
     def body(self, refusal: str = "") -> dict[str, Any]:
         """Return the JSON object of the current request. refusal: replaces the parser's text."""
         data = request.get_data()
@@ -341,6 +359,15 @@ class Handlers:
 
     def notify(self, action: str, topic: str, channel: str = "", node: str = "") -> None:
         self.site.notifier.notify(action, caller(self.site), topic=topic, channel=channel, node=node)
+
+
+def without_password(url: str) -> str:
+    """Return a URL whose password, if it has one, is hidden."""
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}").geturl()
 
 
 def addresses_of(body: bytes) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import ssl
 import urllib.error
@@ -22,7 +23,7 @@ from pyqd.admin.cluster import Cluster
 from pyqd.admin.notifications import Notifier
 from pyqd.admin.options import ADMIN, AdminOptions
 from pyqd.admin.poller import Poller
-from pyqd.admin.upstream import Upstream
+from pyqd.admin.upstream import Upstream, UpstreamError
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError
 
@@ -76,6 +77,21 @@ class Site:
         """Refuse the current request if its user does not have a role. Raises: Forbidden."""
         if not self.may(role, topic):
             raise Forbidden
+
+    def sees_all(self) -> bool:
+        """Say whether the user of the current request may see all topics, and so what is summed over them."""
+        return "*" in self.user.topics
+
+    def is_broker(self, address: str) -> bool:
+        """Say whether a broker of the cluster has an HTTP address.
+
+        Requests carry the token for the brokers, so that none may go to an address that a user makes up.
+        """
+        if any(node.http_address == address for node in self.poller.snapshot.nodes):
+            return True
+        with contextlib.suppress(UpstreamError):
+            return any(node.http_address == address for node in self.cluster.nodes().value)
+        return False
 
     def change_options(self, **changed: Any) -> None:
         """Replace options until the process ends."""

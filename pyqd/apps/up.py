@@ -239,6 +239,7 @@ def programs_of(given: argparse.Namespace, broker_flags: Sequence[str]) -> list[
         *(*python, "pyqd.apps.admin"),
         f"--http-address={at(given.admin_port)}",
         f"--lookupd-http-address={at(given.lookupd_http_port)}",
+        # Logins and changes are told at all levels; requests are not.
         "--log-level=warn",
         *([f"--trace-database={database}"] if database else []),
     ]

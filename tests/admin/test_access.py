@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
 from pyqd.admin.options import AdminOptions
 from tests.admin.conftest import Admin, Answer, World
+from tests.support.server import free_port, wait_until
 
 PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -153,7 +155,9 @@ class TestRoles:
         browser.log_in("otto")
         browser.get(f"/topics/{name}/c")
         assert "/do/delete" not in browser.page
-        assert browser.post("/do/pause", topic=name, channel="c").status == 303
+        assert browser.post("/do/pause", topic=name, channel="c").status == 200
+        assert not (world.brokers[0].channel(name, "c") or {})["paused"]
+        assert browser.post("/do/pause", topic=name, channel="c", confirmed="yes").status == 303
         assert (world.brokers[0].channel(name, "c") or {})["paused"]
         assert browser.post("/do/delete", topic=name, confirmed="yes").status == 403
         assert world.brokers[0].topic(name) is not None
@@ -180,10 +184,74 @@ class TestRoles:
         assert browser.post("/do/delete", topic=topic, confirmed="yes").status == 303
         assert world.brokers[0].topic(topic) is None
 
-    def test_options_are_changed_by_administrators_only(self, closed: Admin) -> None:
+    def test_options_are_seen_and_changed_by_administrators_only(self, closed: Admin) -> None:
         vera, ada = (basic(name, PASSWORDS[name]) for name in ("vera", "ada"))
+        assert closed.ask("GET", "/config/log_level", headers=vera).status == 403
         assert closed.ask("PUT", "/config/log_level", b"info", vera).status == 403
         assert closed.ask("PUT", "/config/log_level", b"info", ada).status == 200
+        wait_until(lambda: "set option log_level to info by ada" in closed.log.read_text(), "the audit line")
+
+    def test_dead_letters_go_to_topics_of_the_administrator_only(
+        self, world: World, topic: str, start_admin: Callable[..., Admin], tmp_path: Path
+    ) -> None:
+        world.publish(f"orders_{topic}", {0: 0}, channel="c")
+        path = tmp_path / "users"
+        add_user(path, "anna", "long enough", Role.ADMIN, ("orders*",))
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--users-file={path}")
+        PASSWORDS["anna"] = "long enough"
+        browser = Browser(admin)
+        browser.log_in("anna")
+        page = f"/topics/orders_{topic}/c/limits"
+        browser.get(page)
+        assert browser.post(page, dead_letter_topic="secret", confirmed="yes").status == 403
+        browser.get(page)
+        assert browser.post(page, dead_letter_topic="orders_dead", confirmed="yes").status == 303
+        # A tombstone sends the token for the brokers; only brokers may get it.
+        headers = basic("anna", "long enough")
+        elsewhere = f"127.0.0.1:{free_port()}"
+        body = json.dumps({"topic": f"orders_{topic}"}).encode()
+        answer = admin.ask("DELETE", f"/api/nodes/{elsewhere}", body, headers)
+        assert (answer.status, answer.message) == (404, "NODE_NOT_FOUND")
+
+    def test_what_is_summed_over_all_topics_needs_a_role_for_all(self, browser: Browser) -> None:
+        headers = basic("otto", PASSWORDS["otto"])
+        target = "/api/graphite?metric=rate&target=secret"
+        assert browser.admin.ask("GET", target, headers=headers).status == 403
+        browser.log_in("otto")
+        browser.get("/counter")
+        assert ('class="counter"' in browser.page, "<figure" in browser.page) == (True, False)
+        browser.log_in("vera")
+        browser.get("/counter")
+        assert "<figure" in browser.page
+
+
+class TestAuditLog:
+    def test_no_log_level_hides_who_did_what(
+        self, world: World, start_admin: Callable[..., Admin], users_file: Path, topic: str
+    ) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        flags = (f"--lookupd-http-address={world.lookupd}", f"--users-file={users_file}", "--log-level=fatal")
+        browser = Browser(start_admin("pyqadmin", *flags))
+        browser.get("/login")
+        browser.post("/login", name="ada", password="wrong")
+        browser.log_in("ada")
+        browser.post("/do/pause", topic=topic, channel="c", confirmed="yes")
+        browser.get("/")
+        browser.post("/logout")
+        lines = [line.partition(": ")[2].partition(" from ")[0] for line in browser.admin.log.read_text().splitlines()]
+        place = f"topic={topic} channel=c"
+        assert lines == ["login of 'ada'", "login of ada", f"pause_channel {place} by ada", "logout of ada"]
+
+    def test_an_action_that_fails_everywhere_is_told_as_failed(
+        self, world: World, start_admin: Callable[..., Admin]
+    ) -> None:
+        browser = Browser(start_admin("pyqadmin", f"--nsqd-http-address=127.0.0.1:{free_port()}"))
+        browser.get("/health")
+        for action in ("pause", "delete"):
+            assert browser.post(f"/do/{action}", topic="t", confirmed="yes").status == 303
+            browser.get("/health")
+        text = browser.admin.log.read_text()
+        assert ("pause_topic topic=t failed by anonymous" in text, "delete_topic" in text) == (True, False)
 
 
 class TestHeaderOfAProxy:
@@ -223,6 +291,31 @@ class TestBrowsersAreProtected:
             assert (answer.status, answer.message) == (403, "CROSS_SITE_REQUEST")
         assert not (world.brokers[0].topic(topic) or {})["paused"]
         assert admin.ask("POST", f"/api/topics/{topic}", body, {"Sec-Fetch-Site": "same-origin"}).status == 200
+
+    def test_over_plain_http_the_origin_tells_other_sites(
+        self, world: World, start_admin: Callable[..., Admin], topic: str
+    ) -> None:
+        world.publish(topic, {0: 0})
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+        path, body = f"/api/topics/{topic}", b'{"action":"pause"}'
+        for origin in ("http://evil.example", "null", f"http://127.0.0.1:{admin.port + 1}"):
+            answer = admin.ask("POST", path, body, {"Origin": origin})
+            assert (answer.status, answer.message) == (403, "CROSS_SITE_REQUEST")
+        assert not (world.brokers[0].topic(topic) or {})["paused"]
+        own = {"Origin": f"http://127.0.0.1:{admin.port}"}
+        assert admin.ask("POST", path, body, own).status == 200
+
+    def test_a_form_without_the_token_gets_a_page(self, browser: Browser) -> None:
+        browser.log_in("ada")
+        answer = browser.post("/do/pause", "", topic="t")
+        assert (answer.status, "load the page again" in browser.page) == (403, True)
+        assert "<header>" in browser.page
+
+    def test_cookies_that_have_come_over_https_stay_there(self, closed: Admin) -> None:
+        for headers in ({"X-Forwarded-Proto": "https"}, {"X-Scheme": "https"}):
+            cookie = closed.ask("GET", "/login", headers=headers).headers["set-cookie"]
+            assert "Secure" in cookie.split("; ")
+        assert "Secure" not in closed.ask("GET", "/login").headers["set-cookie"].split("; ")
 
     def test_pages_allow_no_foreign_content(self, closed: Admin) -> None:
         headers = closed.ask("GET", "/login").headers

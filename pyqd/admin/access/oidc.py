@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.flask_client import OAuth
-from flask import Flask, flash, redirect, session, url_for
+from flask import Flask, flash, redirect, request, session, url_for
 from werkzeug.wrappers import Response
 
 from pyqd.admin.access.policy import Policy
 from pyqd.admin.access.roles import Role, User
+from pyqd.admin.audit import audit_logger
 from pyqd.admin.options import AdminOptions
 from pyqd.admin.pages.language import translate as _
 from pyqd.primitives.errors import StartupError
@@ -42,7 +43,7 @@ def user_of_claims(options: AdminOptions, claims: Mapping[str, Any]) -> User | N
     The highest role counts, for the topics of all rules that give it.
     """
     found = claims.get(options.oidc_claim)
-    values = set(found) if isinstance(found, list) else {str(found)}
+    values = set(map(str, found)) if isinstance(found, list) else {str(found)}
     name = str(claims.get("preferred_username") or claims.get("email") or claims.get("sub"))
     rules = [(role, topics) for value, role, topics in map(parse_rule, options.oidc_role) if value in values]
     if not rules:
@@ -94,15 +95,24 @@ def add_oidc(app: Flask, policy: Policy, base: str) -> None:
         try:
             claims = oauth.issuer.authorize_access_token()["userinfo"]
         except (AuthlibBaseError, KeyError, OSError, ValueError) as error:
-            logger.warning("a login failed at the issuer %s: %s", options.oidc_issuer, error)
+            audit_logger.warning(
+                "login by OpenID Connect from %s has failed at %s: %s", request.remote_addr, options.oidc_issuer, error
+            )
             flash(_("The login has failed."), "bad")
             return redirect(url_for("access.login"), 303)
         user = user_of_claims(options, claims)
         if user is None:
-            logger.warning("%s has logged in and has no role: %s", claims.get("sub"), claims.get(options.oidc_claim))
+            audit_logger.warning(
+                "login of %s by OpenID Connect from %s is refused: %s %r gives no role",
+                claims.get("sub"),
+                request.remote_addr,
+                options.oidc_claim,
+                claims.get(options.oidc_claim),
+            )
             flash(_("You have no role here: ask your administrator."), "bad")
             return redirect(url_for("access.login"), 303)
-        policy.begin_session(user)
+        policy.begin_granted_session(user)
+        audit_logger.info("login of %s by OpenID Connect from %s", user.name, request.remote_addr)
         return redirect(target or url_for("pages.home"), 303)
 
     app.add_url_rule(f"{base}/login/oidc", "oidc_begin", begin)

@@ -54,8 +54,11 @@ class Policy:
     def log_in(self, name: str, password: str, address: str) -> User | None:
         """Check name and password and begin a session. Returns: None if they are wrong."""
         user = self.check(name, password, address)
-        if user is not None:
-            self.begin_session(user)
+        entry = self.users.entry(name) if self.users is not None else None
+        if user is None or entry is None:
+            return None
+        self._begin_session(user)
+        session[STAMP] = entry.stamp
         return user
 
     def check(self, name: str, password: str, address: str) -> User | None:
@@ -70,22 +73,23 @@ class Policy:
         self.limiter.succeeded(keys)
         return entry.user
 
-    def begin_session(self, user: User) -> None:
-        """Make the session of this browser one of a user."""
+    def begin_granted_session(self, user: User) -> None:
+        """Make the session of this browser one of a user of OpenID Connect: the grant is what its claims gave.
+
+        A user of the file may have the same name, and has other rights.
+        """
+        self._begin_session(user)
+        session[GRANT] = [int(user.role), list(user.topics)]
+
+    def _begin_session(self, user: User) -> None:
         session.clear()
         session[NAME] = user.name
         session[UNTIL] = int(time.time()) + self.options.session_timeout_ns // SECOND_NS
-        entry = self.users.entry(user.name) if self.users is not None else None
-        if entry is not None:
-            session[STAMP] = entry.stamp
-        else:
-            # A user of OpenID Connect: the grant is what its claims gave.
-            session[GRANT] = [int(user.role), list(user.topics)]
 
     def _session_user(self) -> User | None:
         if session.get(UNTIL, 0) < time.time():
             return None
-        if GRANT in session:
+        if GRANT in session and self.options.oidc_issuer:
             role, topics = session[GRANT]
             return User(session[NAME], Role(role), tuple(topics))
         entry = self.users.entry(session.get(NAME, "")) if self.users is not None else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
+from urllib.parse import urlsplit
 
-from flask import Blueprint, Flask, Response, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, Flask, Request, Response, g, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin.access.oidc import NEXT
 from pyqd.admin.access.policy import Policy, limit_keys
 from pyqd.admin.access.roles import NOBODY
+from pyqd.admin.audit import audit_logger
 from pyqd.admin.nsqadmin_api import json_reply
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
@@ -27,8 +28,7 @@ OPEN: Final = (
     "oidc_end",
 )
 CHANGING: Final = ("POST", "PUT", "DELETE")
-
-audit_logger = logging.getLogger("pyqd.admin.audit")
+API: Final = "nsqadmin_api"
 
 
 def local_path(text: str) -> str:
@@ -37,17 +37,26 @@ def local_path(text: str) -> str:
     return text if is_local else ""
 
 
+def is_of_other_site(request: Request) -> bool:
+    """Say whether a page of another site has sent a request. Programs other than browsers send no such header."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    # Over plain HTTP browsers tell no more than the origin. Forms have a token; a proxy may change the host of theirs.
+    origin = request.headers.get("Origin")
+    return origin is not None and request.blueprint == API and urlsplit(origin).netloc != request.host
+
+
 def guard(app: Flask, policy: Policy) -> None:
     """Check each request before its route: it must come from this site, and from a user if logins are needed."""
 
     def check() -> AnyResponse | None:
-        # Browsers name the site of a request's page; programs that are no browser send no such header.
-        if request.method in CHANGING and request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+        if request.method in CHANGING and is_of_other_site(request):
             return json_reply({"message": "CROSS_SITE_REQUEST"}, 403)
         g.user = policy.user_of(request)
         if not policy.needs_login or g.user is not NOBODY or request.endpoint in OPEN:
             return None
-        if request.blueprint == "nsqadmin_api":
+        if request.blueprint == API:
             refused = json_reply({"message": "UNAUTHORIZED"}, 401)
             refused.headers["WWW-Authenticate"] = 'Basic realm="pyqadmin", charset="UTF-8"'
             return refused

@@ -7,11 +7,12 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from flask import Blueprint, Response, abort, flash, redirect, render_template, request, session, url_for
+from flask import Blueprint, abort, flash, redirect, render_template, request, session, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
 from pyqd.admin import actions
 from pyqd.admin.access.roles import Role
+from pyqd.admin.health import mark
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
@@ -19,8 +20,7 @@ from pyqd.admin.upstream import UpstreamError
 from pyqd.primitives.names import is_valid_name_str
 
 TOKEN: Final = "csrf"
-# Actions that lose messages, or that may. They are confirmed.
-LOSING: Final = ("empty", "delete", "tombstone")
+OUT_OF_DATE: Final = mark("The form is out of date: load the page again.")
 
 
 def csrf_token() -> str:
@@ -33,7 +33,7 @@ def csrf_token() -> str:
 def check_token() -> None:
     """Refuse a POST that does not come from a page of this session."""
     if not hmac.compare_digest(request.form.get(TOKEN, ""), session.get(TOKEN, "") or secrets.token_urlsafe(24)):
-        abort(Response(_("The form is out of date: load the page again."), 403))
+        abort(403, OUT_OF_DATE)
 
 
 def place_url(topic: str, channel: str) -> str:
@@ -56,7 +56,7 @@ class Forms:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def create(self) -> AnyResponse:
+    def create(self) -> AnyResponse | str:
         """Create a topic, and a channel."""
         check_token()
         topic, channel = request.form.get("topic", "").strip(), request.form.get("channel", "").strip()
@@ -65,7 +65,13 @@ class Forms:
                 flash(_("Names have 1 to 64 letters, digits and .-_, and may end with #ephemeral."), "bad")
                 return redirect(url_for("pages.lookup"), 303)
         self.site.require(Role.ADMIN, topic)
-        self.run(lambda: actions.create(self.site.cluster, topic, channel), "create_topic", topic, channel)
+        if request.form.get("confirmed") != "yes":
+            return confirmation("create", topic, channel)
+        failures = self.run(lambda: actions.create(self.site.cluster, topic, channel))
+        if failures is not None:
+            self.tell("create_topic", topic)
+            if channel:
+                self.tell("create_channel", topic, channel)
         return redirect(place_url(topic, channel), 303)
 
     def do(self, action: str) -> AnyResponse | str:
@@ -76,30 +82,50 @@ class Forms:
         form = request.form
         topic, channel, node = form.get("topic", ""), form.get("channel", ""), form.get("node", "")
         self.site.require(Role.OPERATE if action in actions.ACTIONS else Role.ADMIN, topic)
-        if action in LOSING and form.get("confirmed") != "yes":
-            return render_template("confirm.html", action=action, topic=topic, channel=channel, node=node)
-        cluster = self.site.cluster
-        if action == "tombstone":
-            self.run(lambda: actions.tombstone(cluster, topic, node), "tombstone_topic_producer", topic, "", node)
-            return redirect(url_for("pages.node", node=node), 303)
-        kind = "channel" if channel else "topic"
-        if action == "delete" and channel:
-            self.run(lambda: actions.delete_channel(cluster, topic, channel), "delete_channel", topic, channel)
+        if action == "tombstone" and not self.site.is_broker(node):
+            flash(_("There is no broker %(node)s.") % {"node": node}, "bad")
             return redirect(url_for("pages.topic", topic=topic), 303)
+        if form.get("confirmed") != "yes":
+            return confirmation(action, topic, channel, node)
+        failures = self.run(lambda: self.change(action, topic, channel, node))
+        kind = "channel" if channel else "topic"
+        # nsqadmin notifies these three actions even if no broker has done them.
+        if failures is not None or action in actions.ACTIONS:
+            name = "tombstone_topic_producer" if action == "tombstone" else f"{action}_{kind}"
+            self.tell(name, topic, channel, node, details="failed" if failures is None else "")
+        if action == "tombstone":
+            return redirect(url_for("pages.node", node=node), 303)
         if action == "delete":
-            self.run(lambda: actions.delete_topic(cluster, topic), "delete_topic", topic)
-            return redirect(url_for("pages.home"), 303)
-        self.run(lambda: actions.change(cluster, action, topic, channel), f"{action}_{kind}", topic, channel)
+            return redirect(url_for("pages.topic", topic=topic) if channel else url_for("pages.home"), 303)
         return redirect(place_url(topic, channel), 303)
 
-    def run(self, change: Callable[[], list[str]], name: str, topic: str, channel: str = "", node: str = "") -> None:
-        """Do a change, log and notify it, and tell the result on the next page."""
+    def change(self, action: str, topic: str, channel: str, node: str) -> list[str]:
+        """Do an action. Returns: the failures of single members. Raises: UpstreamError."""
+        cluster = self.site.cluster
+        if action == "tombstone":
+            return actions.tombstone(cluster, topic, node)
+        if action == "delete":
+            return actions.delete_channel(cluster, topic, channel) if channel else actions.delete_topic(cluster, topic)
+        return actions.change(cluster, action, topic, channel)
+
+    def run(self, change: Callable[[], list[str]]) -> list[str] | None:
+        """Do a change, and tell the result on the next page. Returns: the failures; None if all of it has failed."""
         try:
             failures = change()
         except UpstreamError as error:
-            failures = [str(error)]
-        self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node)
+            flash(str(error), "bad")
+            return None
         for failure in failures:
             flash(failure, "bad")
         if not failures:
             flash(_("Done."), "good")
+        return failures
+
+    def tell(self, name: str, topic: str, channel: str = "", node: str = "", details: str = "") -> None:
+        """Log a change, and notify it."""
+        self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node, details=details)
+
+
+def confirmation(action: str, topic: str, channel: str, node: str = "") -> str:
+    """Return the page that asks whether to do an action. Browsers with scripts ask before."""
+    return render_template("confirm.html", action=action, topic=topic, channel=channel, node=node)

@@ -57,6 +57,9 @@ class Settings:
         check_token()
         self.site.require(Role.ADMIN, topic)
         given = given_fields(LIMIT_FIELDS)
+        if "dead_letter_topic" in given:
+            # Messages will be published there.
+            self.site.require(Role.ADMIN, given["dead_letter_topic"])
         here = url_for("settings.channel", topic=topic, channel=channel)
         if not given:
             flash(_("No value is given."), "warn")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from flask import Blueprint, Response, render_template, request
+from flask import Blueprint, Response, render_template
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node, Stats
@@ -95,6 +95,10 @@ NODE_COLUMNS = (
 )
 
 
+# More than this many are not read, and would make the page slow.
+FINDINGS_MAX = 200
+
+
 class Views:
     """Views of the pages. Each shows a template, or only its live part if the script asks for a fragment."""
 
@@ -108,7 +112,6 @@ class Views:
             template,
             snapshot=snapshot,
             history=self.site.poller.history,
-            fragment="fragment" in request.args,
             now_s=time.time(),
             **values,
         )
@@ -170,24 +173,33 @@ class Views:
             table=table,
             waiting=waiting,
             channel_sum=channel_sum,
-            failures=stats.failures,
+            failures=nodes.failures + stats.failures,
             hidden=dict(found.topics),
         )
 
     def lookup(self) -> str:
-        found = self.site.cluster.inactive_topics()
+        nodes = self.site.poller.snapshot.nodes
+        active = {topic for node in nodes for topic, is_hidden in node.topics if not is_hidden}
+        found = self.site.cluster.inactive_topics(active)
         inactive = {topic: channels for topic, channels in found.value.items() if self.site.may(Role.VIEW, topic)}
         lookupds = self.site.cluster.lookupds
         return self.show("lookup.html", lookupds=lookupds, inactive=inactive, failures=found.failures)
 
     def counter(self) -> str:
         topics = self.site.poller.snapshot.topics.values()
-        total = sum(topic.sums["message_count"] for topic in topics if self.site.may(Role.VIEW, topic.topic))
-        return self.show("counter.html", total=total)
+        visible = [topic for topic in topics if self.site.may(Role.VIEW, topic.topic)]
+        rates = self.site.poller.history.rates
+        return self.show(
+            "counter.html",
+            total=sum(topic.sums["message_count"] for topic in visible),
+            rate=sum(rates.get((topic.topic,), 0.0) for topic in visible),
+            # The charts are of all topics.
+            has_charts=self.site.sees_all(),
+        )
 
     def health(self) -> str:
         findings = [each for each in findings_of(self.site) if not each.topic or self.site.may(Role.VIEW, each.topic)]
-        return self.show("health.html", findings=findings)
+        return self.show("health.html", findings=findings[:FINDINGS_MAX], more=max(0, len(findings) - FINDINGS_MAX))
 
     def durability(self) -> str:
         """Show how safe the messages are, broker by broker, and when disks are full."""
