@@ -51,31 +51,50 @@ class History:
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, Key], Series] = {}
-        self._counts: dict[Key, tuple[float, int]] = {}
+        # Counters of each broker, and the time at which they were read.
+        self._counts: dict[str, tuple[float, Mapping[Key, int]]] = {}
         self.rates: dict[Key, float] = {}
+        self.node_rates: dict[str, dict[Key, float]] = {}
         self.slot = 0
 
-    def record(self, now_s: float, gauges: Mapping[str, Mapping[Key, int]], counters: Mapping[Key, int]) -> None:
-        """Take the numbers of one poll. gauges: by name and key. counters: messages so far, for the series `rate`."""
+    def record(
+        self, now_s: float, gauges: Mapping[str, Mapping[Key, int]], counters: Mapping[str, Mapping[Key, int]]
+    ) -> None:
+        """Take the numbers of one poll. gauges: by name and key.
+
+        counters: messages so far by broker and key, for the series `rate`. Rates are those of the brokers, added: the
+        sum of counters would jump by all messages of a broker that has missed a poll.
+        """
         self.slot = max(self.slot, int(now_s // STEP_S))
         for name, values in gauges.items():
             for key, value in values.items():
                 self._put(name, key, value)
-        rates = {}
-        for key, count in counters.items():
-            then_s, before = self._counts.get(key, (now_s, count))
-            # A counter that went down belongs to a broker that was started anew.
-            if now_s > then_s and count >= before:
-                rates[key] = (count - before) / (now_s - then_s)
-                self._put("rate", key, rates[key])
-        self._counts = {key: (now_s, count) for key, count in counters.items()}
-        self.rates = rates
+        self.node_rates = {node: self._rates_of(node, now_s, counts) for node, counts in counters.items()}
+        sums: dict[Key, float] = {}
+        for rates in self.node_rates.values():
+            for key, rate in rates.items():
+                sums[key] = sums.get(key, 0.0) + rate
+                if len(key) == 1:
+                    sums[()] = sums.get((), 0.0) + rate
+        for key, rate in sums.items():
+            self._put("rate", key, rate)
+        self.rates = sums
+        self._counts = {node: (now_s, counts) for node, counts in counters.items()}
         self._drop_stale()
 
     def values(self, name: str, key: Key) -> list[float]:
         """Return POINT_COUNT values, oldest first, NaN where there is none."""
         series = self._series.get((name, key))
         return [math.nan] * POINT_COUNT if series is None else series.values(self.slot)
+
+    def _rates_of(self, node: str, now_s: float, counts: Mapping[Key, int]) -> dict[Key, float]:
+        """Return the growth of a broker's counters per second since the last poll; none if there was no such poll."""
+        then_s, before = self._counts.get(node, (now_s, {}))
+        if now_s <= then_s:
+            return {}
+        # A counter that went down belongs to a broker that was started again.
+        grown = ((key, count - before[key]) for key, count in counts.items() if key in before)
+        return {key: growth / (now_s - then_s) for key, growth in grown if growth >= 0}
 
     def _put(self, name: str, key: Key, value: float) -> None:
         series = self._series.get((name, key))

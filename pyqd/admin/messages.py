@@ -106,17 +106,15 @@ class Messages:
             if not after:
                 return
 
-    def change(self, change: str, ids: Iterable[str], when: Mapping[str, str]) -> dict[str, int]:
-        """Change messages one by one. when: `defer` or `due` of a reschedule. Returns: how many by status.
+    def change(self, change: str, ids: Iterable[str], when: Mapping[str, str], counts: dict[str, int]) -> None:
+        """Change messages one by one. when: `defer` or `due` of a reschedule. counts: gets how many by status.
 
-        A message that is gone meanwhile has the status `gone`. Raises: UpstreamError, and has changed some by then.
+        A message that is gone meanwhile has the status `gone`. Raises: UpstreamError, and has counted some by then.
         """
         assert change in CHANGES
-        counts: dict[str, int] = {}
         for each in ids:
             status = self._change(change, each, when)
             counts[status] = counts.get(status, 0) + 1
-        return counts
 
     def _change(self, change: str, message_id: str, when: Mapping[str, str]) -> str:
         query = {**self._place, "id": message_id, **when}

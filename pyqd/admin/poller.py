@@ -137,10 +137,11 @@ class Poller:
             nodes, failures = found.value, list(found.failures)
             if cluster.lookupds:
                 names = cluster.topics().value
-            stats = cluster.stats(nodes)
-            assert isinstance(stats.value, Stats)
-            rows = stats.value.topics
-            failures += stats.failures
+            if nodes:
+                stats = cluster.stats(nodes)
+                assert isinstance(stats.value, Stats)
+                rows = stats.value.topics
+                failures += stats.failures
             durability = self._durability.read(nodes)
         except UpstreamError as error:
             failures.append(str(error))
@@ -155,22 +156,31 @@ class Poller:
     def _record(self, snapshot: Snapshot) -> None:
         depth: dict[Key, int] = {}
         in_flight: dict[Key, int] = {}
-        counters: dict[Key, int] = {}
         for topic in snapshot.topics.values():
             key = (topic.topic,)
             depth[key] = topic.sums["depth"] + sum(channel.sums["depth"] for channel in topic.channels)
-            counters[key] = topic.sums["message_count"]
             for channel in topic.channels:
                 place = (topic.topic, channel.channel)
                 depth[place] = channel.sums["depth"]
                 in_flight[place] = channel.sums["in_flight_count"]
-                counters[place] = max(0, channel.sums["message_count"] - channel.sums["depth"])
         if snapshot.topics:
             depth[()] = sum(value for key, value in depth.items() if len(key) == 1)
-            counters[()] = sum(value for key, value in counters.items() if len(key) == 1)
         disk_free: dict[Key, int] = {}
         for state in snapshot.durability.values():
             if state.disk_free_bytes is not None:
                 disk_free[(state.node,)] = state.disk_free_bytes
         gauges: dict[str, Mapping[Key, int]] = {"depth": depth, "in_flight": in_flight, "disk_free": disk_free}
-        self.history.record(snapshot.taken_s, gauges, counters)
+        self.history.record(snapshot.taken_s, gauges, counters_of(snapshot))
+
+
+def counters_of(snapshot: Snapshot) -> dict[str, dict[Key, int]]:
+    """Return the messages so far by broker: published to each topic, and taken from each channel."""
+    counters: dict[str, dict[Key, int]] = {}
+    for total in snapshot.topics.values():
+        for topic in total.nodes:
+            counts = counters.setdefault(topic.node, {})
+            counts[topic.topic,] = topic.sums["message_count"]
+            for channel in topic.channels:
+                taken = channel.sums["message_count"] - channel.sums["depth"]
+                counts[topic.topic, channel.channel] = max(0, taken)
+    return counters

@@ -21,6 +21,8 @@ from pyqd.client.http import HttpClient, Reply, message_of
 
 # Open connections that are kept per address. More are made, and closed after use.
 IDLE_MAX: Final = 8
+# Brokers come and go: connections of addresses that nobody has asked for this long are closed.
+UNUSED_S: Final = 300.0
 WORKER_COUNT: Final = 128
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class Upstream:
         }
         self._idle: dict[str, list[HttpClient]] = {}
         self._lock = Lock()
+        self._used_s: dict[str, float] = {}
+        self._swept_s = time.monotonic()
         # Time that each address has taken for its answers so far.
         self.spent_s: dict[str, float] = {}
         self._workers = ThreadPoolExecutor(worker_count, thread_name_prefix="upstream")
@@ -160,12 +164,28 @@ class Upstream:
         return HttpClient(address, **self._options)
 
     def _give_back(self, address: str, client: HttpClient) -> None:
+        now_s = time.monotonic()
         with self._lock:
+            self._used_s[address] = now_s
+            unused = self._take_unused(now_s)
             idle = self._idle.setdefault(address, [])
             if len(idle) < IDLE_MAX:
                 idle.append(client)
-                return
-        client.close()
+            else:
+                unused.append(client)
+        for each in unused:
+            each.close()
+
+    def _take_unused(self, now_s: float) -> list[HttpClient]:
+        """Forget addresses that nobody has asked lately. Returns: their connections."""
+        if now_s - self._swept_s < UNUSED_S:
+            return []
+        self._swept_s = now_s
+        gone = [address for address, used_s in self._used_s.items() if now_s - used_s >= UNUSED_S]
+        for address in gone:
+            del self._used_s[address]
+            self.spent_s.pop(address, None)
+        return [client for address in gone for client in self._idle.pop(address, ())]
 
 
 def status_line(status: int) -> str:

@@ -82,7 +82,12 @@ class TestMessages:
         browser.get(f"/topics/{topic}/c/messages")
         first = ids(browser)[0]
         path = f"/topics/{topic}/c/messages"
-        assert browser.post(path, node=world.addresses()[0], state="ready", change="cancel", id=first).status == 303
+        fields = {"node": world.addresses()[0], "state": "ready", "change": "cancel", "id": first}
+        answer = browser.post(path, **fields)
+        assert (answer.status, b"Cancel 1 message of" in answer.body, first in browser.page) == (200, True, True)
+        assert (world.brokers[0].channel(topic, "c") or {})["depth"] == 3
+        assert browser.post(path, **fields, confirmed="yes").status == 303
+        assert f"cancel_messages topic={topic} channel=c node={fields['node']} done=1" in browser.admin.log.read_text()
         world.brokers[0].wait_for_channel(topic, "c", depth=2)
         browser.get(path)
         assert first not in ids(browser)
@@ -128,6 +133,15 @@ class TestPublish:
         browser.get(path)
         assert browser.post(path, node=world.addresses()[1], body="c\r\nd", delay="600").status == 303
         world.brokers[1].wait_for_channel(topic, "c", depth=2, deferred_count=1)
+
+    def test_a_body_is_as_large_as_the_broker_takes(self, browser: Browser, world: World, topic: str) -> None:
+        world.publish(topic, {0: 0}, channel="c")
+        path = f"/topics/{topic}/-/publish"
+        browser.get(path)
+        assert browser.post(path, node=world.addresses()[0], body="x" * 900_000).status == 303
+        with Client(world.brokers[0].tcp_address) as client:
+            client.sub(topic, "c", rdy_count=1)
+            assert len(client.read_message().body) == 900_000
 
 
 class TestSeek:

@@ -142,13 +142,18 @@ def test_numbers_change_without_a_reload(visit: Callable[..., Visit]) -> None:
 
 def test_a_channel_is_paused_and_emptied_by_its_buttons(visit: Callable[..., Visit], world: World) -> None:
     page = visit().open(f"/topics/{TOPIC}/audit")
+    dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Pause").click()
+    with page.expect_navigation():
+        dialog.get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("Done.")
     assert [(broker.channel(TOPIC, "audit") or {})["paused"] for broker in world.brokers] == [True, True]
     page.get_by_role("button", name="Unpause").click()
+    with page.expect_navigation():
+        dialog.get_by_role("button", name="Do it").click()
     expect(page.locator("h1 .tag")).to_have_count(0)
+    assert [(broker.channel(TOPIC, "audit") or {})["paused"] for broker in world.brokers] == [False, False]
     page.get_by_role("button", name="Empty").click()
-    dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Empty channel audit?")
     dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_be_hidden()
@@ -161,8 +166,9 @@ def test_a_channel_is_paused_and_emptied_by_its_buttons(visit: Callable[..., Vis
 def test_a_topic_is_created_and_deleted(visit: Callable[..., Visit], world: World) -> None:
     page = visit().open("/lookup")
     page.get_by_label("Topic", exact=True).fill("short_lived")
+    page.get_by_role("button", name="Create").click()
     with page.expect_navigation():
-        page.get_by_role("button", name="Create").click()
+        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
     assert "short_lived" in world.lookup("GET", "/topics").json["topics"]
     page = visit().open("/lookup")
     row = page.get_by_role("row").filter(has_text="short_lived")
@@ -216,8 +222,9 @@ def test_a_message_is_found_and_cancelled(visit: Callable[..., Visit], world: Wo
     page.get_by_role("button", name="Show").click()
     page.wait_for_url("**text=body**")
     page.locator("tbody input[type=checkbox]").check()
+    page.get_by_role("button", name="Cancel messages").click()
     with page.expect_navigation():
-        page.get_by_role("button", name="Cancel messages").click()
+        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
     expect(page.get_by_role("status")).to_have_text("done: 1")
     world.brokers[0].wait_for_channel("browsed", "c", depth=19)
 

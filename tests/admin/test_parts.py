@@ -12,11 +12,11 @@ from pyqd.admin.app import duration, moment, size
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
 from pyqd.admin.graphs import Graphs
-from pyqd.admin.health import failures_of
+from pyqd.admin.health import failures_of, findings_of_channel
 from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinned
 from pyqd.admin.options import AdminOptions, problems_of
 from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
-from pyqd.admin.stats import Latency, topology_order
+from pyqd.admin.stats import ChannelStats, Latency, topology_order
 
 NAN = math.nan
 
@@ -51,21 +51,28 @@ class TestHistory:
 
     def test_a_rate_is_the_growth_of_a_counter(self) -> None:
         history = History()
-        history.record(1000, {}, {("t",): 100})
+        history.record(1000, {}, {"n": {("t",): 100}})
         assert history.rates == {}
-        history.record(1010, {}, {("t",): 150})
-        assert history.rates == {("t",): 5.0}
+        history.record(1010, {}, {"n": {("t",): 150, ("new",): 10}})
+        assert history.rates == {("t",): 5.0, (): 5.0}
 
     def test_a_counter_that_began_anew_gives_no_rate(self) -> None:
         history = History()
-        history.record(1000, {}, {("t",): 100})
-        history.record(1010, {}, {("t",): 5})
+        history.record(1000, {}, {"n": {("t",): 100}})
+        history.record(1010, {}, {"n": {("t",): 5}})
         assert history.rates == {}
+
+    def test_a_broker_that_misses_a_poll_makes_no_peak(self) -> None:
+        history = History()
+        for number, nodes in enumerate((("a", "b"), ("a",), ("a", "b"), ("a", "b"))):
+            history.record(1000 + number, {}, {node: {("t",): 10**9 + number} for node in nodes})
+        assert known(history.values("rate", ("t",))) == [2.0]
+        assert max(rate for rates in history.node_rates.values() for rate in rates.values()) == 1.0
 
     def test_a_clock_that_goes_back_keeps_the_newest_slot(self) -> None:
         history = History()
-        history.record(2000, {"depth": {("t",): 1}}, {("t",): 1})
-        history.record(1000, {"depth": {("t",): 2}}, {("t",): 2})
+        history.record(2000, {"depth": {("t",): 1}}, {"n": {("t",): 1}})
+        history.record(1000, {"depth": {("t",): 2}}, {"n": {("t",): 2}})
         assert history.values("depth", ("t",))[-1] == 2
 
     def test_a_young_history_is_shown_on_a_short_axis(self) -> None:
@@ -176,10 +183,34 @@ class TestDurability:
     def test_failures_are_findings_with_a_remedy(self) -> None:
         state = Durability("n", "", is_known=True, health="NOK - no space", sync_failures=2)
         found = failures_of(state, 1800.0)
-        assert [level for level, _, _ in found] == ["bad", "warn", "bad"]
-        assert "is full in 0.5 h" in found[2][1]
-        assert all(remedy for _, _, remedy in found)
+        assert [each.level for each in found] == ["bad", "warn", "bad"]
+        assert [each.text % each.values for each in found] == [
+            "n is not healthy: no space",
+            "n has had 2 failed syncs and 0 failed writes.",
+            "The disk of n is full in 0.5 h at the rate of the last hour.",
+        ]
+        assert all(each.remedy for each in found)
         assert failures_of(Durability("n", "", is_known=True, health="OK"), None) == []
+
+
+class TestHealthOfAChannel:
+    def finding(self, depths: list[float], **sums: int) -> str:
+        channel = ChannelStats("t", "c", "*", sums={"depth": 0, "client_count": 1, **sums})
+        return " ".join(each.text % each.values for each in findings_of_channel(channel, depths))
+
+    def test_growth_is_told_with_its_size(self) -> None:
+        assert self.finding([NAN, 10, 20, 5000], depth=5000) == (
+            "t/c has grown from 10 to 5,000 messages within the last hour."
+        )
+        # A history of 4-byte numbers rounds this depth up.
+        assert "has grown" in self.finding([1, 20_000_004], depth=20_000_003)
+
+    @pytest.mark.parametrize("depths", [[10, 6000, 5000], [4500, 5000], [NAN], []])
+    def test_what_has_been_as_deep_has_not_grown(self, depths: list[float]) -> None:
+        assert self.finding(depths, depth=5000) == ""
+
+    def test_a_channel_without_clients_is_told(self) -> None:
+        assert self.finding([], depth=1234, client_count=0) == "t/c has no client, and 1,234 messages wait."
 
 
 class TestTexts:

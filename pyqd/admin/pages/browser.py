@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from flask import Blueprint, flash, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
 
 from pyqd.admin.access.roles import Role
+from pyqd.admin.health import mark
 from pyqd.admin.messages import CHANGES, SCAN_MAX, STATES, Messages, shown_as
 from pyqd.admin.nsqadmin_api import caller
 from pyqd.admin.pages.forms import check_token
@@ -18,6 +20,17 @@ from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 FORMS: Final = ("text", "json", "hex")
+# Results of a change of one message.
+RESULTS: Final = {
+    "done": mark("done"),
+    "returned": mark("returned"),
+    "gone": mark("gone already"),
+    "finished": mark("finished already"),
+    "in_flight": mark("in flight, not changed"),
+    "held": mark("held by the topic, not changed"),
+    "unknown": mark("unknown"),
+    "failed": mark("failed"),
+}
 
 
 def browser(site: Site) -> Blueprint:
@@ -87,17 +100,25 @@ class Browser:
         ids: Any = fields.getlist("id")
         if fields.get("all") == "yes":
             ids = list(messages.all_ids(fields.get("text", "")))
-            if change == "cancel" and fields.get("confirmed") != "yes":
-                return render_template(
-                    "confirm_cancel.html", topic=topic, channel=channel, count=len(ids), fields=fields
-                )
+        if change == "cancel" and ids and fields.get("confirmed") != "yes":
+            return render_template("confirm_cancel.html", topic=topic, channel=channel, count=len(ids), fields=fields)
         if not ids:
             flash(_("No message is chosen."), "warn")
         else:
-            counts = messages.change(change, ids, when)
-            name = f"{change}_messages"
-            self.site.notifier.notify(name, caller(self.site), topic=topic, channel=channel, node=node)
-            flash(", ".join(f"{status}: {count}" for status, count in counts.items()), "good")
+            counts: dict[str, int] = {}
+            try:
+                messages.change(change, ids, when, counts)
+            finally:
+                # Some have changed before an error.
+                self.site.notifier.notify(
+                    f"{change}_messages",
+                    caller(self.site),
+                    topic=topic,
+                    channel=channel,
+                    node=node,
+                    details=urlencode(counts),
+                )
+            tell(counts)
         text = fields.get("text", "")
         here = url_for("browser.messages", topic=topic, channel=channel, node=node, state=state, text=text)
         return redirect(here, 303)
@@ -176,12 +197,18 @@ def absent(_error: AbsentCallError) -> str:
     return render_template("absent.html")
 
 
+def tell(counts: Mapping[str, int]) -> None:
+    """Tell on the next page how many messages have which result."""
+    text = ", ".join(f"{_(RESULTS.get(status, status))}: {count:,}" for status, count in counts.items())
+    flash(text, "good" if counts.keys() <= {"done", "returned"} else "warn")
+
+
 def chosen(wanted: str | None, known: Sequence[str]) -> str:
     """Return a value if it is one of the known ones; otherwise the first of them. Raises: UpstreamError for none."""
     if wanted in known:
         return str(wanted)
     if not known:
-        raise UpstreamError("no broker has the topic")
+        raise UpstreamError(_("No broker has this topic."))
     return known[0]
 
 
@@ -192,5 +219,5 @@ def milliseconds(seconds: str) -> str:
         if not 0 <= value < float("inf"):
             raise ValueError
     except ValueError:
-        raise UpstreamError(f"{seconds!r} is no number of seconds") from None
+        raise UpstreamError(_("%(text)s is no number of seconds") % {"text": repr(seconds)}) from None
     return str(round(value * 1000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flask import Blueprint, render_template, request
+from flask import Blueprint, render_template
 
 from pyqd.admin.access.roles import Role
 from pyqd.admin.consumers import Consumer, Looks
@@ -40,9 +40,8 @@ def consumers(site: Site) -> Blueprint:
         producers = site.cluster.producers_of(topic)
         stats = site.cluster.stats(producers.value, topic, channel, clients=True)
         found = next((each for each in stats.value.channels() if each.channel == channel), None)
-        fragment = "fragment" in request.args
         if found is None:
-            return render_template("missing.html", topic=topic, channel=channel, fragment=fragment), 404
+            return render_template("missing.html", topic=topic, channel=channel), 404
         rows = looks.compare((topic, channel), found.clients, time.monotonic())
         return render_template(
             "consumers.html",
@@ -51,7 +50,6 @@ def consumers(site: Site) -> Blueprint:
             depth=found.sums["depth"],
             table=table_of(rows, COLUMNS, text_of=consumer_text, sort="rate"),
             failures=producers.failures + stats.failures,
-            fragment=fragment,
         )
 
     routes.add_url_rule("/topics/<topic>/<channel>/consumers", "show", show)

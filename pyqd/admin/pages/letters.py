@@ -11,7 +11,7 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.dead_letters import RETURNED_MAX, WAITING, DeadLetters
 from pyqd.admin.messages import SCAN_MAX, STATES, shown_as
 from pyqd.admin.nsqadmin_api import caller
-from pyqd.admin.pages.browser import FORMS, absent, chosen, refused
+from pyqd.admin.pages.browser import FORMS, absent, chosen, refused, tell
 from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
@@ -108,7 +108,7 @@ class Letters:
             )
             for error in errors:
                 flash(error, "bad")
-            flash(", ".join(f"{status}: {count}" for status, count in counts.items()), "good")
+            tell(counts)
         here = url_for("letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
         return redirect(here, 303)
 

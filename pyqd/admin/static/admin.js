@@ -10,7 +10,20 @@ let isLoading = false;
 function isBusy() {
   const selection = document.getSelection();
   const selects = selection && !selection.isCollapsed && live.contains(selection.anchorNode);
-  return confirmation.open || selects || document.hidden || live.contains(document.activeElement);
+  const focused = document.activeElement;
+  const isUsed = live.contains(focused) && focused.matches("a, button, input, select, textarea");
+  return confirmation.open || selects || document.hidden || isUsed;
+}
+
+// Tables that were scrolled sideways stay so, and keep the focus.
+function replaceLive(html) {
+  const before = [...live.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each === document.activeElement]);
+  live.innerHTML = html;
+  live.querySelectorAll(".scroll").forEach((each, number) => {
+    const [left, hadFocus] = before[number] || [0, false];
+    each.scrollLeft = left;
+    if (hadFocus) each.focus({ preventScroll: true });
+  });
 }
 
 async function update() {
@@ -22,7 +35,10 @@ async function update() {
     const answer = await fetch(url, { headers: { Accept: "text/html" } });
     // The login has ended.
     if (answer.status === 401) location.reload();
-    if (answer.ok && !isBusy()) live.innerHTML = await answer.text();
+    // Of a topic that is gone, and of brokers that do not answer, the page says so.
+    const isPage = answer.ok || answer.status === 404 || answer.status === 502;
+    const html = isPage && answer.headers.has("X-Fragment") ? await answer.text() : "";
+    if (html && !isBusy()) replaceLive(html);
   } catch {
     age.textContent = age.dataset.stale;
   } finally {
@@ -30,30 +46,46 @@ async function update() {
   }
 }
 
-if (live.childElementCount) {
-  const events = new EventSource(document.body.dataset.live);
-  let polls = null;
+let events = null;
+let polls = null;
+
+function follow() {
+  if (events || document.hidden) return;
+  events = new EventSource(document.body.dataset.live);
   events.addEventListener("poll", (event) => {
     age.textContent = "";
     if (polls !== null && polls !== event.data) update();
     polls = event.data;
   });
   events.addEventListener("error", () => { age.textContent = age.dataset.stale; });
-  addEventListener("pagehide", () => events.close());
+}
+
+// Browsers have few connections per host: a page that nobody sees gives its own back, and brokers are polled less.
+function unfollow() {
+  if (events) events.close();
+  events = null;
+}
+
+if (live.childElementCount) {
+  follow();
+  document.addEventListener("visibilitychange", () => { if (document.hidden) unfollow(); else follow(); });
+  addEventListener("pagehide", unfollow);
+  addEventListener("pageshow", follow);
 }
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  if (!form.dataset.confirm || form.elements.confirmed) return;
+  const question = event.submitter?.dataset.confirm || form.dataset.confirm;
+  if (!question || form.elements.confirmed) return;
   event.preventDefault();
-  document.getElementById("confirm-text").textContent = form.dataset.confirm;
+  document.getElementById("confirm-text").textContent = question;
   confirmation.returnValue = "no";
   confirmation.onclose = () => {
     if (confirmation.returnValue !== "yes") return;
     const field = document.createElement("input");
     Object.assign(field, { type: "hidden", name: "confirmed", value: "yes" });
     form.append(field);
-    form.requestSubmit();
+    form.requestSubmit(event.submitter);
   };
   confirmation.showModal();
 });
@@ -62,7 +94,7 @@ document.addEventListener("submit", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.target.closest("input, textarea, select")) return;
   event.preventDefault();
-  document.querySelector(".find input").focus();
+  document.querySelector(".find input")?.focus();
 });
 
 document.addEventListener("pointermove", (event) => {
