@@ -14,8 +14,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import signal
-import threading
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
@@ -35,6 +34,7 @@ from pyqd.client.outgoing import Delay, Outgoing, Time, published_id, published_
 from pyqd.client.producer import ProducerBase
 from pyqd.client.publishing import Publication
 from pyqd.client.settings import Settings
+from pyqd.client.stop_signals import STOP_SIGNALS
 
 __all__ = ["Consumer", "Message", "Outgoing", "Producer", "Requeue", "RetryPolicy", "Settings"]
 
@@ -223,6 +223,27 @@ def settle(driver: LoopDriver, publication: Publication) -> None:
     driver.wake_watchers()
 
 
+class WorkerTask(asyncio.Task[None]):
+    """Task of a handler, which tells its own cancellation from that of a task that the handler awaits."""
+
+    if sys.version_info < (3, 11):
+        _cancel_count = 0
+
+        def cancel(self, msg: Any | None = None) -> bool:
+            self._cancel_count += 1
+            return super().cancel(msg)
+
+        def cancelling(self) -> int:
+            return self._cancel_count
+
+
+def is_cancelled() -> bool:
+    """Return whether the present task, a WorkerTask, is cancelled itself."""
+    task = asyncio.current_task()
+    assert isinstance(task, WorkerTask)
+    return task.cancelling() > 0
+
+
 class Consumer(ConsumerBase):
     """Receives the messages of a channel from all brokers that have the topic. Parameters: as pyqd.client.Consumer."""
 
@@ -245,7 +266,7 @@ class Consumer(ConsumerBase):
         self._drive_by_loop()
         self._handler: Callable[[Message], Awaitable[Any]] | None = None
         self._concurrency = 1
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[WorkerTask] = []
 
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
@@ -353,12 +374,14 @@ class Consumer(ConsumerBase):
         return register
 
     def start(self) -> None:
-        """Start the handler's tasks."""
+        """Start the handler's tasks. Raises: ClosedError, SettingError."""
         if self._handler is None:
             raise SettingError("no handler: decorate a coroutine function with @consumer.handler()")
+        if self._engine.is_closed:
+            raise ClosedError(CLOSED)
         if not self._tasks:
             loop = self._driver.loop
-            self._tasks = [loop.create_task(self._work(self._handler)) for _ in range(self._concurrency)]
+            self._tasks = [WorkerTask(self._work(self._handler), loop=loop) for _ in range(self._concurrency)]
 
     async def _work(self, handler: Callable[[Message], Awaitable[Any]]) -> None:
         """Task of a handler."""
@@ -375,10 +398,15 @@ class Consumer(ConsumerBase):
                 return
             try:
                 with message:
-                    waiting = handler(message)
-                    # A plain function has finished when it returns, whatever it returns.
-                    if inspect.isawaitable(waiting):
-                        await waiting
+                    try:
+                        waiting = handler(message)
+                        # A plain function has finished when it returns, whatever it returns.
+                        if inspect.isawaitable(waiting):
+                            await waiting
+                    except asyncio.CancelledError as error:
+                        if is_cancelled():
+                            raise
+                        raise RuntimeError("the handler has awaited a task that was cancelled") from error
             except Exception:
                 logger.exception("handler of %s/%s failed for message %s", self.topic, self.channel, message.id)
             # A handler that never waits, and messages that are there already, must not hold the loop. A switch after
@@ -391,20 +419,20 @@ class Consumer(ConsumerBase):
         """Handle messages until stop(), SIGTERM or SIGINT; then drain and return an exit code for sys.exit().
 
         0: every message that was taken is answered. 1: some were not, within drain_timeout seconds; the broker delivers
-        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError.
+        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError, ClosedError.
+
+        If the task is cancelled, the consumer is closed.
         """
-        self.start()
-        loop = self._driver.loop
-        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        for number in numbers:
-            loop.add_signal_handler(number, self.stop)
         consumption = self._consumption
         try:
-            await self._driver.until(lambda: consumption.is_stopping or consumption.error is not None)
-            is_drained = await self.drain(drain_timeout)
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+            with STOP_SIGNALS.stopping(self.stop):
+                self.start()
+                await self._driver.until(lambda: consumption.is_stopping or consumption.error is not None)
+                is_drained = await self.drain(drain_timeout)
+        except asyncio.CancelledError:
+            # The program waits no longer, as after asyncio.timeout(): no handler may go on without it.
+            await self.close()
+            raise
         if consumption.error is not None:
             raise consumption.error
         return 0 if is_drained else 1
@@ -421,12 +449,14 @@ class Consumer(ConsumerBase):
             await self._driver.until(lambda: self._consumption.is_drained, deadline_s)
         is_drained = self._consumption.is_drained
         self._disconnect()
-        if self._tasks:
-            _, unfinished = await asyncio.wait(self._tasks, timeout=CLOSE_S if is_drained else 0)
+        # A handler may call this.
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        self._tasks.clear()
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S if is_drained else 0)
             for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._tasks.clear()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return is_drained
 
     async def close(self) -> None:

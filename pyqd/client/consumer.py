@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 from pyqd.client.codecs import Codec, CodecOption, codec_of
@@ -26,6 +25,7 @@ from pyqd.client.errors import ClosedError, SettingError
 from pyqd.client.faces import OneFaceIterable
 from pyqd.client.message import Message
 from pyqd.client.settings import check_names, make_settings, parse_targets
+from pyqd.client.stop_signals import STOP_SIGNALS
 
 DRAIN_S = 30.0
 CLOSE_S = 1.0
@@ -322,9 +322,11 @@ class Consumer(ConsumerBase):
         return register
 
     def start(self) -> None:
-        """Start the handler's threads."""
+        """Start the handler's threads. Raises: ClosedError, SettingError."""
         if self._handler is None:
             raise SettingError("no handler: decorate a function with @consumer.handler()")
+        if self._engine.is_closed:
+            raise ClosedError(CLOSED)
         if self._workers:
             return
         for number in range(self._concurrency):
@@ -362,9 +364,9 @@ class Consumer(ConsumerBase):
         """Handle messages until stop(), SIGTERM or SIGINT; then drain and return an exit code for sys.exit().
 
         0: every message that was taken is answered. 1: some were not, within drain_timeout seconds; the broker delivers
-        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError.
+        them again. Raises: AuthenticationError, TlsError, ProtocolError, SettingError, ClosedError.
         """
-        with self._stop_on_signals():
+        with STOP_SIGNALS.stopping(self.stop):
             self.start()
             with self._engine.lock:
                 consumption = self._consumption
@@ -373,27 +375,6 @@ class Consumer(ConsumerBase):
         if consumption.error is not None:
             raise consumption.error
         return 0 if is_drained else 1
-
-    @contextlib.contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT; a second signal acts as before. Only the main thread can do so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def stop(number: int, _frame: FrameType | None) -> None:
-            logger.info("%s: draining", signal.Signals(number).name)
-            signal.signal(number, former[signal.Signals(number)] or signal.SIG_DFL)
-            self.stop()
-
-        for number in former:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler or signal.SIG_DFL)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no more messages, wait until those in flight are answered, and disconnect.

@@ -408,6 +408,72 @@ class TestConsumer:
 
         run(main())
 
+    def test_a_cancelled_run_closes_the_consumer(self, address, topic):
+        async def main():
+            consumer = Consumer(topic, "c", nsqd=address)
+            begun, ended = asyncio.Event(), []
+
+            @consumer.handler()
+            async def handle(message):
+                begun.set()
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    ended.append(message.body)
+
+            async with Producer(address) as producer:
+                await producer.publish(topic, b"x")
+                running = asyncio.create_task(consumer.run())
+                await begun.wait()
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert ended == [b"x"]
+            with pytest.raises(ClosedError):
+                await consumer.fetch()
+
+        run(main())
+
+    @pytest.mark.parametrize("end", ["close", "drain"])
+    def test_a_handler_may_end_its_consumer(self, address, topic, end):
+        async def main():
+            consumer = Consumer(topic, "c", nsqd=address)
+
+            @consumer.handler(concurrency=3)
+            async def handle(message):
+                message.finish()
+                await getattr(consumer, end)()
+
+            async with Producer(address) as producer:
+                await producer.publish(topic, b"x")
+                return await consumer.run()
+
+        assert run(main()) == 0
+
+    def test_a_handler_that_awaits_a_cancelled_task_has_failed(self, address, topic, caplog):
+        async def main():
+            retry = RetryPolicy(max_attempts=1, delay=0.01, dead_letter_topic=f"{topic}-failed")
+            consumer = Consumer(topic, "c", nsqd=address, retry=retry, backoff=0.0)
+
+            @consumer.handler()
+            async def handle(message):
+                if message.body == b"bad":
+                    task = asyncio.create_task(asyncio.sleep(60))
+                    task.cancel()
+                    await task
+                consumer.stop()
+
+            async with Producer(address) as producer, Consumer(f"{topic}-failed", "c", nsqd=address) as failed:
+                await producer.publish(topic, b"bad")
+                await producer.publish(topic, b"good")
+                code = await consumer.run()
+                (message,) = await failed.fetch(1, WAIT_S)
+                message.finish()
+                return code, message.body
+
+        assert run(main()) == (0, b"bad")
+        assert "the handler has awaited a task that was cancelled" in caplog.text
+
     def test_system_exit_in_a_handler_ends_the_loop_and_the_message_comes_again(self, address, topic, caplog):
         async def main():
             consumer = Consumer(topic, "c", nsqd=address, retry=RetryPolicy(delay=0.01))

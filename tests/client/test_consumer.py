@@ -640,6 +640,13 @@ class TestDrain:
         consumer = consume()
         assert consumer.drain() is True
 
+    def test_a_closed_consumer_does_not_run(self, consume):
+        consumer = consume()
+        consumer.handler()(print)
+        consumer.close()
+        with pytest.raises(ClosedError, match="the consumer is closed"):
+            consumer.run()
+
 
 class TestSettings:
     @pytest.mark.parametrize(

@@ -386,6 +386,30 @@ sys.exit(asyncio.run(consumer.run(drain_timeout={timeout})))
 """
 
 
+TWO_BLOCKING = """
+import concurrent.futures
+former = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+first, second = (Consumer(topic, name, nsqd=address) for name in "ab")
+for consumer in (first, second):
+    consumer.handler()(print)
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    running = pool.submit(first.run)
+    code = second.run()
+    print([code, running.result()])
+print((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == former)
+"""
+TWO_ASYNCIO = """
+async def main():
+    former = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    consumers = [aio.Consumer(topic, name, nsqd=address) for name in "ab"]
+    for consumer in consumers:
+        consumer.handler()(print)
+    print(await asyncio.gather(*(consumer.run() for consumer in consumers)))
+    print((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == former)
+asyncio.run(main())
+"""
+
+
 PUBLISH_INTERRUPTED = """
     with Producer(address) as producer:
         try:
@@ -441,6 +465,23 @@ class TestSignals:
             time.sleep(0.05)
             program.send_signal(signal.SIGTERM)
         assert program.wait(WAIT_S) == -signal.SIGTERM
+
+    def test_a_second_signal_interrupts_asyncio_too(self, run, publish):
+        publish(b"x")
+        program = run(RUN_ASYNCIO.format(work="await asyncio.sleep(60)", timeout=60))
+        assert program.stdout.readline() == "begun\n"
+        deadline_s = time.monotonic() + WAIT_S
+        while program.poll() is None and time.monotonic() < deadline_s:
+            program.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert program.wait(WAIT_S) == -signal.SIGTERM
+
+    @pytest.mark.parametrize("text", [TWO_BLOCKING, TWO_ASYNCIO], ids=["blocking", "asyncio"])
+    def test_a_signal_ends_all_consumers_that_run(self, run, broker, topic, text):
+        program = run(text)
+        wait_until(lambda: all(broker.channel(topic, name) for name in "ab"), "the consumers are there")
+        program.send_signal(signal.SIGTERM)
+        assert program.end() == (0, ["[0,", "0]", "True"])
 
     def test_keyboard_interrupt_ends_a_blocking_wait(self, run, broker, topic):
         program = run("""
