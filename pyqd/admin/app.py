@@ -33,6 +33,7 @@ from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
 from pyqd.primitives.errors import StartupError
+from pyqd.primitives.quantities import format_size, format_span
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -139,8 +140,8 @@ def prepare_templates(app: Flask, site: Site) -> None:
         chart=lambda name, key, title: chart(
             site.poller.history.values(name, key), title, "", time.time(), graphs.links(name, key)
         ),
-        duration=duration,
-        size=size,
+        duration=format_span,
+        size=format_size,
         moment=moment,
         instant=instant,
         has_stories=bool(site.options.trace_database),
@@ -169,28 +170,6 @@ def change_preferences() -> AnyResponse:
                 name, value, max_age=COOKIE_AGE_S, httponly=True, samesite="Lax", secure=request.is_secure
             )
     return response
-
-
-def duration(value_ns: float) -> str:
-    """Return a duration in a form that reads quickly: 340 us, 12 ms, 3.4 s, 5 min, 2 h 5 min, 3 d 4 h."""
-    for limit_ns, unit_ns, name in ((1e6, 1e3, "us"), (1e9, 1e6, "ms"), (60e9, 1e9, "s")):
-        if value_ns < limit_ns:
-            return f"{value_ns / unit_ns:.3g} {name}"
-    minutes = int(value_ns // 60e9)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def size(byte_count: float) -> str:
-    """Return a number of bytes in a form that reads quickly: 512 B, 3.4 KiB, 12 GiB."""
-    value, unit = byte_count, "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1000:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
 def moment(time_ns: int) -> str:

@@ -24,7 +24,7 @@ def test_the_state_of_each_broker_is_shown(open_admin: Admin, world: World) -> N
 
     wait_until(lambda: "Publishing stops below" in page(), "the first poll")
     shown = page()
-    for text in (*world.addresses(), "new data directory", "every 2 s or 2,500 messages", "64 MiB"):
+    for text in (*world.addresses(), "new data directory", "every 2 s or 2,500 messages", "64.0 MiB"):
         assert text in shown
     assert "found damage" in shown
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from pyqd.admin.app import duration, moment, size
+from pyqd.admin.app import moment
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
 from pyqd.admin.graphs import Graphs
@@ -214,27 +214,6 @@ class TestHealthOfAChannel:
 
 
 class TestTexts:
-    @pytest.mark.parametrize(
-        ("count", "text"),
-        [(0, "0 B"), (1023, "0.999 KiB"), (3 << 10, "3 KiB"), (53 << 30, "53 GiB"), (1 << 41, "2 TiB")],
-    )
-    def test_sizes(self, count: int, text: str) -> None:
-        assert size(count) == text
-
-    @pytest.mark.parametrize(
-        ("value_ns", "text"),
-        [
-            (340e3, "340 us"),
-            (12e6, "12 ms"),
-            (3.4e9, "3.4 s"),
-            (300e9, "5 min"),
-            (7500e9, "2 h 5 min"),
-            (3e14, "3 d 11 h"),
-        ],
-    )
-    def test_durations(self, value_ns: float, text: str) -> None:
-        assert duration(value_ns) == text
-
     def test_moments(self) -> None:
         assert (moment(0), moment(1_500_000_000_123_000_000)) == ("", "2017-07-14 02:40:00.123")
 

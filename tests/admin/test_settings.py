@@ -49,7 +49,7 @@ def test_retention_and_quota_are_set_and_return_to_the_broker(browser: Browser, 
     found = settings_of(world, topic, "retention")
     assert [(row["own_bytes"], row["own_time"]) for row in found] == [(2 << 30, "72h0m0s")] * 2
     browser.get(path)
-    assert ("2 GiB" in browser.page, "72h0m0s" in browser.page) == (True, True)
+    assert ("2.0 GiB" in browser.page, "72h0m0s" in browser.page) == (True, True)
     assert browser.post(path, change="quota", bytes="default", confirmed="yes").status == 303
     assert [row["own_bytes"] for row in settings_of(world, topic, "quota")] == [None, None]
     assert f"set_quota topic={topic} bytes=default by anonymous" in browser.admin.log.read_text()

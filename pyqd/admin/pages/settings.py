@@ -5,7 +5,6 @@ Source: docs/http.md, "Limits of a channel"; docs/space.md, "Settings of one top
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -20,12 +19,11 @@ from pyqd.admin.pages.forms import check_token
 from pyqd.admin.pages.language import translate as _
 from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
+from pyqd.primitives.quantities import parse_size
 
 LIMIT_FIELDS: Final = ("rate", "burst", "max_attempts", "dead_letter_topic")
 # Fields of the form by the last part of the call's path.
 TOPIC_FIELDS: Final = {"retention": ("bytes", "time"), "quota": ("bytes",), "trace": ("rate", "body_bytes")}
-UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
 def settings(site: Site) -> Blueprint:
@@ -133,5 +131,7 @@ def confirmation(subject: str, given: Mapping[str, str], fields: Mapping[str, st
 
 def byte_count(text: str) -> str:
     """Return a size such as `10 GiB`, `500M` or `4096` as a number of bytes; any other text as it is."""
-    found = SIZE.fullmatch(text)
-    return text if found is None else str(round(float(found[1]) * UNITS[found[2].lower()]))
+    try:
+        return str(parse_size(text))
+    except ValueError:
+        return text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyqd.hot.tools.histogram import LatencyHistogram
+from pyqd.primitives.quantities import format_span
 from pyqd.tools.bench.run import Run
 
 SHARES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("p99.99", 0.9999))
@@ -88,7 +89,7 @@ class Figures:
             ("rate", f"{self.rate_per_s:,.0f} messages/s, {self.bytes_per_s / 1e6:,.1f} MB/s"),
         ]
         for name, histogram in self.latencies.items():
-            rows.append((name, ", ".join(f"{key} {time_of(value)}" for key, value in shown(histogram))))
+            rows.append((name, ", ".join(f"{key} {format_span(value)}" for key, value in shown(histogram))))
         if self.cpu_s is not None and self.messages:
             rows.append(("broker", f"{self.cpu_percent:.0f} % of a core, {self.cpu_ns / 1e3:.2f} us a message"))
         rows.append(("generator", f"{self.generator_busy_percent:.0f} % of a core"))
@@ -110,15 +111,6 @@ def shown(histogram: LatencyHistogram) -> list[tuple[str, int]]:
 
 def quantiles(histogram: LatencyHistogram) -> dict[str, int]:
     return {"count": histogram.count, **{name.replace(".", "_"): value for name, value in shown(histogram)}}
-
-
-def time_of(duration_ns: int) -> str:
-    """Return a duration with three digits."""
-    if duration_ns < 1_000_000:
-        return f"{duration_ns / 1e3:.0f} us"
-    if duration_ns < 1_000_000_000:
-        return f"{duration_ns / 1e6:.3g} ms"
-    return f"{duration_ns / 1e9:.2f} s"
 
 
 def cpu_between(run: Run) -> float | None:

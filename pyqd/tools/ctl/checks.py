@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from pyqd import __version__
 from pyqd.client.errors import AuthenticationError
+from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.cluster import bracketed
 from pyqd.tools.ctl.facts import Facts, LookupFacts
-from pyqd.tools.ctl.table import count, size
+from pyqd.tools.ctl.table import count
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -146,12 +147,12 @@ def disk(facts: Facts) -> Made:
     metrics, place = facts.metrics, facts.file_system
     if "pyqd_disk_free_bytes" in metrics:
         free, floor = metrics["pyqd_disk_free_bytes"], metrics["pyqd_disk_free_min_bytes"]
-        text = f"{size(free)} free" + ("" if place is None else f" of {size(place.total_bytes)}")
+        text = f"{format_size(free)} free" + ("" if place is None else f" of {format_size(place.total_bytes)}")
         fix = "free space, lower `pyqctl retention`, or delete topics; `pyqctl topics --sort=depth` shows queues"
         if free < floor:
-            yield finding("disk", FAILURE, f"{text}; below {size(floor)} publishing is refused", fix)
+            yield finding("disk", FAILURE, f"{text}; below {format_size(floor)} publishing is refused", fix)
         elif free < max(DISK_FLOORS * floor, DISK_BYTES_MIN):
-            yield finding("disk", WARNING, f"{text}; below {size(floor)} publishing is refused", fix)
+            yield finding("disk", WARNING, f"{text}; below {format_size(floor)} publishing is refused", fix)
         else:
             yield finding("disk", OK, text)
     if refusing := metrics.get("pyqd_topics_refusing"):

@@ -21,7 +21,6 @@ UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 GAP_CHARS: Final = 2
 # Text is cut to no less, before columns are left out.
 TEXT_CHARS_MIN: Final = 16
-SIZE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 STATE_STYLES: Final = {
     "ok": "green",
     "OK": "green",
@@ -176,15 +175,6 @@ def messages(value: int) -> str:
 def rate(value: float) -> str:
     """Return a rate per second: with one decimal below 100, if it has decimals."""
     return f"{value:,.1f}" if value < 100 and value % 1 else f"{value:,.0f}"
-
-
-def size(value: float) -> str:
-    """Return a number of bytes with its binary unit."""
-    index = 0
-    while value >= 1024 and index < len(SIZE_UNITS) - 1:
-        value /= 1024
-        index += 1
-    return f"{value:.0f} {SIZE_UNITS[index]}" if index == 0 or value >= 100 else f"{value:.1f} {SIZE_UNITS[index]}"
 
 
 def names(values: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS, format_duration
+from pyqd.primitives.durations import MILLISECOND_NS, SECOND_NS
+from pyqd.primitives.quantities import format_size
 from pyqd.tools.ctl.counters import paused_text
-from pyqd.tools.ctl.table import Column, Fitted, cell, count, names, new_table, rate, size
+from pyqd.tools.ctl.table import Column, Fitted, cell, count, names, new_table, rate
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -50,7 +51,7 @@ def topics(rows: Sequence[Row], by_node: bool = False) -> Fitted:
         number("In flight", "channel_in_flight_count", 1),
         number("Deferred", "channel_deferred_count", 2),
         number("Messages", "message_count", 3),
-        Column("Bytes", "message_bytes", size, is_number=True, rank=6),
+        Column("Bytes", "message_bytes", format_size, is_number=True, rank=6),
         STATE,
     )
     return Fitted(columns, [counted(row) for row in rows])
@@ -179,11 +180,6 @@ def live(console: Console, readings: Iterable[Row], note: str) -> None:
             shown.update(watch(reading, note, console.height), refresh=True)
 
 
-def duration(duration_ns: int) -> str:
-    """Return a duration."""
-    return format_duration(duration_ns)
-
-
 MESSAGE_STATES: Final = ("ready", "in_flight", "deferred", "dead_letter")
 
 
@@ -194,7 +190,7 @@ def messages(rows: Sequence[Row], state: str, several_nodes: bool) -> Fitted:
         Column("ID", "id", style="bold"),
         Column("Published", "timestamp", timestamp, is_number=True, rank=3),
         number("Attempts", "attempts", 4),
-        Column("Size", "size", size, is_number=True, rank=2),
+        Column("Size", "size", format_size, is_number=True, rank=2),
     ]
     if state == "in_flight":
         columns.append(Column("Deadline", "deadline", timestamp, is_number=True, rank=1))
@@ -214,7 +210,7 @@ def dead_letters(rows: Sequence[Row]) -> Fitted:
         Column("ID", "id", style="bold"),
         Column("State", "state", rank=2),
         Column("Published", "timestamp", timestamp, is_number=True, rank=1),
-        Column("Size", "size", size, is_number=True, rank=3),
+        Column("Size", "size", format_size, is_number=True, rank=3),
     ]
     if any("body" in row for row in rows):
         columns.append(Column("Body", "body"))
@@ -258,7 +254,7 @@ def retentions(rows: Sequence[Row]) -> Fitted:
     """Return the table of a topic's retention."""
     columns = (
         Column("Node", "node", style="bold"),
-        Column("Bytes", "bytes", size, is_number=True),
+        Column("Bytes", "bytes", format_size, is_number=True),
         Column("Time", "time", is_number=True),
         Column("Bytes from", "bytes_origin"),
         Column("Time from", "time_origin"),

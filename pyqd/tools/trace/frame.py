@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from pyqd.client.errors import SettingError
-from pyqd.primitives.durations import MICROSECOND_NS, SECOND_NS, parse_duration
+from pyqd.primitives.durations import MICROSECOND_NS, parse_duration
+from pyqd.primitives.quantities import DAY_NS, parse_size
 from pyqd.primitives.timestamps import parse_timestamp
 from pyqd.tools.ctl.table import printable
 
@@ -23,11 +24,8 @@ PROGRAM: Final = "pyq_trace"
 DATABASE_VARIABLE: Final = "PYQD_TRACE_DATABASE"
 DEFAULT_DATABASE: Final = "sqlite:///trace.db"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-DAY_NS: Final = 86_400 * SECOND_NS
-UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _DAYS = re.compile(r"(\d+)d(.*)", re.ASCII)
-_SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.ASCII)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,10 +45,10 @@ def span(text: str) -> timedelta:
 
 def size(text: str) -> int:
     """Return a number of bytes, as the type of an option."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise click.BadParameter(f"{text!r} is no size such as 500M or 20G")
-    return int(match[1]) * UNITS[match[2]]
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def instant(text: str) -> datetime:

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd.tools.ctl.table import Column, Fitted, count, printable, size
+from pyqd.primitives.durations import SECOND_NS
+from pyqd.primitives.quantities import format_size, format_span
+from pyqd.tools.ctl.table import Column, Fitted, count, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from pyqd.trace.search import Found
     from pyqd.trace.story import Step, Story
 
-MINUTE_S: Final = 60
-HOUR_S: Final = 3600
 # Of a body, on a terminal.
 BODY_CHARS: Final = 400
 TIME: Final = "%Y-%m-%d %H:%M:%S.%f"
@@ -100,17 +100,10 @@ def time_text(at: datetime) -> str:
 
 
 def span_text(span_s: float | None) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a length of time; empty for None, and `longer` for one above the greatest class."""
     if span_s is None:
         return ""
-    if span_s == float("inf"):
-        return "longer"
-    for limit_s, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (MINUTE_S, 1, "s")):
-        if abs(span_s) < limit_s:
-            return f"{span_s * factor:.3g} {unit}"
-    if span_s < HOUR_S:
-        return f"{span_s // MINUTE_S:.0f} min {span_s % MINUTE_S:.0f} s"
-    return f"{span_s // HOUR_S:.0f} h {span_s % HOUR_S // MINUTE_S:.0f} min"
+    return "longer" if span_s == float("inf") else format_span(span_s * SECOND_NS)
 
 
 STEPS: Final = (
@@ -137,7 +130,7 @@ FOUND: Final = (
 TOPICS: Final = (
     Column("Topic", "topic", style="bold"),
     Column("Messages", "message_count", count, is_number=True),
-    Column("Bodies", "size_bytes", size, is_number=True),
+    Column("Bodies", "size_bytes", format_size, is_number=True),
     Column("First (UTC)", "first_at", time_text, rank=2),
     Column("Last (UTC)", "last_at", time_text, rank=1),
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from pyqd_spark.jobs.report import size
+from pyqd.primitives.quantities import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def page(title: str, origin: str, rows: Sequence[Row]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": size, "stamp": stamp, "number": number}
+    environment.filters |= {"size": format_size, "stamp": stamp, "number": number}
     topics = by_topic(rows)
     first, last = min(row["minute"] for row in rows), max(row["minute"] for row in rows)
     shown = list(topics)[:TOPICS_SHOWN]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pyqd.primitives.quantities import format_size
 from pyqd_spark.jobs.plan import Gap, Plan, Source
 from pyqd_spark.jobs.ranges import describe
 
@@ -101,8 +102,8 @@ def as_text(report: Report) -> str:
         lines = aligned([COLUMNS, *(row_of(source) for source in report.sources)])
         rate = report.rows / max(report.seconds, 1e-3)
         lines.append(
-            f"run {report.run}: {report.rows:,} rows, {size(report.bytes)} of bodies, {report.files} files with "
-            f"{size(report.file_bytes)}, in {report.seconds:.1f} s: {rate:,.0f} rows/s"
+            f"run {report.run}: {report.rows:,} rows, {format_size(report.bytes)} of bodies, {report.files} files with "
+            f"{format_size(report.file_bytes)}, in {report.seconds:.1f} s: {rate:,.0f} rows/s"
         )
     lines += [f"missing: {describe(Gap(**gap))}" for gap in report.gaps]
     if report.left:
@@ -119,9 +120,9 @@ def row_of(source: SourceReport) -> tuple[str, ...]:
         source.node[:12],
         "-" if source.first is None else f"{source.first}-{source.next}",
         f"{source.rows:,}",
-        size(source.bytes),
+        format_size(source.bytes),
         str(source.files),
-        size(source.file_bytes),
+        format_size(source.file_bytes),
         f"{source.seconds:.1f}",
         f"{rate:,.0f}",
         "?" if source.lost is None else f"{source.lost:,}",
@@ -139,12 +140,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as people write it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from pyqd.tools.ctl import views
 from pyqd.tools.ctl.counters import channel_rows
-from pyqd.tools.ctl.table import Column, Fitted, count, rate, size
+from pyqd.tools.ctl.table import Column, Fitted, count, rate
 from tests.tools.ctl.pictures import STATS
 
 
@@ -68,21 +68,6 @@ def test_a_watch_shows_as_many_rows_as_fit() -> None:
 )
 def test_a_rate_has_a_decimal_where_it_tells_something(number: float, text: str) -> None:
     assert rate(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1 << 30, "1.0 GiB"),
-        (100 << 20, "100 MiB"),
-        (2**70, "1048576 PiB"),
-    ],
-)
-def test_a_size_has_a_binary_unit(number: float, text: str) -> None:
-    assert size(number) == text
 
 
 @pytest.mark.parametrize(
