@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pyqd.admin.stats import ChannelStats, TopicStats, client_row
 from pyqd.admin.upstream import Found, Upstream, UpstreamError
+from pyqd.primitives.nsq_compat import unwrapped_answer
 
 VERSION_PART: Final = re.compile(r"\d+")
 LOOKUPD: Final = "nsqlookupd"
@@ -169,7 +170,7 @@ class Cluster:
         answers, failures = self._ask(LOOKUPD, self.lookupds, ask)
         nodes: dict[str, Node] = {}
         for answer in answers:
-            for found in (answer.get("data") or answer).get("producers") or ():
+            for found in unwrapped_answer(answer).get("producers") or ():
                 node = Node.of_answer(found)
                 nodes.setdefault(node.http_address, node)
         return Found(list(nodes.values()), failures)
@@ -191,8 +192,7 @@ class Cluster:
 
         def ask(node: Node) -> list[TopicStats]:
             answer = self.upstream.get(node.http_address, "/stats", query)
-            # Before version 1.0 the answer was wrapped.
-            found = (answer.get("data") or answer).get("topics") or ()
+            found = unwrapped_answer(answer).get("topics") or ()
             rows = [
                 TopicStats.of_broker(node.http_address, node.hostname, row)
                 for row in found
@@ -239,7 +239,7 @@ class Cluster:
         info = self.upstream.get(address, "/info")
         query = {"format": "json", "include_clients": "false"} | ({"topic": topic} if topic else {})
         answer = self.upstream.get(address, "/stats", query)
-        topics = [row["topic_name"] for row in (answer.get("data") or answer).get("topics") or ()]
+        topics = [row["topic_name"] for row in unwrapped_answer(answer).get("topics") or ()]
         node = Node.of_answer({**info, "topics": topics})
         host, _, port = address.rpartition(":")
         # Old brokers do not tell their address.
@@ -254,7 +254,7 @@ class Cluster:
         )
         nodes: dict[str, Node] = {}
         for address, answer in answers:
-            for found in (answer.get("data") or answer).get("producers") or ():
+            for found in unwrapped_answer(answer).get("producers") or ():
                 node = Node.of_answer(found)
                 node = nodes.setdefault(node.tcp_address, node)
                 remote = found.get("remote_address") or "N/A"

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 from pyqd.client.errors import ClientError, NotConnectedError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.primitives.nsq_compat import https_port_in, status_line
 
 # Open connections that are kept per address. More are made, and closed after use.
 IDLE_MAX: Final = 8
@@ -124,7 +125,7 @@ class Upstream:
         logger.debug("%s %s", method, url)
         try:
             reply = self._exchange(method, address, path, query, body)
-            port = https_port(reply)
+            port = https_port_in(reply.body) if reply.status == HTTPStatus.FORBIDDEN else 0
             if port:
                 host = address.rpartition(":")[0]
                 reply = self._exchange(method, f"https://{host}:{port}", path, query, body)
@@ -186,21 +187,3 @@ class Upstream:
             del self._used_s[address]
             self.spent_s.pop(address, None)
         return [client for address in gone for client in self._idle.pop(address, ())]
-
-
-def status_line(status: int) -> str:
-    """Return status code and phrase."""
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
-
-
-def https_port(reply: Reply) -> int:
-    """Return the port of HTTPS in the refusal of a daemon that requires TLS; 0 for any other answer."""
-    if reply.status != HTTPStatus.FORBIDDEN:
-        return 0
-    try:
-        return int(json.loads(reply.body)["https_port"])
-    except (ValueError, KeyError, TypeError):
-        return 0

@@ -34,6 +34,7 @@ from pyqd.client.errors import (
     TlsError,
     TooBigError,
 )
+from pyqd.primitives.nsq_compat import https_port_in
 
 HTTP_PORT: Final = 4151
 HTTPS_PORT: Final = 4152
@@ -263,7 +264,7 @@ class HttpClient:
         code = message_of(reply)
         asked = f"{path}?{urlencode(query)}: {reply.status}"
         if code == "TLS_REQUIRED":
-            port = self.parsed(path, reply).get("https_port")
+            port = https_port_in(reply.body)
             return TlsError(
                 f"{self.address}: {asked} {code}: it takes HTTPS only, at port {port}: give that port, and tls=true"
             )

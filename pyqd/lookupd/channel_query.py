@@ -14,8 +14,9 @@ import gevent.socket
 import gevent.ssl
 
 from pyqd import __version__
-from pyqd.primitives.addresses import PORT_MAX, TcpAddress
+from pyqd.primitives.addresses import TcpAddress
 from pyqd.primitives.errors import reason_of
+from pyqd.primitives.nsq_compat import https_port_in
 
 # Some 15,000 names of full length.
 ANSWER_BYTES_MAX: Final = 1 << 20
@@ -74,15 +75,6 @@ class ChannelQuery:
             # In a thread: the authorities of the system take up to 50 ms.
             self._context = gevent.get_hub().threadpool.apply(make)
         return self._context
-
-
-def https_port_in(body: bytes) -> int:
-    """Return the port of HTTPS in a refusal of HTTP; 0 if it names none."""
-    try:
-        port = json.loads(body)["https_port"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return 0
-    return port if isinstance(port, int) and 0 < port <= PORT_MAX else 0
 
 
 def channels_in(body: bytes) -> list[str]:

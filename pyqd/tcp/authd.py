@@ -21,6 +21,7 @@ from pyqd.config.options import PROGRAM, TLS_VERSIONS, Options
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.errors import StartupError, reason_of
 from pyqd.primitives.goquote import go_quote
+from pyqd.primitives.nsq_compat import https_port_in
 from pyqd.tcp.permissions import BadAnswer, Permissions, decode_permissions
 
 METHODS: Final = ("get", "post")
@@ -166,10 +167,9 @@ def quoted_start(answer: bytes) -> str:
 
 def https_url(url: str, answer: bytes) -> str:
     """Return the URL by HTTPS on the port that a refusal names. Raises: BadAnswer."""
-    try:
-        port = json.loads(answer)["https_port"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadAnswer(f"got response 403 {quoted_start(answer)}") from error
+    port = https_port_in(answer)
+    if not port:
+        raise BadAnswer(f"got response 403 {quoted_start(answer)}")
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return urlunsplit(("https", f"{host}:{port}", parts.path, parts.query, ""))

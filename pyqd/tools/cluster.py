@@ -21,6 +21,7 @@ from pyqd.client.http import HttpClient, Reply
 from pyqd.primitives.durations import SECOND_NS
 from pyqd.primitives.goquote import go_quote_str
 from pyqd.primitives.names import is_valid_name_str
+from pyqd.primitives.nsq_compat import https_port_in, status_line, unwrapped_answer
 from pyqd.tools.common import Fatal, HttpTimeouts, log
 
 TIMEOUT_S: Final = 5.0
@@ -48,7 +49,10 @@ class Http:
         reply = self._reply(address, path, query)
         if reply.status == HTTPStatus.FORBIDDEN:
             host = address.rpartition("://")[2].rpartition(":")[0]
-            reply = self._reply(f"https://{host}:{https_port(address, reply)}", path, query)
+            port = https_port_in(reply.body)
+            if not port:
+                raise LookupFailedError(f"{address}: {said(reply)}")
+            reply = self._reply(f"https://{host}:{port}", path, query)
         if reply.status != HTTPStatus.OK:
             raise LookupFailedError(f"{address}: {said(reply)}")
         try:
@@ -57,9 +61,7 @@ class Http:
             raise ProtocolError(f"{address}: {path}: the answer is no JSON: {error}") from None
         if not isinstance(answer, dict):
             raise ProtocolError(f"{address}: {path}: the answer is no object")
-        # Before version 1.0 the answer was wrapped.
-        inner = answer.get("data") if "status_code" in answer else answer
-        return inner if isinstance(inner, dict) else {}
+        return unwrapped_answer(answer)
 
     def _reply(self, address: str, path: str, query: dict[str, object]) -> Reply:
         with HttpClient(
@@ -85,22 +87,9 @@ class Http:
         return answers, errors
 
 
-def https_port(address: str, reply: Reply) -> int:
-    """Return the port of HTTPS that a broker names in its refusal of HTTP. Raises: LookupFailedError."""
-    try:
-        return int(json.loads(reply.body)["https_port"])
-    except (ValueError, KeyError, TypeError):
-        raise LookupFailedError(f"{address}: {said(reply)}") from None
-
-
 def said(reply: Reply) -> str:
     """Return the words of NSQ's tools for an answer that is not wanted."""
-    try:
-        phrase = HTTPStatus(reply.status).phrase
-    except ValueError:
-        phrase = ""
-    status = f"{reply.status} {phrase}".rstrip()
-    return f"got response {status} {go_quote_str(reply.body[:1000].decode(errors='replace'))}"
+    return f"got response {status_line(reply.status)} {go_quote_str(reply.body[:1000].decode(errors='replace'))}"
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

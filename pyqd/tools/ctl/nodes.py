@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from pyqd.client.core.tls import TlsNames
 from pyqd.client.errors import ClientError, NotConnectedError, ProtocolError, TlsError
 from pyqd.client.http import HttpClient, Reply, message_of
+from pyqd.primitives.nsq_compat import https_port_in, unwrapped_answer
 from pyqd.tools.ctl.exits import UnsupportedError
 from pyqd.tools.ctl.target import Target
 
@@ -57,9 +57,7 @@ class Node(HttpClient):
         found = self.parsed(path, reply)
         if not isinstance(found, dict):
             raise ProtocolError(f"{self.address}: {path}: not the answer of {self.kind}")
-        # Before version 1.0 the answers were wrapped.
-        inner = found.get("data") if "status_code" in found else found
-        return inner if isinstance(inner, dict) else {}
+        return unwrapped_answer(found)
 
     def refusal(self, path: str, query: Mapping[str, object], reply: Reply) -> ClientError:
         """Return the error for an answer that is no success."""
@@ -69,7 +67,7 @@ class Node(HttpClient):
                 f"{self.address}: {path}: {self.kind} has no such call: it is NSQ's, or an older one"
             )
         if code == "TLS_REQUIRED":
-            port = https_port_of(reply)
+            port = https_port_in(reply.body)
             return TlsError(f"{self.address}: {path}: only HTTPS is allowed: give https://{self.host}:{port}")
         return super().refusal(path, query, reply)
 
@@ -86,14 +84,6 @@ class LookupDaemon(Node):
     kind = "the lookup daemon"
 
 
-def https_port_of(reply: Reply) -> int:
-    """Return the port in a refusal of HTTP; 0 if there is none."""
-    try:
-        return int(json.loads(reply.body)["https_port"])
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
 def https_address(host: str, port: int, timeout_s: float) -> str:
     """Return the HTTPS address of a broker by its HTTP port. Sends no token. Raises: ClientError.
 
@@ -102,7 +92,7 @@ def https_address(host: str, port: int, timeout_s: float) -> str:
     address = f"http://{host}:{port}"
     with HttpClient(address, timeout_s=timeout_s) as client:
         reply = client.request("GET", "/ping", retry=False)
-        secure = https_port_of(reply) if message_of(reply) == "TLS_REQUIRED" else 0
+        secure = https_port_in(reply.body) if message_of(reply) == "TLS_REQUIRED" else 0
         if not secure:
             raise NotConnectedError(
                 f"{address}: the lookup daemon names its port for HTTP only, and --ca or --cert asks for HTTPS;"
