@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from pyqd.admin.messages import PAGE_SIZE, SCAN_MAX, Message, Messages, Page
 from pyqd.admin.upstream import Upstream
-from pyqd.client.dead_letters import Holding, Row, chosen, holding_of, limits_of, names_of, returned, states_of
+from pyqd.client.dead_letters import (
+    DeadLetterTopic,
+    Row,
+    channel_names,
+    find_dead_letter_topic,
+    read_limits,
+    return_dead_letters,
+    returnable_states,
+    select_dead_letters,
+)
 from pyqd.client.http import Reply
 
 # Each letter takes three requests.
@@ -81,19 +90,19 @@ class DeadLetters:
 
     def place(self) -> Place:
         """Return where the dead letters are."""
-        limits = limits_of(self._calls, self._topic, self._channel)
+        limits = read_limits(self._calls, self._topic, self._channel)
         target = limits["dead_letter_topic"] or ""
         holders: list[str] = []
         if target:
             stats = self._calls.get("/stats", format="json", topic=target, include_clients="false")
-            holders = [name for entry in stats.get("topics") or () for name in names_of(entry["channels"])]
+            holders = [name for entry in stats.get("topics") or () for name in channel_names(entry["channels"])]
         return Place(target, holders, limits["dead_letters_waiting"], limits["waiting_for"] or "")
 
     def page(self, place: Place, holder: str, after: str = "", text: str = "") -> Page:
         """Return dead letters after a cursor. text: only those with this text. holder: as `Place.chosen` returns."""
         if holder == WAITING:
             return Messages(self._upstream, self._node, self._topic, self._channel, "dead_letter").page(after, text)
-        states = states_of(holder or None)
+        states = returnable_states(holder or None)
         state, _, cursor = after.partition(":")
         number = states.index(state) if state in states else 0
         found: list[Message] = []
@@ -109,14 +118,14 @@ class DeadLetters:
                 return Page(found, f"{states[-1]}:", looked_at)
         return Page(found, "", looked_at)
 
-    def holding(self) -> Holding | None:
+    def holding(self) -> DeadLetterTopic | None:
         """Return the dead-letter topic, with the channels that share it and those that a returned message reaches."""
-        return holding_of(self._calls, self._topic, self._channel)
+        return find_dead_letter_topic(self._calls, self._topic, self._channel)
 
     def matching(self, target: str, holder: str, wanted: Iterable[str] | None, text: str = "") -> list[Row]:
         """Return dead letters that can return, at most RETURNED_MAX. wanted: only these ids. text: only with it."""
         ids = None if wanted is None else frozenset(wanted)
-        rows: Iterator[Any] = itertools.islice(chosen(self._calls, target, holder or None, ids), SCAN_MAX)
+        rows: Iterator[Any] = itertools.islice(select_dead_letters(self._calls, target, holder or None, ids), SCAN_MAX)
         found = (row for row in rows if not text or Message.of_row(row).matches(text))
         return list(itertools.islice(found, RETURNED_MAX))
 
@@ -124,7 +133,7 @@ class DeadLetters:
         """Publish dead letters in their topic again. Returns: how many by result, and the errors."""
         counts: dict[str, int] = {}
         errors: list[str] = []
-        for result in returned(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
+        for result in return_dead_letters(self._calls, target, holder or None, rows, self._topic, NEW_CHANNEL):
             counts[result["state"]] = counts.get(result["state"], 0) + 1
             if result["error"] is not None:
                 errors.append(result["error"])

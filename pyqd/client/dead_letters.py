@@ -50,7 +50,7 @@ class UnreadableError(ClientError):
     """The whole body of a dead letter cannot be read."""
 
 
-class Holding(NamedTuple):
+class DeadLetterTopic(NamedTuple):
     """Dead-letter topic of a channel. target: its name. held_by: its channels. others: `topic/channel` of other topics
     with the same dead-letter topic. receivers: the channels that a returned message reaches."""
 
@@ -60,9 +60,9 @@ class Holding(NamedTuple):
     receivers: list[str]
 
 
-def holding_of(broker: BrokerCalls, topic: str, channel: str) -> Holding | None:
+def find_dead_letter_topic(broker: BrokerCalls, topic: str, channel: str) -> DeadLetterTopic | None:
     """Return the dead-letter topic of a channel; None if it has none. Raises: ClientError."""
-    target = limits_of(broker, topic, channel)["dead_letter_topic"]
+    target = read_limits(broker, topic, channel)["dead_letter_topic"]
     if target is None:
         return None
     stats = broker.get("/stats", format="json", include_clients="false", include_mem="false")
@@ -73,19 +73,19 @@ def holding_of(broker: BrokerCalls, topic: str, channel: str) -> Holding | None:
         for entry in channels
         if name != topic and entry.get("limits", {}).get("dead_letter_topic") == target
     ]
-    return Holding(target, names_of(topics.get(target)), others, names_of(topics.get(topic)))
+    return DeadLetterTopic(target, channel_names(topics.get(target)), others, channel_names(topics.get(topic)))
 
 
-def limits_of(broker: BrokerCalls, topic: str, channel: str) -> Row:
+def read_limits(broker: BrokerCalls, topic: str, channel: str) -> Row:
     """Return the limits of a channel. Raises: ClientError."""
     return broker.get("/channel/limits", topic=topic, channel=channel)
 
 
-def names_of(channels: Iterable[Row] | None) -> list[str]:
+def channel_names(channels: Iterable[Row] | None) -> list[str]:
     return [entry["channel_name"] for entry in channels or ()]
 
 
-def messages_of(
+def read_messages(
     broker: BrokerCalls, topic: str, channel: str | None, state: str, limit: int, body: str, after: str | None = None
 ) -> tuple[list[Row], str | None]:
     """Return messages of one broker, and the cursor behind them; None at the end. Raises: ClientError."""
@@ -107,12 +107,12 @@ def messages_of(
             return rows, after
 
 
-def states_of(channel: str | None) -> tuple[str, ...]:
+def returnable_states(channel: str | None) -> tuple[str, ...]:
     """Return the states of dead letters that can return. A topic without channels defers none."""
     return STATES if channel is not None else STATES[:1]
 
 
-def chosen(
+def select_dead_letters(
     broker: BrokerCalls, target: str, channel: str | None, wanted: frozenset[str] | None = None
 ) -> Iterator[Row]:
     """Yield the dead letters that wait in a channel, with bodies in base64. wanted: only these ids.
@@ -120,10 +120,10 @@ def chosen(
     channel: None as the topic itself holds them. Raises: ClientError.
     """
     missing = None if wanted is None else set(wanted)
-    for state in states_of(channel):
+    for state in returnable_states(channel):
         after: str | None = None
         while True:
-            rows, after = messages_of(broker, target, channel, state, PAGE_MAX, "base64", after)
+            rows, after = read_messages(broker, target, channel, state, PAGE_MAX, "base64", after)
             for row in rows:
                 if missing is None or row["id"] in missing:
                     yield row
@@ -132,13 +132,14 @@ def chosen(
                 break
 
 
-def returned(
+def return_dead_letters(
     broker: BrokerCalls, target: str, channel: str | None, rows: Iterable[Row], topic: str, new_channel: str
 ) -> Iterator[Row]:
     """Publish dead letters in their topic, and yield the result of each; end after a failure of the broker.
 
     channel: the one of `target` that holds them; None as the topic itself does: `new_channel` is created then, because
-    nothing can cancel the messages of a topic without channels. rows: as `chosen` yields them. Raises: ClientError.
+    nothing can cancel the messages of a topic without channels. rows: as `select_dead_letters` yields them. Raises:
+    ClientError.
     """
     for row in rows:
         if channel is None:
@@ -147,14 +148,14 @@ def returned(
         result: Row = {"id": row["id"], "new_id": None, "state": FAILED, "error": None}
         names = {"topic": target, "channel": channel, "id": row["id"]}
         try:
-            body = body_of(broker, target, row)
-            held = status_of(broker.post("/message/reschedule", **names, defer=HOLD_MS))
+            body = read_body(broker, target, row)
+            held = changed_status(broker.post("/message/reschedule", **names, defer=HOLD_MS))
             if held != DONE:
                 yield {**result, "state": held}
                 continue
             reply = broker.send("POST", "/pub", {"topic": topic}, body)
             result["new_id"] = reply.headers.get(ID_HEADER)
-            after = status_of(broker.post("/message/cancel", **names))
+            after = changed_status(broker.post("/message/cancel", **names))
         except UnreadableError as error:
             yield {**result, "error": str(error)}
             continue
@@ -164,12 +165,12 @@ def returned(
         yield {**result, "state": RETURNED if after == DONE else after}
 
 
-def status_of(answer: Row) -> str:
+def changed_status(answer: Row) -> str:
     """Return the status of a change on one channel."""
     return str(answer["results"][0]["status"])
 
 
-def body_of(broker: BrokerCalls, topic: str, row: Row) -> bytes:
+def read_body(broker: BrokerCalls, topic: str, row: Row) -> bytes:
     """Return the whole body of a dead letter. Raises: ClientError."""
     if not row["truncated"]:
         return base64.b64decode(row["body"])

@@ -11,7 +11,15 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from pyqd.client.dead_letters import RETURNED, chosen, holding_of, limits_of, messages_of, returned, states_of
+from pyqd.client.dead_letters import (
+    RETURNED,
+    find_dead_letter_topic,
+    read_limits,
+    read_messages,
+    return_dead_letters,
+    returnable_states,
+    select_dead_letters,
+)
 from pyqd.client.errors import NotFoundError, SettingError
 from pyqd.tools.ctl import views
 from pyqd.tools.ctl.administration import check_names, topic_argument
@@ -58,8 +66,8 @@ def list_letters(session: Session, topic: str, channel: str, limit: int, body: s
     check_names(topic, channel)
 
     def call(broker: Broker) -> list[Row]:
-        limits = limits_of(broker, topic, channel)
-        waiting = messages_of(broker, topic, channel, "dead_letter", limit, body)[0]
+        limits = read_limits(broker, topic, channel)
+        waiting = read_messages(broker, topic, channel, "dead_letter", limit, body)[0]
         rows = [{**row, "topic": topic, "channel": channel} for row in waiting]
         target = limits["dead_letter_topic"]
         if target is not None:
@@ -83,9 +91,9 @@ def holders(broker: Broker, topic: str) -> list[str | None]:
 def letters(broker: Broker, topic: str, channel: str | None, limit: int, body: str) -> list[Row]:
     """Return the messages that wait in a channel. Raises: ClientError."""
     rows: list[Row] = []
-    for state in states_of(channel):
+    for state in returnable_states(channel):
         if len(rows) < limit:
-            rows += messages_of(broker, topic, channel, state, limit - len(rows), body)[0]
+            rows += read_messages(broker, topic, channel, state, limit - len(rows), body)[0]
     return [{**row, "topic": topic, "channel": channel} for row in rows]
 
 
@@ -176,7 +184,7 @@ class Batch(NamedTuple):
 
 def batch_of(broker: Broker, choice: Choice) -> Batch:
     """Return the dead letters to return from a broker. Raises: ClientError."""
-    holding = holding_of(broker, choice.topic, choice.channel)
+    holding = find_dead_letter_topic(broker, choice.topic, choice.channel)
     if holding is None:
         raise SettingError(
             f"{broker.address}: channel {choice.channel} of topic {choice.topic} has no dead-letter topic;"
@@ -189,7 +197,7 @@ def batch_of(broker: Broker, choice: Choice) -> Batch:
             " whose they are: name the ids, or add --shared"
         )
     name = holder_of(broker, target, holding.held_by, choice.from_channel)
-    rows = list(itertools.islice(chosen(broker, target, name, choice.wanted), choice.limit))
+    rows = list(itertools.islice(select_dead_letters(broker, target, name, choice.wanted), choice.limit))
     return Batch(target, name, rows, holding.receivers)
 
 
@@ -217,7 +225,7 @@ def question(topic: str, batches: Sequence[Batch], total: int) -> str:
 
 def results_of(broker: Broker, batch: Batch, topic: str) -> Iterator[Row]:
     """Publish dead letters in their topic again, and yield the result of each; end after a failure of the broker."""
-    return returned(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
+    return return_dead_letters(broker, batch.topic, batch.channel, batch.rows, topic, CHANNEL)
 
 
 for each_command in (list_letters, return_letters):

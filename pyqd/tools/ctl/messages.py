@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from pyqd.client.dead_letters import ID_HEADER, messages_of
+from pyqd.client.dead_letters import ID_HEADER, read_messages
 from pyqd.client.errors import ClientError, NotConnectedError, NotFoundError, SettingError
 from pyqd.primitives.durations import MILLISECOND_NS
 from pyqd.primitives.timestamps import parse_timestamp
@@ -59,7 +59,7 @@ def peek(
         session.only_broker("a cursor is for one broker")
 
     def call(broker: Broker) -> tuple[list[Row], str | None]:
-        return messages_of(broker, topic, channel, state, limit, body, after)
+        return read_messages(broker, topic, channel, state, limit, body, after)
 
     found = session.ask_holders(call)
     rows = [{"node": answer.node.address, **row} for answer in found for row in answer.value[0]]
