@@ -26,9 +26,9 @@ from pyqd.admin.nsqadmin_api import api, json_reply, text_reply
 from pyqd.admin.pages.browser import browser
 from pyqd.admin.pages.charts import chart, spark
 from pyqd.admin.pages.consumers import consumers
+from pyqd.admin.pages.dead_letters import dead_letters
 from pyqd.admin.pages.forms import check_token, csrf_token, forms
 from pyqd.admin.pages.language import NAMES, language, translate, translate_plural
-from pyqd.admin.pages.letters import letters
 from pyqd.admin.pages.settings import settings
 from pyqd.admin.pages.views import pages
 from pyqd.admin.site import Site
@@ -44,7 +44,7 @@ GZIP_LEVEL: Final = 4
 KEY_BYTES_MIN: Final = 32
 BODY_MAX: Final = 16 << 20
 # Blueprints whose refusals are read by people.
-PAGES: Final = ("pages", "forms", "access", "browser", "letters", "settings", "consumers", "stories")
+PAGES: Final = ("pages", "forms", "access", "browser", "dead_letters", "settings", "consumers", "stories")
 COOKIE_AGE_S: Final = 365 * 24 * 3600
 
 
@@ -56,7 +56,7 @@ def new_app(site: Site) -> Flask:
     app.register_blueprint(pages(site), url_prefix=base or None)
     app.register_blueprint(forms(site), url_prefix=base or None)
     app.register_blueprint(browser(site), url_prefix=base or None)
-    app.register_blueprint(letters(site), url_prefix=base or None)
+    app.register_blueprint(dead_letters(site), url_prefix=base or None)
     app.register_blueprint(settings(site), url_prefix=base or None)
     app.register_blueprint(consumers(site), url_prefix=base or None)
     app.add_url_rule(f"{base}/preferences", "preferences", change_preferences, methods=["POST"])
@@ -142,8 +142,8 @@ def prepare_templates(app: Flask, site: Site) -> None:
         ),
         duration=format_span,
         size=format_size,
-        moment=moment,
-        instant=instant,
+        timestamp=timestamp,
+        date_time=date_time,
         has_stories=bool(site.options.trace_database),
         version=__version__,
     )
@@ -172,7 +172,7 @@ def change_preferences() -> AnyResponse:
     return response
 
 
-def moment(time_ns: int) -> str:
+def timestamp(time_ns: int) -> str:
     """Return a time in ns since 1970 as text, in UTC; empty for 0."""
     if not time_ns:
         return ""
@@ -180,7 +180,7 @@ def moment(time_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03d}"
 
 
-def instant(at: datetime | None) -> str:
+def date_time(at: datetime | None) -> str:
     """Return a time as text, in UTC with milliseconds; empty for None."""
     return "" if at is None else at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 

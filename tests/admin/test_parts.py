@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from pyqd.admin.app import moment
+from pyqd.admin.app import timestamp
 from pyqd.admin.cluster import version_key
 from pyqd.admin.durability import Durability, full_in_s
 from pyqd.admin.graphs import Graphs
@@ -214,8 +214,8 @@ class TestHealthOfAChannel:
 
 
 class TestTexts:
-    def test_moments(self) -> None:
-        assert (moment(0), moment(1_500_000_000_123_000_000)) == ("", "2017-07-14 02:40:00.123")
+    def test_timestamps(self) -> None:
+        assert (timestamp(0), timestamp(1_500_000_000_123_000_000)) == ("", "2017-07-14 02:40:00.123")
 
     def test_versions_are_ordered(self) -> None:
         found = sorted(["1.10.0", "1.0.0", "0.3.8", "1.0.0-compat", "1.2.1"], key=version_key)

@@ -62,7 +62,7 @@ class Browser:
             fields: dict[str, Any] = {
                 name: request.args[name] for name in ("node", "body", "text") if request.args.get(name)
             }
-            return redirect(url_for("letters.show", topic=topic, channel=channel, **fields), 303)
+            return redirect(url_for("dead_letters.show", topic=topic, channel=channel, **fields), 303)
         nodes = self.nodes(topic)
         node = chosen(request.args.get("node"), nodes)
         state = chosen(request.args.get("state"), STATES)

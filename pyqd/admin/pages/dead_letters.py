@@ -18,10 +18,10 @@ from pyqd.admin.site import Site
 from pyqd.admin.upstream import AbsentCallError, UpstreamError
 
 
-def letters(site: Site) -> Blueprint:
+def dead_letters(site: Site) -> Blueprint:
     """Return the routes."""
-    routes = Blueprint("letters", __name__)
-    views = Letters(site)
+    routes = Blueprint("dead_letters", __name__)
+    views = DeadLetterViews(site)
     path = "/topics/<topic>/<channel>/dead-letters"
     routes.add_url_rule(path, "show", views.show)
     routes.add_url_rule(path, "give_back", views.give_back, methods=["POST"])
@@ -30,7 +30,7 @@ def letters(site: Site) -> Blueprint:
     return routes
 
 
-class Letters:
+class DeadLetterViews:
     """Views of dead letters. They are pyqd's own: an nsqd has none."""
 
     def __init__(self, site: Site) -> None:
@@ -49,7 +49,7 @@ class Letters:
         holder = place.chosen(fields.get("holder"))
         text = fields.get("text", "")
         return render_template(
-            "letters.html",
+            "dead_letters.html",
             topic=topic,
             channel=channel,
             nodes=nodes,
@@ -109,7 +109,7 @@ class Letters:
             for error in errors:
                 flash(error, "bad")
             tell(counts)
-        here = url_for("letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
+        here = url_for("dead_letters.show", topic=topic, channel=channel, node=node, holder=holder, text=text)
         return redirect(here, 303)
 
     def of(self, node: str, topic: str, channel: str) -> DeadLetters:
