@@ -110,7 +110,6 @@ class Daemon:
         self.live = LiveOptions(self.broker)
         self.live.listeners += [self.tcp.change_options, self.find_lookup_daemons]
         self.profiler = Profiler()
-        debug = DebugRoutes(self.profiler, self.tcp.greenlets)
         self.drain = Drain(
             self.broker,
             lambda: self.tcp.connections,
@@ -118,29 +117,9 @@ class Daemon:
             on_complete=self.stop_wanted.set,
         )
         self.drain.on_begin += [self.registration.stop, self.restarts.abandon]
-        routes = daemon_routes(
-            self.broker,
-            self.identity,
-            self.commit.wait,
-            self.metrics,
-            self.live,
-            debug,
-            drain=self.drain,
-            restarts=self.restarts,
-        )
         admission = Admission(self.http_connection_limits, self.capacity.http_refusal, self.capacity.refused_max)
         self.capacity.connection_count = lambda: self.tcp.admission.count + admission.count
-        self.http = HttpServers(
-            routes,
-            self.addresses,
-            self.tls,
-            on_internal_error=self.on_internal_error,
-            settings=http_settings(options),
-            admission=admission,
-            login=self.login,
-            https_only=options.tls_required == TLS_REQUIRED,
-            short_path=plain_publishers(self.broker),
-        )
+        self.http = self.new_http_servers(admission)
         self.shedder = Shedder(self.hub, options.max_buffer_bytes)
         self.shedder.sources = [lambda: self.tcp.connections, self.http.connections]
         self.syncer = Syncer(self.broker)
@@ -152,6 +131,31 @@ class Daemon:
         self.loop_lag = LoopLag(self.hub, self.metrics.loop_lag.observe)
         self.housekeeper = Housekeeper(self.broker, self.on_internal_error)
         self.statsd = StatsdPusher(self.broker, self.identity)
+
+    def new_http_servers(self, admission: Admission) -> HttpServers:
+        """Return the servers of HTTP and HTTPS with all routes."""
+        debug = DebugRoutes(self.profiler, self.tcp.greenlets)
+        routes = daemon_routes(
+            self.broker,
+            self.identity,
+            self.commit.wait,
+            self.metrics,
+            self.live,
+            debug,
+            drain=self.drain,
+            restarts=self.restarts,
+        )
+        return HttpServers(
+            routes,
+            self.addresses,
+            self.tls,
+            on_internal_error=self.on_internal_error,
+            settings=http_settings(self.options),
+            admission=admission,
+            login=self.login,
+            https_only=self.options.tls_required == TLS_REQUIRED,
+            short_path=plain_publishers(self.broker),
+        )
 
     def new_registration(self) -> Registration:
         """Return the registration with lookup daemons, which learns of topics and channels from the broker."""
