@@ -1,10 +1,13 @@
 """`make simulate`: play the schedule of each seed until stopped; shrink one that fails and print it as a test."""
 
+from __future__ import annotations
+
 import gc
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.pool import IMapIterator
 from typing import NamedTuple
 
 from pyqd.primitives.command_line import CommandParser
@@ -18,6 +21,8 @@ SEEDS_PER_TASK = 50
 # One world in 200 is never freed, as a greenlet of a dead process waits on, and its files keep their descriptors: a
 # process would reach its limit of these.
 TASKS_PER_PROCESS = 100
+# A task takes some seconds. The pool waits for ever for the task of a process that has died.
+SILENCE_S = 300.0
 
 
 class Done(NamedTuple):
@@ -75,6 +80,14 @@ def tasks(first: int, count: int | None) -> Iterator[range]:
         first = stop
 
 
+def next_of(results: IMapIterator[Done]) -> Done | None:
+    """Return the next result; None: there is no other. Raises: multiprocessing.TimeoutError."""
+    try:
+        return results.next(SILENCE_S)
+    except StopIteration:
+        return None
+
+
 def main() -> int:
     """Run until stopped, or until a schedule fails. Returns: the exit code."""
     parser = CommandParser(prog="python -m tests.simulation", description=__doc__)
@@ -95,7 +108,8 @@ def main() -> int:
         Progress(total=args.schedules, unit="schedules", stream=sys.stdout, line_s=LINE_S) as progress,
     ):
         try:
-            for done in pool.imap_unordered(play_seeds, tasks(first, args.schedules)):
+            results = pool.imap_unordered(play_seeds, tasks(first, args.schedules))
+            while (done := next_of(results)) is not None:
                 total = Done(
                     total.schedules + done.schedules,
                     total.operations + done.operations,
@@ -110,6 +124,9 @@ def main() -> int:
                 progress.move_to(total.schedules, note)
         except KeyboardInterrupt:
             print()
+        except multiprocessing.TimeoutError:
+            pool.terminate()
+            sys.exit(f"no schedule has ended for {SILENCE_S:g} s: one hangs, or its process has died (see dmesg)")
         pool.terminate()
     show(total, time.monotonic() - started_s, failed)
     for seed in failed[:1]:

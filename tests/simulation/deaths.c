@@ -3,9 +3,10 @@
  *
  * While armed, the mappings are write-protected. A store faults; the handler counts it, unprotects the page and lets the
  * processor trap after this one instruction, then protects the page again. At the store that was asked for, and in
- * `die`, every mapping is replaced by a private copy of itself: the files keep the bytes of this moment, and all that the
- * dead program stores from here on goes to memory that nobody sees. Descriptors for writing are pointed at /dev/null.
- * What clients had been sent by then is noted: what comes later was never sent.
+ * `die`, every mapping is replaced by one of a copy of its file: the files keep the bytes of this moment, and all that
+ * the dead program stores from here on goes to memory that nobody sees. Descriptors for writing are pointed at the
+ * copies, so that the dead program finds what it has written; if their file is not mapped, at /dev/null. What clients
+ * had been sent by then is noted: what comes later was never sent.
  *
  * Only for x86-64 and Linux, in a process of one thread. Source: sigaction(2), mmap(2); EFLAGS.TF.
  */
@@ -15,6 +16,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -29,6 +31,7 @@ struct range {
     char *base;
     size_t size;
     int fd;
+    int copy; /* after the death: the copy of the file; -1 before */
 };
 
 static struct range mappings[MAPPINGS_MAX];
@@ -65,7 +68,7 @@ int deaths_add(char *base, size_t size, int fd)
 {
     if (mapping_count == MAPPINGS_MAX)
         return -1;
-    mappings[mapping_count++] = (struct range){base, size, fd};
+    mappings[mapping_count++] = (struct range){base, size, fd, -1};
     if (armed)
         mprotect(base, size, PROT_READ);
     return 0;
@@ -83,6 +86,9 @@ int deaths_add_writer(int fd, unsigned long file)
 /* Forget everything: the program before is dead or gone. */
 void deaths_forget(void)
 {
+    for (int index = 0; index < mapping_count; index++)
+        if (mappings[index].copy >= 0)
+            close(mappings[index].copy);
     mapping_count = writer_count = socket_count = 0;
     dead = 0;
 }
@@ -91,6 +97,8 @@ void deaths_remove(char *base)
 {
     for (int index = 0; index < mapping_count; index++)
         if (mappings[index].base == base) {
+            if (mappings[index].copy >= 0)
+                close(mappings[index].copy);
             mappings[index] = mappings[--mapping_count];
             return;
         }
@@ -103,13 +111,36 @@ void deaths_watch_sockets(const int *fds, int count)
 }
 
 void deaths_again(void);
-int deaths_sent(int index) { return sent_bytes[index]; }
+/* Of a client that came after the watch began, nothing is known to have been sent. */
+int deaths_sent(int index) { return index < socket_count ? sent_bytes[index] : 0; }
 int deaths_dead(void) { return dead; }
 long deaths_stores(void) { return store_count; }
 
-static void make_private(struct range *each)
+static void copy_file(struct range *each)
 {
-    mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, each->fd, 0);
+    each->copy = memfd_create("pyqd-dead", MFD_CLOEXEC);
+    char *content = mmap(NULL, each->size, PROT_READ, MAP_SHARED, each->fd, 0);
+    if (each->copy < 0 || content == MAP_FAILED || ftruncate(each->copy, (off_t) each->size) != 0
+        || pwrite(each->copy, content, each->size, 0) != (ssize_t) each->size)
+        abort();
+    munmap(content, each->size);
+}
+
+static void map_copy(struct range *each)
+{
+    if (each->copy < 0)
+        copy_file(each);
+    mmap(each->base, each->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, each->copy, 0);
+}
+
+/* The copy of a file, by the number of its inode; -1 if the file is not mapped. */
+static int copy_of(unsigned long file)
+{
+    struct stat found;
+    for (int index = 0; index < mapping_count; index++)
+        if (fstat(mappings[index].fd, &found) == 0 && found.st_ino == file)
+            return mappings[index].copy;
+    return -1;
 }
 
 void deaths_die(void)
@@ -118,15 +149,17 @@ void deaths_die(void)
         return;
     dead = 1;
     for (int index = 0; index < mapping_count; index++)
-        make_private(&mappings[index]);
+        map_copy(&mappings[index]);
     /* Nothing is mapped again from here on: it would be the file. */
     if (arena_refused != NULL)
         *arena_refused = INT64_MAX;
     struct stat found;
     int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (int index = 0; index < writer_count; index++)
-        if (fstat(writers[index].fd, &found) == 0 && found.st_ino == writers[index].file)
-            dup2(nowhere, writers[index].fd);
+        if (fstat(writers[index].fd, &found) == 0 && found.st_ino == writers[index].file) {
+            int copy = copy_of(writers[index].file);
+            dup2(copy < 0 ? nowhere : copy, writers[index].fd);
+        }
     close(nowhere);
     for (int index = 0; index < socket_count; index++)
         if (ioctl(sockets[index], FIONREAD, &sent_bytes[index]) != 0)
@@ -153,7 +186,7 @@ static void map_again(struct range *range, int number, siginfo_t *info, void *co
     if (!dead)
         arena_on_fault(number, info, context);
     if (dead) {
-        make_private(range);
+        map_copy(range);
     } else if (!is_accessible(info->si_addr)) {
         armed = 0;
         deaths_die();

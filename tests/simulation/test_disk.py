@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import socket
 
 import pytest
 
@@ -93,13 +94,27 @@ def test_a_death_comes_at_the_store_it_is_planned_for(disk, files):
     assert SimulatedFiles(disk, deaths.library()).read(PATH)[:5] == b"\1\1\0\0\0"
 
 
-def test_a_write_after_death_reaches_no_file(disk, files):
-    files.new_mapped(PATH, PAGE, False)
+def test_a_write_after_death_is_seen_by_the_dead_alone(disk, files):
+    mapping = files.new_mapped(PATH, PAGE, False)
     fd = files.open_for_writing(PATH)
     files.deaths.deaths_die()
     os.pwrite(fd, b"x", 0)
     os.close(fd)
+    assert mapping.view()[0] == ord("x")
     assert SimulatedFiles(disk, deaths.library()).read(PATH)[0] == 0
+
+
+def test_nothing_counts_as_sent_to_a_client_that_came_after_the_watch_began(files):
+    here, there = socket.socketpair()
+    with here, there:
+        there.send(b"OK")
+        files.deaths.deaths_watch_sockets(deaths.sockets_of([here.fileno()]), 1)
+        files.deaths.deaths_die()
+        assert files.deaths.deaths_sent(0) == 2
+        files.deaths.deaths_forget()
+        files.deaths.deaths_watch_sockets(deaths.sockets_of([]), 0)
+        files.deaths.deaths_die()
+        assert files.deaths.deaths_sent(0) == 0
 
 
 def test_a_page_that_was_not_written_back_is_taken_for_clean(disk, files):
