@@ -22,7 +22,7 @@ ONE_DAEMON_A_TEST = {"own_server", "start", "asking", "target"}
 ON_CLUSTER = ("tests/spark/test_cluster.py", "tests/spark/test_batch_kills.py")
 ON_DATABASES = "tests/trace/"
 ON_ONE_CLUSTER = "tests/admin/"
-BY_FILE = ("tests/client/", "tests/property/", "tests/services/", "tests/tools/", "tests/unit/")
+BY_FILE = ("tests/api/", "tests/client/", "tests/durability/", "tests/property/", "tests/tools/", "tests/unit/")
 # One failure of these is a message lost, or a state that must not be: it counts, even if they pass the next time.
 PROOFS = (
     "tests/client/test_client_kills.py",

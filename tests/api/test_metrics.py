@@ -22,7 +22,7 @@ from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.metrics.prometheus_text import CHANNEL_FAMILIES, LATENCY, OTHER, TOPIC_FAMILIES, SeriesWriter
 from pyqd.net.loop_driver import yield_to_loop
-from tests.services.conftest import FLAGS, HttpApp
+from tests.api.conftest import FLAGS, HttpApp
 from tests.support.nsq import Client
 from tests.support.server import Daemon, pyqd, wait_until
 

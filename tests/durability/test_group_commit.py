@@ -14,7 +14,7 @@ from pyqd.broker.topic import Topic
 from pyqd.durability.group_commit import GroupCommit
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.primitives.errors import StorageError
-from tests.services.test_syncer import RecordingFiles, files_of
+from tests.durability.test_syncer import RecordingFiles, files_of
 from tests.support.forgetful import ForgetfulFiles
 from tests.support.storage import broker_on, consumer_on, options_for
 

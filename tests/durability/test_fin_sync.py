@@ -14,8 +14,8 @@ from pyqd.durability.fin_sync import FinSync
 from pyqd.durability.syncer import Syncer, run_inline
 from pyqd.hot.broker.consumer import Consumer
 from pyqd.primitives.errors import StorageError
-from tests.services.test_group_commit import Held
-from tests.services.test_syncer import RecordingFiles, files_of
+from tests.durability.test_group_commit import Held
+from tests.durability.test_syncer import RecordingFiles, files_of
 from tests.support.storage import broker_on, consumer_on, options_for, run_all_wakes
 
 MINUTE_NS = 60 * 10**9

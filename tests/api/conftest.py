@@ -20,7 +20,7 @@ FLAGS = ("--max-msg-size=1000", "--max-body-size=3000", "--max-req-timeout=1m", 
 
 
 class HttpApp:
-    """A process of tests/services/http_app.py."""
+    """A process of tests/api/http_app.py."""
 
     def __init__(
         self, directory: Path, address: str = "127.0.0.1:0", flags: Sequence[str] = FLAGS, wait_s: float | None = None
@@ -33,7 +33,7 @@ class HttpApp:
             flags = [*flags, *(f"--http-{part}-timeout={wait_s}s" for part in ("idle", "header", "body", "write"))]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.services.http_app", str(self.data_path), address, *flags],
+                [sys.executable, "-m", "tests.api.http_app", str(self.data_path), address, *flags],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 
 NONE = {
     "rate": 0,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 from tests.support.server import Reply, wait_until
 
 TEXT = "text/plain; charset=utf-8"

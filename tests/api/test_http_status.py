@@ -5,8 +5,8 @@ import re
 import pytest
 
 from pyqd.broker.stats import CHANNELS_PER_PAUSE
-from tests.services.conftest import HttpApp
-from tests.services.http_app import PRODUCER
+from tests.api.conftest import HttpApp
+from tests.api.http_app import PRODUCER
 
 MEMORY = [
     "heap_objects",

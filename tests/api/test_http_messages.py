@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 
 MS_NS = 1_000_000
 NOWHERE = "0f00000000000000"

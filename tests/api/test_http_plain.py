@@ -11,7 +11,7 @@ import pytest
 
 from pyqd.fallback.records import decode
 from pyqd.hot.primitives.guid import from_hex, id_after
-from tests.services.conftest import FLAGS, HttpApp, read_to_end
+from tests.api.conftest import FLAGS, HttpApp, read_to_end
 
 DATE = re.compile(rb"Date: [^\r]+\r\n")
 

@@ -9,7 +9,7 @@ import pytest
 from pyqd.broker.broker import Broker
 from pyqd.config.options import parse_args
 from pyqd.hot.primitives.guid import from_hex, id_after
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 
 COUNT = struct.Struct(">i")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.conftest import HttpApp, read_reply, read_to_end
+from tests.api.conftest import HttpApp, read_reply, read_to_end
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"

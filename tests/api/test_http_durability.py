@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pyqd.broker.broker import NODE_FILE
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 from tests.support.server import Daemon, pyqd, wait_until
 
 

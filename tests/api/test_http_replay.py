@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyqd.fallback import records
-from tests.services.conftest import HttpApp
+from tests.api.conftest import HttpApp
 
 
 def publish(app: HttpApp, topic: str, *bodies: bytes) -> None:
