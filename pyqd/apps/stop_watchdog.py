@@ -46,7 +46,9 @@ class StopWatchdog:
         try:
             threading.Thread(target=self._run, name="stop watchdog", daemon=True).start()
         except RuntimeError as error:
-            logger.warning("nobody watches the stop: %s", error)
+            logger.warning(
+                "cannot start the thread that watches the stop: %s; the stop waits for the disk without a limit", error
+            )
 
     def finish(self) -> None:
         """End the watch, because the stop is complete."""

@@ -118,7 +118,11 @@ class Group:
                 if self.is_stopping or program.ended() is not None:
                     return False
                 if time.monotonic() > deadline_s:
-                    logger.error("%s does not answer after %g s", program.name, START_WAIT_S)
+                    logger.error(
+                        "%s does not answer %g s after its start; its log lines above tell why",
+                        program.name,
+                        START_WAIT_S,
+                    )
                     return False
                 time.sleep(POLL_S)
             if program.ended() is not None:
@@ -135,7 +139,7 @@ class Group:
                     continue
                 code = program.ended()
                 if code == 0 and program.name == BROKER:
-                    logger.info("%s has stopped: so do the others", program.name)
+                    logger.info("%s has stopped; the other programs stop too", program.name)
                     return 0
                 if code is not None:
                     self._plan_restart(program, code)

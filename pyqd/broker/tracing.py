@@ -190,7 +190,7 @@ class Tracing:
         aside = self._directory + BAD
         self._files.remove_tree(aside)
         self._files.rename(self._directory, aside)
-        logger.error("TRACE: %s; the log of events is in %s now, and begins anew", error, aside)
+        logger.error("TRACE: %s; the damaged log of events is kept in %s, and a new log begins", error, aside)
 
     def recover(self) -> None:
         """After a start, with all topics loaded: add the events of a publish that a kill interrupted."""
@@ -248,7 +248,7 @@ class Tracing:
         try:
             self.trim_expired()
         except StorageError as error:
-            logger.warning("TRACE: cannot remove old events: %s", error)
+            logger.warning("TRACE: cannot remove old events: %s; this is retried every few seconds", error)
         if self.log is None or self._syncing:
             return
         log = self.log.log
@@ -283,7 +283,9 @@ class Tracing:
             self._files.sync_directory(os.path.join(self._directory, LOG_DIRECTORY))
             self._files.sync_directory(self._directory)
         except StorageError as error:
-            logger.error("TRACE: cannot sync events to stable storage: %s", error)
+            logger.error(
+                "TRACE: cannot sync events to stable storage: %s; a power failure may lose the last ones", error
+            )
         else:
             self.log.log.mark_synced(ranges, end)
 

@@ -216,7 +216,7 @@ class Consumption:
         """Move a message to the dead-letter topic if its attempts are over before its handler could count them."""
         if message.attempts <= self.retry.max_attempts:
             return False
-        self._bury(message)
+        self._publish_dead_letter(message)
         return True
 
     def _refused(self, link: Link, data: bytes) -> bool:
@@ -375,13 +375,13 @@ class Consumption:
                 # The program ends, or a task is cancelled: the message is not to blame.
                 self._requeue(message, 0.0, False)
             elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
-                self._bury(message)
+                self._publish_dead_letter(message)
             else:
                 self._requeue(message, self.retry.delay_after(message.attempts), True)
 
     # Dead letters.
 
-    def _bury(self, message: Message) -> None:
+    def _publish_dead_letter(self, message: Message) -> None:
         """Publish a message to the dead-letter topic. It stays in flight until the broker has the copy."""
         if message.is_lost:
             # It will be delivered again, and fail again.
@@ -394,12 +394,12 @@ class Consumption:
             self._dead_letters = Publishing(self._connector, self._addresses, lookup)
         body = encode(message.body, None)
         publication = Publication(commands.pub(topic, body), len(body), time.monotonic() + DEAD_LETTER_S)
-        publication.on_done = lambda publication: self._buried(message, publication)
+        publication.on_done = lambda publication: self._dead_letter_published(message, publication)
         logger.warning("message %s of %s/%s failed %d times: moving it to topic %s", message.id, self.topic,
                        self.channel, message.attempts, topic)  # fmt: skip
         self._dead_letters.submit(publication, at_once=False)
 
-    def _buried(self, message: Message, publication: Publication) -> None:
+    def _dead_letter_published(self, message: Message, publication: Publication) -> None:
         if message.is_answered or message.is_lost:
             return
         if publication.error is None:

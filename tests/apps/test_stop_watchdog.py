@@ -104,4 +104,4 @@ def test_a_stop_without_memory_for_a_thread_goes_on(
     watch = StopWatchdog(lambda: 0)
     watch.start()
     watch.finish()
-    assert "nobody watches the stop: can't start new thread" in caplog.text
+    assert "cannot start the thread that watches the stop: can't start new thread" in caplog.text

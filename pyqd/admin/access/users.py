@@ -98,7 +98,7 @@ class Users:
             if (found.st_mtime_ns, found.st_ino) != self._seen:
                 self._load()
         except (OSError, StartupError) as error:
-            logger.error("users stay as they are: %s", error)
+            logger.error("%s; the users read before stay in force", error)
 
     def _load(self) -> None:
         with self._lock:

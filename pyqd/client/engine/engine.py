@@ -306,7 +306,7 @@ class Engine:
             try:
                 callback()
             except Exception:
-                logger.exception("a callback failed")
+                logger.exception("%s: internal error in a callback", self.name)
 
     def ensure_stand_in(self) -> None:
         """Start the thread that stands in, once."""

@@ -98,7 +98,7 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
             message = self._delivered(entry)
             if not self.retry.max_attempts or message.attempts <= self.retry.max_attempts:
                 return message
-            self._bury(message)
+            self._publish_dead_letter(message)
         return None
 
     def _connect(self) -> None:
@@ -187,11 +187,11 @@ class MemoryConsumerBase(OneFaceIterable, Generic[Handler]):
             # The program ends, or a task is cancelled: the message is not to blame.
             self.requeue(message, 0.0, False)
         elif self.retry.max_attempts and message.attempts >= self.retry.max_attempts:
-            self._bury(message)
+            self._publish_dead_letter(message)
         else:
             self.requeue(message, None, True)
 
-    def _bury(self, message: Message) -> None:
+    def _publish_dead_letter(self, message: Message) -> None:
         """Publish a message to the dead-letter topic and finish it."""
         topic = self.retry.dead_letter_topic
         assert topic is not None
