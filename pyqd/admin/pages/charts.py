@@ -52,7 +52,9 @@ def chart(
     span_s = len(values) * STEP_S
     for quarter in range(5):
         x = MARGIN_LEFT + width * quarter / 4
-        clock = time.strftime("%H:%M", time.localtime(now_s - span_s * (4 - quarter) / 4))
+        # As all times of the pages: readers may be in another zone than the server.
+        form = "%H:%M UTC" if quarter == 4 else "%H:%M"
+        clock = time.strftime(form, time.gmtime(now_s - span_s * (4 - quarter) / 4))
         anchor = ("start", "middle", "middle", "middle", "end")[quarter]
         parts.append(f'<text x="{x:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="{anchor}">{clock}</text>')
     parts.append(polylines(values, MARGIN_LEFT, MARGIN_TOP, width, height, top))

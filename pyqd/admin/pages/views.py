@@ -14,7 +14,7 @@ from pyqd.admin.durability import full_in_s
 from pyqd.admin.health import findings_of, mark
 from pyqd.admin.pages.tables import Column, Table, table_of
 from pyqd.admin.site import Site
-from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
+from pyqd.admin.stats import LOCALITIES, ChannelStats, TopicStats, topology_order
 from pyqd.admin.upstream import Found, UpstreamError
 
 
@@ -61,6 +61,7 @@ TOPIC_COLUMNS = (
 CHANNEL_COLUMNS = (
     Column("channel", "Channel", lambda row: row.channel),
     Column("depth", "Depth", lambda row: row.sums["depth"], is_number=True),
+    Column("place", "Memory + disk", lambda row: row.sums["backend_depth"], is_number=True),
     Column("in_flight", "In flight", lambda row: row.sums["in_flight_count"], is_number=True),
     Column("deferred", "Deferred", lambda row: row.sums["deferred_count"], is_number=True),
     Column("requeued", "Requeued", lambda row: row.sums["requeue_count"], is_number=True),
@@ -70,6 +71,8 @@ CHANNEL_COLUMNS = (
     Column("hour", "Depth, last hour"),
     Column("clients", "Clients", lambda row: row.sums["client_count"], is_number=True),
 )
+# Only of brokers that measure it.
+LATENCY_COLUMN = Column("latency", "Latency", is_number=True)
 CLIENT_COLUMNS = (
     Column("client", "Client", lambda row: (row["hostname"], row["remote_address"])),
     Column("node", "Node", topology_order),
@@ -133,11 +136,19 @@ class Views:
             return self.show("missing.html", topic=topic), 404
         stats = self._stats(producers.value, topic)
         total = TopicStats.total(topic, stats.value.topics)
-        columns = self._with_rate(CHANNEL_COLUMNS)
+        has_latency = bool(total.latency.percentiles) or any(each.latency.percentiles for each in total.channels)
+        columns = [*self._with_rate(CHANNEL_COLUMNS), *([LATENCY_COLUMN] if has_latency else [])]
         table = table_of(total.channels, columns, text_of=lambda row: str(row.channel), sort="channel")
         failures = producers.failures + stats.failures
-        is_nsq = self._is_nsq(total.nodes)
-        return self.show("topic.html", topic=topic, stats=total, table=table, failures=failures, is_nsq=is_nsq)
+        return self.show(
+            "topic.html",
+            topic=topic,
+            stats=total,
+            table=table,
+            failures=failures,
+            is_nsq=self._is_nsq(total.nodes),
+            has_latency=has_latency,
+        )
 
     def channel(self, topic: str, channel: str) -> str | tuple[str, int]:
         self.site.require(Role.VIEW, topic)
@@ -148,9 +159,16 @@ class Views:
             return self.show("missing.html", topic=topic, channel=channel), 404
         table = self._clients(found)
         failures = producers.failures + stats.failures
-        is_nsq = self._is_nsq(found.nodes)
         return self.show(
-            "channel.html", topic=topic, channel=channel, stats=found, table=table, failures=failures, is_nsq=is_nsq
+            "channel.html",
+            topic=topic,
+            channel=channel,
+            stats=found,
+            table=table,
+            failures=failures,
+            is_nsq=self._is_nsq(found.nodes),
+            has_latency=bool(found.latency.percentiles),
+            has_locality=any(found.sums[name] for name in LOCALITIES),
         )
 
     def nodes(self) -> str:

@@ -117,7 +117,7 @@ function showValue(figure, clientX) {
   line.setAttribute("class", "cursor");
   svg.append(line);
   const seconds = Number(figure.dataset.end) - (values.length - 1 - index) * Number(figure.dataset.step);
-  const clock = new Date(seconds * 1000).toLocaleTimeString();
+  const clock = new Date(seconds * 1000).toISOString().slice(11, 19);
   const text = document.createElement("output");
   text.textContent = `${clock}  ${Number(values[index]).toLocaleString(undefined, { maximumFractionDigits: 1 })}${figure.dataset.unit}`;
   figure.append(text);
