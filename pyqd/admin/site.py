@@ -33,10 +33,14 @@ FLAG_OF: Final = {flag.config_key: flag for flag in ADMIN.flags if flag.config_k
 
 
 class Site:
-    """One web admin. Raises: StartupError if certificates or the token cannot be read."""
+    """One web admin. Raises: StartupError if certificates or the token cannot be read.
 
-    def __init__(self, options: AdminOptions) -> None:
+    apart: runs a call that blocks its thread so that the other requests go on.
+    """
+
+    def __init__(self, options: AdminOptions, apart: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> None:
         self.options = options
+        self.apart = apart
         self.policy = Policy(options)
         new_upstream = partial(
             Upstream,

@@ -11,6 +11,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.threadpool import ThreadPool
 
 from pyqd.admin.access.command import user_command
 from pyqd.admin.access.oidc import check_oidc
@@ -48,7 +49,8 @@ class AdminServer:
         check_oidc(options)
         self.options = options
         self.address = split_address(options.http_address)
-        self.site = Site(options)
+        # SQLite waits and reads in C, where gevent cannot switch. One thread suffices for its reads.
+        self.site = Site(options, ThreadPool(1).apply)
         self.app = new_app(self.site)
         self.server: Any = None
 

@@ -57,7 +57,7 @@ class Query:
 
     since, until: time of the last delivery, or for a message that was never sent the time at which the channel got it.
     state: of STATES. slower_than: time from publishing, or from the due time, to the end of the last delivery; messages
-    whose publishing is not known do not count. attempts_above: deliveries.
+    whose publishing is not known do not count. attempts_above: deliveries. topics: the message is in one of them.
     """
 
     topic: str | None = None
@@ -68,6 +68,7 @@ class Query:
     slower_than: timedelta | None = None
     attempts_above: int | None = None
     limit: int = 100
+    topics: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ def _unclaimed(query: Query) -> sa.Select[Any]:
 def _narrowed(query: Query, table: sa.Table, at: sa.Column[Any]) -> Iterator[sa.ColumnElement[bool]]:
     if query.topic is not None:
         yield table.c.topic == query.topic
+    if query.topics is not None:
+        yield table.c.topic.in_(query.topics)
     if query.channel is not None:
         yield table.c.channel == query.channel
     if query.since is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.needs import skip_outside_ci
 from tests.support.server import REPOSITORY, WAIT_S, Daemon, Implementation, free_port, nsqd, pyqd, wait_until
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
-        pytest.skip("no chromium here: apt-get install chromium")
+        skip_outside_ci("no chromium here: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -15,7 +15,9 @@ from pyqd.admin.access.roles import Role
 from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
 from tests.admin.test_dead_letters import kill
+from tests.admin.test_stories import ID, fill
 from tests.admin.visits import PHONE, WAIT_MS, Visit
+from tests.support.http_stub import Answer, http_stub, json_answer
 from tests.support.nsq import Client
 from tests.support.server import wait_until
 
@@ -64,8 +66,12 @@ def load(world: World) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def admin(world: World, load: None, start_admin: Callable[..., Admin]) -> Admin:
-    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+def admin(
+    world: World, load: None, start_admin: Callable[..., Admin], tmp_path_factory: pytest.TempPathFactory
+) -> Admin:
+    url = f"sqlite:///{tmp_path_factory.mktemp('trace')}/trace.db"
+    fill(url)
+    return start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}", f"--trace-database={url}")
 
 
 @pytest.fixture
@@ -107,6 +113,10 @@ PAGES = (
     "/health",
     "/durability",
     "/topics/nowhere/none",
+    "/messages?within=10%20min&until=2026-11-20T12:25:00",
+    "/messages?topic=held",
+    f"/messages/{ID}",
+    "/login",
 )
 
 
@@ -138,6 +148,60 @@ def test_numbers_change_without_a_reload(visit: Callable[..., Visit]) -> None:
     page.evaluate("() => { window.isSame = true }")
     expect(counter).not_to_have_text(before, timeout=WAIT_MS)
     assert page.evaluate("() => window.isSame")
+
+
+MARK = "() => { document.querySelector('#live h1').id = 'old' }"
+
+
+def test_a_table_keeps_its_place_and_its_focus_while_numbers_change(visit: Callable[..., Visit]) -> None:
+    page = visit(viewport=PHONE).open(f"/topics/{TOPIC}")
+    table = page.locator(".scroll").first
+    table.locator("tbody td").first.click()
+    # In one step, as the next update may replace the table.
+    page.evaluate(f"() => {{ document.querySelector('.scroll').scrollLeft = 40; ({MARK})() }}")
+    expect(page.locator("#old")).to_have_count(0)
+    expect(table).to_be_focused()
+    assert page.evaluate("() => document.querySelector('.scroll').scrollLeft") == 40
+
+
+def test_a_page_that_is_not_seen_keeps_no_connection(visit: Callable[..., Visit]) -> None:
+    page = visit().open("/counter")
+    hide = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s})"
+    tell = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate("() => { window.first = events }")
+    page.evaluate(f"() => {{ {hide % 'true'}; {tell} }}")
+    assert page.evaluate("() => [first.readyState === EventSource.CLOSED, events === null]") == [True, True]
+    page.evaluate(f"() => {{ {hide % 'false'}; {tell} }}")
+    page.evaluate(MARK)
+    expect(page.locator("#old")).to_have_count(0)
+
+
+def test_brokers_that_stop_answering_are_told_without_a_reload(
+    chromium: Browser, start_admin: Callable[..., Admin]
+) -> None:
+    is_silent = threading.Event()
+    address = ""
+
+    def answer(path: str, _query: dict[str, str]) -> Answer:
+        port = int(address.rpartition(":")[2])
+        if is_silent.is_set():
+            return json_answer({"message": "INTERNAL_ERROR"}, 500)
+        if path == "/info":
+            return json_answer({"broadcast_address": "127.0.0.1", "http_port": port, "tcp_port": 1})
+        if path == "/stats":
+            return json_answer({"topics": [{"topic_name": "t", "message_count": 1, "channels": []}]})
+        return json_answer({"message": "NOT_FOUND"}, 404)
+
+    with http_stub(answer) as stub:
+        address = stub.address
+        visit = Visit(chromium, start_admin("pyqadmin", f"--nsqd-http-address={address}"))
+        page = visit.open("/topics/t")
+        expect(page.locator("h1")).to_have_text("t")
+        is_silent.set()
+        expect(page.locator("h1")).to_have_text("No answer")
+        is_silent.clear()
+        expect(page.locator("h1")).to_have_text("t")
+        visit.context.close()
 
 
 def test_a_channel_is_paused_and_emptied_by_its_buttons(visit: Callable[..., Visit], world: World) -> None:

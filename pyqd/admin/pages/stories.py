@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Final
+from typing import Final, TypeVar
 
 from flask import Blueprint, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response
@@ -15,11 +16,14 @@ from pyqd.admin.pages.language import translate
 from pyqd.admin.site import Site
 from pyqd.trace.database import Database
 from pyqd.trace.errors import TraceError
-from pyqd.trace.search import STATES, Query, find, unclaimed
+from pyqd.trace.search import STATES, Found, Query, find, unclaimed
 from pyqd.trace.story import stories_of
+
+T = TypeVar("T")
 
 LIMIT: Final = 200
 MESSAGE_ID: Final = re.compile(r"[0-9a-f]{16}")
+UNTIL_FORM: Final = "%Y-%m-%dT%H:%M:%S"
 SPANS: Final = {"10 min": 600, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
 
@@ -57,6 +61,15 @@ NAMES: Final = {
 }
 
 
+def time_of(text: str) -> datetime | None:
+    """Return the time of a field of a form, which is UTC; None if it is empty or no time."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
 def named(name: str) -> str:
     """Return an event, a state or a reason in the reader's language."""
     return translate(NAMES[name]) if name in NAMES else name.replace("_", " ")
@@ -88,13 +101,17 @@ class Stories:
         topic, channel = fields.get("topic", "").strip(), fields.get("channel", "").strip()
         state = fields.get("state", "") if fields.get("state") in STATES else ""
         span = fields.get("within", "") if fields.get("within") in SPANS else "1 h"
-        since = datetime.now(timezone.utc) - timedelta(seconds=SPANS[span])
-        query = Query(topic=topic or None, channel=channel or None, since=since, state=state or None, limit=LIMIT)
-        rows = find(self.database, query)
-        # Of all topics of a large database, messages that no channel has got cost as much again.
-        if topic or len(rows) < LIMIT:
-            rows += unclaimed(self.database, query)
-        rows = sorted(rows, key=lambda row: row.at, reverse=True)[:LIMIT]
+        until = time_of(fields.get("until", ""))
+        query = Query(
+            topic=topic or None,
+            channel=channel or None,
+            since=(until or datetime.now(timezone.utc)) - timedelta(seconds=SPANS[span]),
+            until=until,
+            state=state or None,
+            limit=LIMIT,
+            topics=None if topic or self.site.sees_all() else self.visible_topics(),
+        )
+        rows = self.read(lambda: self.matching(query))
         found = [row for row in rows if self.site.may(Role.VIEW, row.topic)]
         return render_template(
             "stories.html",
@@ -108,11 +125,33 @@ class Stories:
             named=named,
             span=span,
             spans=SPANS,
+            until="" if until is None else until.strftime(UNTIL_FORM),
         )
+
+    def matching(self, query: Query) -> list[Found]:
+        """Return the newest messages of a query, those that no channel has got included. Raises: TraceError."""
+        rows = find(self.database, query)
+        # Of all topics of a large database, messages that no channel has got cost as much again.
+        if query.topic or len(rows) < LIMIT:
+            rows += unclaimed(self.database, query)
+        return sorted(rows, key=lambda row: row.at, reverse=True)[:LIMIT]
+
+    def visible_topics(self) -> tuple[str, ...]:
+        """Return the topics of the cluster that the user may see: the newest messages of all may be of others only."""
+        snapshot = self.site.poller.snapshot
+        names = {*snapshot.topics, *snapshot.names}
+        return tuple(sorted(name for name in names if self.site.may(Role.VIEW, name)))
+
+    def read(self, call: Callable[[], T]) -> T:
+        """Return the result of a call that reads the database. Other requests go on meanwhile."""
+        # The drivers of the other databases wait for sockets, which lets other requests run.
+        result: T = self.site.apart(call) if self.database.engine.dialect.name == "sqlite" else call()
+        return result
 
     def story(self, message_id: str) -> str | tuple[str, int]:
         """Show all that is known of the messages with an id."""
-        found = [story for story in stories_of(self.database, message_id) if self.site.may(Role.VIEW, story.topic)]
+        stories = self.read(lambda: stories_of(self.database, message_id))
+        found = [story for story in stories if self.site.may(Role.VIEW, story.topic)]
         return render_template("story.html", id=message_id, stories=found, named=named), 200 if found else 404
 
     def unreadable(self, error: TraceError) -> tuple[str, int]:
