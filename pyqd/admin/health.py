@@ -157,9 +157,9 @@ def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[
     # The history rounds to seven digits.
     is_greatest = not any(value > depth * (1 + ROUNDING) for value in depths)
     if channel.paused and depth:
-        text, remedy = mark("%(name)s is paused, and %(depth)s messages wait."), mark("Unpause it.")
+        text, remedy = mark("%(name)s is paused; messages that wait: %(depth)s."), mark("Unpause it.")
     elif not channel.sums["client_count"] and depth >= ABANDONED_DEPTH:
-        text = mark("%(name)s has no client, and %(depth)s messages wait.")
+        text = mark("%(name)s has no client; messages that wait: %(depth)s.")
         remedy = mark("Start a consumer; or delete the channel, if no program reads it any more.")
     elif depth - least >= GROWTH_MIN and depth >= 2 * least and is_greatest:
         text = mark("%(name)s has grown from %(least)s to %(depth)s messages within the last hour.")
@@ -174,7 +174,7 @@ def topics_without_channels(snapshot: Snapshot) -> list[Finding]:
     return [
         Finding(
             WARN,
-            mark("%(name)s has no channel, and %(depth)s messages wait."),
+            mark("%(name)s has no channel; messages that wait: %(depth)s."),
             mark("Start a consumer: its first channel gets them all."),
             {"name": topic.topic, "depth": f"{topic.sums['depth']:,}"},
             topic=topic.topic,

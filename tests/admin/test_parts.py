@@ -210,7 +210,7 @@ class TestHealthOfAChannel:
         assert self.finding(depths, depth=5000) == ""
 
     def test_a_channel_without_clients_is_told(self) -> None:
-        assert self.finding([], depth=1234, client_count=0) == "t/c has no client, and 1,234 messages wait."
+        assert self.finding([], depth=1234, client_count=0) == "t/c has no client; messages that wait: 1,234."
 
 
 class TestTexts:

@@ -10,7 +10,7 @@ from tests.admin.conftest import Admin
 
 WAIT_MS = 40_000
 expect.set_options(timeout=WAIT_MS)
-PHONE = {"width": 390, "height": 800}
+PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 800}
 
 

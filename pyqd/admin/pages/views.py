@@ -14,7 +14,7 @@ from pyqd.admin.durability import full_in_s
 from pyqd.admin.health import findings_of, mark
 from pyqd.admin.pages.tables import Column, Table, table_of
 from pyqd.admin.site import Site
-from pyqd.admin.stats import LOCALITIES, ChannelStats, TopicStats, topology_order
+from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
 from pyqd.admin.upstream import Found, UpstreamError
 
 
@@ -98,6 +98,8 @@ NODE_COLUMNS = (
 )
 
 
+# Counts of messages that stayed in the broker's zone or region.
+NEAR = ("zone_local_msg_count", "region_local_msg_count")
 # More than this many are not read, and would make the page slow.
 FINDINGS_MAX = 200
 
@@ -168,7 +170,8 @@ class Views:
             failures=failures,
             is_nsq=self._is_nsq(found.nodes),
             has_latency=bool(found.latency.percentiles),
-            has_locality=any(found.sums[name] for name in LOCALITIES),
+            # Without a topology all messages go elsewhere.
+            has_locality=any(found.sums[name] for name in NEAR),
         )
 
     def nodes(self) -> str:
