@@ -267,17 +267,19 @@ def trace_database(data_path: str) -> str:
     return f"sqlite:///{Path(data_path).absolute()}/trace.db"
 
 
-def welcome(given: argparse.Namespace) -> str:
+def welcome(given: argparse.Namespace, has_traces: bool) -> str:
     """Return what a new user does next."""
+    admin = f"http://{LOOPBACK}:{given.admin_port}"
+    story = f"Its life is at {admin}/messages then.\n" if has_traces else ""
     return f"""
 pyqd is up:
   broker         {LOOPBACK}:{given.tcp_port} (TCP), http://{LOOPBACK}:{given.http_port}
   lookup daemon  {LOOPBACK}:{given.lookupd_tcp_port} (TCP), http://{LOOPBACK}:{given.lookupd_http_port}
-  web admin      http://{LOOPBACK}:{given.admin_port}
+  web admin      {admin}
 
   curl -d 'hello world' 'http://{LOOPBACK}:{given.http_port}/pub?topic=greetings'
 
-Ctrl-C stops everything.
+{story}Ctrl-C stops everything.
 """
 
 
@@ -292,7 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not group.start():
             return 0 if group.is_stopping else 1
-        print(welcome(given), flush=True)
+        has_traces = any(program.name == "pyq_trace" for program in group.programs)
+        print(welcome(given, has_traces), flush=True)
         return group.watch()
     finally:
         group.stop()

@@ -311,6 +311,13 @@ class TestBrowsersAreProtected:
         assert (answer.status, "load the page again" in browser.page) == (403, True)
         assert "<header>" in browser.page
 
+    def test_preferences_of_a_page_that_was_posted_lead_home(self, browser: Browser) -> None:
+        browser.log_in("ada")
+        browser.post("/do/pause", topic="t")
+        found = re.search(r'name="back" value="([^"]*)"', browser.page)
+        assert (found and found[1]) == ""
+        assert browser.post("/preferences", theme="dark", back="").headers["location"] == "/"
+
     def test_cookies_that_have_come_over_https_stay_there(self, closed: Admin) -> None:
         for headers in ({"X-Forwarded-Proto": "https"}, {"X-Scheme": "https"}):
             cookie = closed.ask("GET", "/login", headers=headers).headers["set-cookie"]

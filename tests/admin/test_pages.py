@@ -360,3 +360,107 @@ def test_a_viewer_logs_in_and_gets_no_buttons(
     expect(page.locator("h1")).to_have_text("Log in")
     assert visit.faults == []
     visit.context.close()
+
+
+def test_a_channel_is_deleted_and_a_topic_hidden_by_buttons(visit: Callable[..., Visit], world: World) -> None:
+    world.publish("retired", {0: 3, 1: 3}, channel="c")
+    page = visit().open("/topics/retired/c")
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Delete").click()
+    expect(dialog).to_contain_text("Delete channel c")
+    with page.expect_navigation():
+        dialog.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    assert [broker.channel("retired", "c") for broker in world.brokers] == [None, None]
+    row = page.get_by_role("row").filter(has_text=world.addresses()[1])
+    row.get_by_role("button", name="Tombstone").click()
+    with page.expect_navigation():
+        dialog.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    assert (world.brokers[0].topic("retired") is None, world.brokers[1].topic("retired")) == (False, None)
+
+
+def test_a_channel_is_emptied_in_the_broker(visit: Callable[..., Visit], world: World) -> None:
+    world.publish("full", {0: 5, 1: 5}, channel="c")
+    page = visit().open("/topics/full/c")
+    page.get_by_role("button", name="Empty").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Its 10 messages are lost.")
+    with page.expect_navigation():
+        page.get_by_role("dialog").get_by_role("button", name="Do it").click()
+    assert [(broker.channel("full", "c") or {})["depth"] for broker in world.brokers] == [0, 0]
+
+
+def test_a_seek_is_previewed_and_done(visit: Callable[..., Visit], world: World, pyqd_only: None) -> None:
+    world.publish("rewound", {0: 4}, channel="c")
+    with Client(world.brokers[0].tcp_address) as client:
+        client.sub("rewound", "c", rdy_count=4)
+        for message in client.read_messages(4):
+            client.fin(message)
+        world.brokers[0].wait_for_channel("rewound", "c", depth=0, in_flight_count=0)
+    page = visit().open("/topics/rewound/c")
+    page.get_by_role("link", name="Seek").click()
+    page.get_by_label("To", exact=True).fill("earliest")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("tbody td").nth(2)).to_have_text("4")
+    with page.expect_navigation():
+        page.get_by_role("button", name="Seek").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    world.brokers[0].wait_for_channel("rewound", "c", depth=4)
+
+
+def test_limits_and_the_due_time_of_a_message_are_changed(
+    visit: Callable[..., Visit], world: World, pyqd_only: None
+) -> None:
+    world.publish("limited", {0: 1}, channel="c")
+    page = visit().open("/topics/limited/c/limits")
+    page.get_by_label("Attempts").fill("7")
+    page.get_by_label("Dead-letter topic").fill("limited.dead")
+    page.get_by_role("button", name="Change").click()
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_role("status")).to_have_text("Done.")
+    assert world.brokers[0].http("GET", "/channel/limits", topic="limited", channel="c").json()["max_attempts"] == 7
+    page.goto(page.url.replace("limits", "messages"))
+    page.locator("tbody input[type=checkbox]").check()
+    page.get_by_label("in seconds").fill("600")
+    page.get_by_role("button", name="Reschedule").click()
+    expect(page.get_by_role("status")).to_have_text("done: 1")
+    world.brokers[0].wait_for_channel("limited", "c", deferred_count=1)
+    page.get_by_label("State").select_option("deferred")
+    page.get_by_role("button", name="Show").click()
+    page.locator("tbody input[type=checkbox]").check()
+    page.get_by_role("button", name="Deliver now").click()
+    expect(page.get_by_role("status")).to_have_text("done: 1")
+    world.brokers[0].wait_for_channel("limited", "c", deferred_count=0, depth=1)
+
+
+def test_a_form_of_a_foreign_page_changes_nothing(chromium: Browser, admin: Admin, world: World) -> None:
+    world.publish("guarded", {0: 1}, channel="c")
+    target = f"http://127.0.0.1:{admin.port}/do/empty"
+    form = f"<form method=post action={target}><input name=topic value=guarded><input name=confirmed value=yes></form>"
+    with http_stub(lambda *_: (200, {"Content-Type": "text/html"}, form.encode())) as foreign:
+        page = chromium.new_context().new_page()
+        page.goto(f"http://{foreign.address}/")
+        with page.expect_response("**/do/empty") as found:
+            page.evaluate("() => document.forms[0].submit()")
+        assert found.value.status == 403
+        page.context.close()
+    assert (world.brokers[0].channel("guarded", "c") or {})["depth"] == 1
+
+
+def test_charts_follow_the_polls_without_a_reload(visit: Callable[..., Visit]) -> None:
+    page = visit().open(f"/topics/{TOPIC}")
+    chart = page.locator("figure.chart").first
+    before = chart.get_attribute("data-end") or ""
+    page.evaluate("() => { window.isSame = true }")
+    expect(chart).not_to_have_attribute("data-end", before)
+    assert page.evaluate("() => window.isSame")
+    # Values of this hour, the newest at the end.
+    expect(chart.locator("polyline").first).to_be_attached(timeout=WAIT_MS)
+    chart.locator("svg").hover(position={"x": 0, "y": 40})
+    page.mouse.move(*right_edge_of(chart))
+    expect(chart.locator("output")).to_contain_text(":")
+
+
+def right_edge_of(chart: Any) -> tuple[float, float]:
+    box = chart.locator("svg").bounding_box()
+    return box["x"] + box["width"] - 2, box["y"] + box["height"] / 2

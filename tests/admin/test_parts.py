@@ -17,6 +17,8 @@ from pyqd.admin.history import POINT_COUNT, STEP_S, History, since_first, thinne
 from pyqd.admin.options import AdminOptions, problems_of
 from pyqd.admin.pages.charts import chart, nice_ceiling, short, spark
 from pyqd.admin.stats import ChannelStats, Latency, topology_order
+from pyqd.admin.upstream import Upstream
+from tests.support.http_stub import http_stub, json_answer
 
 NAN = math.nan
 
@@ -211,6 +213,19 @@ class TestHealthOfAChannel:
 
     def test_a_channel_without_clients_is_told(self) -> None:
         assert self.finding([], depth=1234, client_count=0) == "t/c has no client; messages that wait: 1,234."
+
+
+class TestUpstream:
+    def test_connections_of_brokers_that_are_gone_are_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        upstream = Upstream()
+        with http_stub(lambda _path, _query: json_answer({})) as gone, http_stub(lambda *_: json_answer({})) as there:
+            upstream.get(gone.address, "/info")
+            (client,) = upstream._idle[gone.address]
+            assert client.is_open
+            monkeypatch.setattr("pyqd.admin.upstream.UNUSED_S", 0.0)
+            upstream.get(there.address, "/info")
+            assert (client.is_open, gone.address in upstream._idle, gone.address in upstream.spent_s) == (False,) * 3
+        upstream.close()
 
 
 class TestTexts:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.admin.conftest import Admin, World
-from tests.support.http_stub import http_stub, json_answer
+from tests.support.http_stub import http_stub, json_answer, lookup_answers
 from tests.support.server import free_port, wait_until
 
 BOTH = ("pyqadmin", "nsqadmin")
@@ -116,6 +116,22 @@ def endpoint() -> Iterator[Endpoint]:
     found = Endpoint()
     yield found
     found.close()
+
+
+class TestEmptyCluster:
+    def test_a_cluster_without_brokers_says_how_to_register_one(self, start_admin: Callable[..., Admin]) -> None:
+        with http_stub(lookup_answers({})) as lookupd:
+            admin = start_admin("pyqadmin", f"--lookupd-http-address={lookupd.address}")
+            wait_until(lambda: b"No broker is registered" in admin.ask("GET", "/").body, "the first poll")
+            for path in ("/", "/health"):
+                page = admin.ask("GET", path).body
+                assert (b"No broker is registered" in page, b"failed to query" in page) == (True, False)
+
+    def test_brokers_that_do_not_answer_are_not_taken_for_none(self, start_admin: Callable[..., Admin]) -> None:
+        admin = start_admin("pyqadmin", f"--nsqd-http-address=127.0.0.1:{free_port()}")
+        wait_until(lambda: b"failed to query any nsqd" in admin.ask("GET", "/").body, "the first poll")
+        page = admin.ask("GET", "/").body
+        assert (b"No broker is registered" in page, b"There is no topic yet" in page) == (False, False)
 
 
 class TestNotifications:

@@ -109,6 +109,17 @@ class TestGroup:
 
         wait_until(is_told, "the story of the message", UP_WAIT_S)
 
+    def test_it_is_told_who_has_changed_what(self, up: Up) -> None:
+        assert f"http://127.0.0.1:{up.ports['admin-port']}/messages" in up.text()
+        up.ask("http-port", "POST", "/pub?topic=greetings", b"hello")
+        action = b'{"action":"pause"}'
+        wait_until(
+            lambda: up.ask("admin-port", "POST", "/api/topics/greetings", action)[0] == 200, "the topic is known"
+        )
+        assert "pause_topic topic=greetings by anonymous from 127.0.0.1:" in up.text()
+        # Requests would hide it.
+        assert "GET /live" not in up.text()
+
     def test_a_program_that_crashes_starts_again(self, up: Up) -> None:
         before = up.children()
         os.kill(before["daemon"], signal.SIGKILL)
