@@ -26,6 +26,7 @@ from pyqd.primitives.errors import StartupError
 
 # Requests that are under way get this long when the process stops.
 STOP_TIMEOUT_S: Final = 2.0
+HANDSHAKE_TIMEOUT_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,28 @@ class Handler(WSGIHandler):
         status = getattr(self, "code", None) or (self.status or "000").split()[0]
         took_ms = ((self.time_finish or 0) - (self.time_start or 0)) * 1000
         address = self.client_address[0] if self.client_address else "-"
-        logger.info("%s %s %s (%s) %.3fms", status, self.command, self.path, address, took_ms)
+        # A login by OpenID Connect comes back with a code, which is a secret for as long as nobody has used it.
+        path = self.path or ""
+        path = path.partition("?")[0] if "/login/oidc/" in path else path
+        logger.info("%s %s %s (%s) %.3fms", status, self.command, path, address, took_ms)
+
+
+class Server(WSGIServer):
+    """Server whose clients may fail to begin TLS, as programs do that speak plain HTTP."""
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
+        """Begin TLS and serve a connection."""
+        client_socket.settimeout(HANDSHAKE_TIMEOUT_S)
+        try:
+            super().wrap_socket_and_handle(client_socket, address)
+        except OSError as error:
+            # Errors of TLS are OSErrors too. Without this, gevent would write a traceback for each.
+            logger.info("connection from %s over TLS has failed: %s", address[0], error)
+
+    def handle(self, client_socket: Any, address: Any) -> None:
+        """Serve a connection, which is open for as long as its page."""
+        client_socket.settimeout(None)
+        super().handle(client_socket, address)
 
 
 class AdminServer:
@@ -61,7 +83,7 @@ class AdminServer:
         except OSError as error:
             raise StartupError(f"listen ({self.options.http_address}) failed - {error}") from None
         tls = tls_arguments(self.options)
-        self.server = WSGIServer(listener, self.app, handler_class=Handler, log=None, error_log=None, **tls)
+        self.server = Server(listener, self.app, handler_class=Handler, log=None, error_log=None, **tls)
         self.server.start()
         self.site.poller.start()
         host, port = listener.getsockname()[:2]

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -47,11 +48,12 @@ class Answer:
 
 @dataclass
 class Admin:
-    """The process of a web admin with its log."""
+    """The process of a web admin with its log. authority: of its certificate, if it speaks HTTPS."""
 
     name: str
     command: tuple[str, ...]
     log: Path
+    authority: Path | None = None
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -85,7 +87,11 @@ class Admin:
         self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Send a request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        if self.authority is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        else:
+            context = ssl.create_default_context(cafile=self.authority)
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=WAIT_S, context=context)
         with contextlib.closing(connection):
             connection.request(method, target, body=body, headers=dict(headers or {}))
             answer = connection.getresponse()
@@ -200,7 +206,7 @@ def start_admin(
     """Return a function that starts a web admin by name, with flags."""
     started: list[Admin] = []
 
-    def start(name: str, *flags: str, ping: str = "/ping") -> Admin:
+    def start(name: str, *flags: str, ping: str = "/ping", authority: Path | None = None) -> Admin:
         if name == "nsqadmin":
             path = os.environ.get("NSQADMIN")
             if not path:
@@ -209,7 +215,7 @@ def start_admin(
         else:
             command = (sys.executable, "-m", "pyqd.apps.admin")
         log = tmp_path_factory.mktemp("admin") / "log"
-        admin = Admin(name, (*command, *flags), log)
+        admin = Admin(name, (*command, *flags), log, authority)
         started.append(admin)
         admin.start(ping)
         return admin

@@ -70,6 +70,8 @@ def test_the_groups_of_a_login_give_a_role(admin: Admin, issuer: Issuer, world: 
     browser.get("/login?next=/nodes")
     answer = log_in(browser, issuer, preferred_username="eva", groups=["orders-team"])
     assert (answer.status, answer.headers["location"]) == (303, "/nodes")
+    wait_until(lambda: "GET /login/oidc/callback (" in admin.log.read_text(), "the line of the request")
+    assert "code=" not in admin.log.read_text()
     browser.get(f"/topics/orders_{topic}")
     assert ("eva" in browser.page, "/do/pause" in browser.page, "/do/delete" in browser.page) == (True, True, False)
     assert browser.get(f"/topics/secret_{topic}").status == 403

@@ -16,7 +16,7 @@ from pyqd.admin.access.users import add_user
 from tests.admin.conftest import Admin, World
 from tests.admin.test_dead_letters import kill
 from tests.admin.test_stories import ID, fill
-from tests.admin.visits import PHONE, WAIT_MS, Visit
+from tests.admin.visits import PHONE, WAIT_MS, Visit, keep_picture
 from tests.support.http_stub import Answer, http_stub, json_answer
 from tests.support.nsq import Client
 from tests.support.server import wait_until
@@ -138,6 +138,7 @@ def test_a_page_is_accessible_in_light_and_dark_and_on_a_phone(
         assert found.violations_count == 0, found.generate_report()
         width = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert width <= 0, "the page scrolls sideways"
+        keep_picture(page, "phone-dark" if "viewport" in context else "light")
 
 
 def test_numbers_change_without_a_reload(visit: Callable[..., Visit]) -> None:

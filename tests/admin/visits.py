@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
@@ -10,8 +12,17 @@ from tests.admin.conftest import Admin
 
 WAIT_MS = 40_000
 expect.set_options(timeout=WAIT_MS)
+# Directory for a picture of each page, in each look; none without it.
+PICTURES = os.environ.get("PYQD_PICTURES")
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 800}
+
+
+def keep_picture(page: Page, look: str) -> None:
+    """Save a picture of a page for people, if PYQD_PICTURES names a directory. look: part of its name."""
+    if PICTURES:
+        path = re.sub(r"\W+", "-", page.url.partition("//")[2].partition("/")[2]).strip("-") or "home"
+        page.screenshot(path=f"{PICTURES}/{path}-{look}.png", full_page=True)
 
 
 class Visit:

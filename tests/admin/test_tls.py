@@ -1,0 +1,77 @@
+"""HTTPS of the web admin itself, and HTTPS and tokens of its requests to brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.admin.conftest import Admin, World
+from tests.admin.test_service import refused
+from tests.support.certificates import Certificates
+from tests.support.http_stub import http_stub, json_answer
+from tests.support.server import WAIT_S, Daemon, pyqd, wait_until
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_pages_over_https_have_cookies_for_https_only(
+    world: World, start_admin: Callable[..., Admin], certificates: Certificates
+) -> None:
+    key = certificates.server
+    flags = (f"--lookupd-http-address={world.lookupd}", f"--tls-cert={key.path}", f"--tls-key={key.key_path}")
+    admin = start_admin("pyqadmin", *flags, authority=certificates.authority.path)
+    page = admin.ask("GET", "/nodes")
+    assert (page.status, page.headers["strict-transport-security"]) == (200, "max-age=31536000")
+    assert "Secure" in page.headers["set-cookie"].split("; ")
+    assert "HTTPS: listening on" in admin.log.read_text()
+    plain = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=WAIT_S)
+    with contextlib.closing(plain):
+        plain.request("GET", "/nodes")
+        with pytest.raises((OSError, http.client.HTTPException)):
+            plain.getresponse()
+    wait_until(lambda: "over TLS has failed" in admin.log.read_text(), "the line in the log")
+    # A traceback would fail the stop of this process.
+
+
+def test_a_key_that_is_not_the_certificates_is_named_at_the_start(certificates: Certificates) -> None:
+    flags = (f"--tls-cert={certificates.server.path}", f"--tls-key={certificates.stranger.key_path}")
+    assert "failed to LoadX509KeyPair" in refused("--nsqd-http-address=127.0.0.1:4151", *flags)
+
+
+def test_brokers_that_require_tls_are_asked_over_https(
+    start_admin: Callable[..., Admin], certificates: Certificates, tmp_path: Path
+) -> None:
+    flags = (
+        *certificates.server_flags(),
+        "-https-address=127.0.0.1:0",
+        "-tls-required",
+        "-broadcast-address=127.0.0.1",
+    )
+    broker = Daemon(pyqd(), tmp_path, flags)
+    broker.start()
+    try:
+        address = f"--nsqd-http-address=127.0.0.1:{broker.http_port}"
+        trusting = start_admin("pyqadmin", address, f"--http-client-tls-root-ca-file={certificates.authority.path}")
+        assert trusting.get("/api/nodes")["nodes"][0]["http_port"] == broker.http_port
+        careless = start_admin("pyqadmin", address, "--http-client-tls-insecure-skip-verify")
+        assert careless.get("/api/nodes")["message"] == ""
+        answer = start_admin("pyqadmin", address).ask("GET", "/api/nodes")
+        assert (answer.status, "certificate" in answer.message) == (502, True)
+    finally:
+        broker.stop()
+
+
+def test_brokers_get_the_token_of_the_file(start_admin: Callable[..., Admin], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret-of-the-brokers\n")
+    with http_stub(lambda _path, _query: json_answer({"version": "1.3.0", "http_port": 1, "topics": []})) as broker:
+        admin = start_admin("pyqadmin", f"--nsqd-http-address={broker.address}", f"--http-client-token-file={file}")
+        assert admin.get("/api/nodes")["message"] == ""
+        assert set(broker.tokens) == {"Bearer secret-of-the-brokers"}
