@@ -20,6 +20,7 @@ from pyqd.admin.access.routes import local_path
 from pyqd.admin.access.users import add_user, entries_of, remove_user
 from pyqd.admin.options import AdminOptions
 from tests.admin.conftest import Admin, Answer, World
+from tests.support.http_stub import http_stub, json_answer
 from tests.support.server import free_port, wait_until
 
 PASSWORDS = {"ada": "correct horse", "otto": "battery staple", "vera": "only looking"}
@@ -223,6 +224,23 @@ class TestRoles:
         browser.log_in("vera")
         browser.get("/counter")
         assert "<figure" in browser.page
+
+
+class TestReasons:
+    def test_files_of_other_topics_are_not_named(self, start_admin: Callable[..., Admin], users_file: Path) -> None:
+        durability = {"health": "NOK - cannot write secret.log", "damage": {"count": 0, "records_lost": 0}}
+        stats = {"topics": [{"topic_name": "orders", "channels": []}]}
+        known = {"/info": {"hostname": "h"}, "/stats": stats, "/durability": durability}
+        with http_stub(lambda path, _query: json_answer(known[path])) as broker:
+            flags = (f"--nsqd-http-address={broker.address}", f"--users-file={users_file}")
+            admin = start_admin("pyqadmin", *flags)
+
+            def page(path: str, name: str) -> str:
+                return admin.ask("GET", path, headers=basic(name, PASSWORDS[name])).body.decode()
+
+            for path in ("/health", "/durability"):
+                wait_until(lambda path=path: "secret.log" in page(path, "vera"), path)  # type: ignore[misc]
+                assert ("NOK" in page(path, "otto"), "secret" in page(path, "otto")) == (True, False)
 
 
 class TestAuditLog:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -205,3 +207,24 @@ class TestGraphite:
             answer = admin.ask("GET", f"/api/graphite?{query}")
             assert (answer.status, answer.message) == (status, said)
         assert admin.ask("GET", "/render").status == 404
+
+
+class TestLive:
+    def test_browsers_that_go_away_leave_nothing_behind(self, world: World, start_admin: Callable[..., Admin]) -> None:
+        admin = start_admin("pyqadmin", f"--lookupd-http-address={world.lookupd}")
+        wait_until(lambda: b"asked for the first time" not in admin.ask("GET", "/").body, "the first poll")
+        before = descriptors_of(admin)
+        streams = [socket.create_connection(("127.0.0.1", admin.port)) for _ in range(50)]
+        for stream in streams:
+            stream.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in stream.recv(4096)
+        assert descriptors_of(admin) > before + 40
+        for stream in streams:
+            stream.close()
+        # The next events find nobody.
+        wait_until(lambda: descriptors_of(admin) < before + 10, "closed connections", 40)
+
+
+def descriptors_of(admin: Admin) -> int:
+    assert admin.process is not None
+    return len(os.listdir(f"/proc/{admin.process.pid}/fd"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from flask import Blueprint, Response, render_template
 from pyqd.admin.access.roles import Role
 from pyqd.admin.cluster import Node, Stats
 from pyqd.admin.durability import full_in_s
-from pyqd.admin.health import findings_of, mark
+from pyqd.admin.health import Finding, findings_of, mark
 from pyqd.admin.pages.tables import Column, Table, table_of
 from pyqd.admin.site import Site
 from pyqd.admin.stats import ChannelStats, TopicStats, topology_order
@@ -220,6 +221,8 @@ class Views:
 
     def health(self) -> str:
         findings = [each for each in findings_of(self.site) if not each.topic or self.site.may(Role.VIEW, each.topic)]
+        if not self.site.sees_all():
+            findings = [without_reason(each) for each in findings]
         return self.show("health.html", findings=findings[:FINDINGS_MAX], more=max(0, len(findings) - FINDINGS_MAX))
 
     def durability(self) -> str:
@@ -235,7 +238,7 @@ class Views:
             for found in state.damaged_topics
             if self.site.may(Role.VIEW, found["topic"])
         ]
-        return self.show("durability.html", rows=rows, damaged=damaged)
+        return self.show("durability.html", rows=rows, damaged=damaged, has_reasons=self.site.sees_all())
 
     def live(self) -> Response:
         """Send the number of each poll as a server-sent event, until the browser goes away."""
@@ -302,6 +305,12 @@ def waiting(topic: TopicStats) -> int:
 def channel_sum(topic: TopicStats, name: str) -> int:
     """Return a sum over the channels of a topic."""
     return sum(channel.sums[name] for channel in topic.channels)
+
+
+def without_reason(finding: Finding) -> Finding:
+    """Return a finding for a user of some topics: reasons of brokers name files of any topic."""
+    hidden = {name: "NOK" if name == "reason" else value for name, value in finding.values.items()}
+    return dataclasses.replace(finding, values=hidden)
 
 
 def client_text(client: Any) -> str:
