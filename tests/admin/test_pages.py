@@ -121,7 +121,7 @@ PAGES = (
 
 
 # Of pages that need pyqd, an nsqd shows nothing else.
-ONLY_WITH_PYQD = ("/messages", "/dead-letters", "/limits", "/settings")
+ONLY_WITH_PYQD = ("/email/messages", "/dead-letters", "/limits", "/settings")
 
 
 @pytest.mark.parametrize("path", PAGES)
