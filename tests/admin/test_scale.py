@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from tests.admin.conftest import Admin
@@ -151,6 +152,13 @@ def test_the_charts_of_a_topic_and_the_nodes_are_shown(chromium: Browser, admin:
     expect(page.locator("tbody svg.spark")).to_have_count(len(CHANNELS))
     page.goto(f"{visit.base}/nodes?size=100")
     expect(page.locator("tbody tr")).to_have_count(NODE_COUNT)
+    page.locator("#main").get_by_label("With the text").fill("broker042")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_text("1 row of 100")).to_be_visible()
+    assert "size=100" in page.url
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
     page.goto(f"{visit.base}/durability")
     expect(page.locator("tbody tr").filter(has_text="an nsqd does not tell")).to_have_count(NODE_COUNT)
     visit.context.close()

@@ -11,6 +11,7 @@ from flask import request
 
 PAGE_SIZES: Final = (25, 50, 100, 500)
 PAGE_SIZE: Final = 50
+LONG: Final = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Table:
     sort: str
     descending: bool
     search: str
+
+    @property
+    def is_long(self) -> bool:
+        """True if a reader may want to search the rows."""
+        return self.total > LONG
 
     def sort_url(self, column: Column) -> str:
         """Return the link that sorts by a column; numbers begin with the greatest."""
