@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,8 @@ class Finding:
     topic: str = ""
     channel: str = ""
     node: str = ""
+    # Of two findings of a level the heavier comes first: what concerns a broker, then the deepest channel.
+    weight: float = math.inf
 
 
 def mark(text: str) -> str:
@@ -57,7 +60,7 @@ def findings_of(site: Site) -> list[Finding]:
         *channels(site, snapshot),
         *topics_without_channels(snapshot),
     ]
-    return sorted(found, key=lambda finding: finding.level)
+    return sorted(found, key=lambda finding: (finding.level, -finding.weight))
 
 
 def unreachable(snapshot: Snapshot) -> list[Finding]:
@@ -167,7 +170,7 @@ def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[
     else:
         return []
     values = {"name": f"{channel.topic}/{channel.channel}", "depth": f"{depth:,}", "least": f"{least:,.0f}"}
-    return [Finding(WARN, text, remedy, values, topic=channel.topic, channel=channel.channel)]
+    return [Finding(WARN, text, remedy, values, topic=channel.topic, channel=channel.channel, weight=depth)]
 
 
 def topics_without_channels(snapshot: Snapshot) -> list[Finding]:
@@ -178,6 +181,7 @@ def topics_without_channels(snapshot: Snapshot) -> list[Finding]:
             mark("Start a consumer: its first channel gets them all."),
             {"name": topic.topic, "depth": f"{topic.sums['depth']:,}"},
             topic=topic.topic,
+            weight=topic.sums["depth"],
         )
         for topic in snapshot.topics.values()
         if not topic.channels and topic.sums["depth"]

@@ -18,6 +18,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
+from pyqd.admin.pages.views import FINDINGS_MAX
 from tests.admin.conftest import Admin
 from tests.admin.visits import WAIT_MS, Visit
 from tests.support.server import wait_until
@@ -159,6 +160,9 @@ def test_the_charts_of_a_topic_and_the_nodes_are_shown(chromium: Browser, admin:
     assert "size=100" in page.url
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
+    page.goto(f"{visit.base}/health")
+    expect(page.locator(".findings li").first).to_contain_text("topic_0999/")
+    expect(page.get_by_text(f"{TOPIC_COUNT * len(CHANNELS) - FINDINGS_MAX} more warnings")).to_be_visible()
     page.goto(f"{visit.base}/durability")
     expect(page.locator("tbody tr").filter(has_text="an nsqd does not tell")).to_have_count(NODE_COUNT)
     visit.context.close()
