@@ -31,7 +31,7 @@ from pyqd.tools.bench.process import read_cpu_time
 START_WAIT_S: Final = 30.0
 POLLS_S: Final = 30.0
 MIB: Final = 1 << 20
-# How each page shows a topic.
+# Text by which each page shows a topic.
 SELECTOR: Final = "a[href*='topics/topic_']"
 
 

@@ -56,7 +56,7 @@ _CALLGRIND_LINE = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 class CostError(Exception):
-    """Why there is no figure."""
+    """A figure cannot be measured; str() of it is the reason."""
 
 
 @dataclass(frozen=True)

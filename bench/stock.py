@@ -22,7 +22,7 @@ CHANNEL = "bench"
 OPEN_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 5.0
 START_DEADLINE_S = 120.0
-# How finely a start is timed.
+# Resolution of the time of a start.
 START_POLL_S = 0.001
 # Statistics cost the server something: a server that moves messages into the channel is asked rarely.
 FILL_POLL_S = 0.25

@@ -92,7 +92,7 @@ class Sessions(SecureCookieSessionInterface):
     """Sessions in signed cookies, which browsers send over HTTPS only if they have come over HTTPS."""
 
     def get_cookie_secure(self, app: Flask) -> bool:  # noqa: ARG002
-        """Say whether the cookie is for HTTPS only."""
+        """Return whether the cookie is for HTTPS only."""
         return request.is_secure
 
 

@@ -271,6 +271,6 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def version_key(version: str) -> tuple[tuple[int, ...], bool]:
-    """Return what orders versions: their three numbers; a pre-release comes before the release."""
+    """Return the sort key of a version: its three numbers; a pre-release comes before the release."""
     release, _, rest = version.partition("-")
     return tuple(int(part) for part in VERSION_PART.findall(release)[:3]), not rest

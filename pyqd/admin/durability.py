@@ -1,4 +1,4 @@
-"""Durability of the brokers: what GET /durability of each tells, and when a disk is full at its present rate.
+"""Durability of the brokers: the answers of GET /durability, and the time until a disk is full at its present rate.
 
 Source: docs/http.md, "GET /durability".
 """
@@ -16,7 +16,7 @@ from pyqd.admin.upstream import AbsentCallError, Upstream, UpstreamError
 
 # An nsqd may be replaced by a pyqd at the same address.
 ABSENT_POLLS: Final = 60
-# Ten minutes: a slope of fewer points follows single segments, and what other programs write for a moment.
+# Ten minutes: a slope of fewer points follows single segments, and short writes of other programs.
 POINTS_MIN: Final = 60
 # Beyond this, a forecast from one hour says nothing.
 FORECAST_MAX_S: Final = 30 * 86_400.0

@@ -76,7 +76,7 @@ def expression(name: str, key: Key) -> str:
         return {
             "depth": f"sum(pyqd_channel_depth{place})",
             "in_flight": f"sum(pyqd_channel_in_flight{place})",
-            # All that came, less what has gathered.
+            # All messages that came, without those that have gathered.
             "rate": f"sum(rate(pyqd_channel_messages_total{place}[5m])) - sum(deriv(pyqd_channel_depth{place}[5m]))",
         }[name]
     if name == "rate":

@@ -1,4 +1,4 @@
-"""Health of the cluster: what is wrong, how bad it is, and what to do about it."""
+"""Health of the cluster: findings, each with a level and a remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding:
     topic: str = ""
     channel: str = ""
     node: str = ""
-    # Of two findings of a level the heavier comes first: what concerns a broker, then the deepest channel.
+    # Among findings of one level those about brokers come first, then the deepest channels.
     weight: float = math.inf
 
 
@@ -50,7 +50,7 @@ def mark(text: str) -> str:
 
 
 def findings_of(site: Site) -> list[Finding]:
-    """Return what is wrong, the worst first."""
+    """Return the findings, the worst first."""
     snapshot = site.poller.snapshot
     found = [
         *unreachable(snapshot),
@@ -115,7 +115,7 @@ def durability(site: Site, snapshot: Snapshot) -> list[Finding]:
 
 
 def failures_of(state: Durability, left_s: float | None) -> list[Finding]:
-    """Return all that is wrong with one broker. left_s: until its disk is full."""
+    """Return the findings about one broker. left_s: seconds until its disk is full."""
     found = []
 
     def add(level: str, text: str, remedy: str, **values: str) -> None:
@@ -154,7 +154,7 @@ def channels(site: Site, snapshot: Snapshot) -> list[Finding]:
 
 
 def findings_of_channel(channel: ChannelStats, depths: Sequence[float]) -> list[Finding]:
-    """Return what is wrong with a channel: at most one thing. depths: of the last hour, NaN where there is none."""
+    """Return the finding about a channel, one at most. depths: of the last hour, NaN for a missing one."""
     depth = channel.sums["depth"]
     least = min((value for value in depths if value >= 0), default=depth)
     # The history rounds to seven digits.

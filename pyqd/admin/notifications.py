@@ -74,7 +74,7 @@ class Notifier:
             )
 
     def close(self) -> None:
-        """Send what is queued, for at most the time of one request, and end the thread."""
+        """Send the queued notifications, for at most the time of one request, and end the thread."""
         if self._thread is not None:
             try:
                 self._waiting.put_nowait(None)

@@ -77,7 +77,7 @@ def text_reply(text: str) -> Response:
 
 
 def warning(failures: list[str]) -> str:
-    """Return the message of an answer that is only a part of the truth."""
+    """Return the message of an answer from which some daemons are missing."""
     if not failures:
         return ""
     for failure in failures:
@@ -86,7 +86,7 @@ def warning(failures: list[str]) -> str:
 
 
 def caller(site: Site) -> Caller:
-    """Return who sent the current request."""
+    """Return the sender of the current request."""
     scheme = "https" if request.is_secure or request.headers.get("X-Scheme") == "https" else "http"
     query = f"?{request.query_string.decode('latin-1')}" if request.query_string else ""
     address = f"{request.remote_addr}:{request.environ.get('REMOTE_PORT', 0)}"

@@ -153,7 +153,7 @@ def options_of(given: Mapping[str, Any], notices: tuple[str, ...]) -> AdminOptio
 
 
 def check_options(options: AdminOptions) -> None:
-    """Check what single flags cannot. Raises: StartupError."""
+    """Check the options together, as no flag can by itself. Raises: StartupError."""
     for problem in problems_of(options):
         raise StartupError(f"failed to instantiate {PROGRAM} - {problem}")
 

@@ -82,7 +82,7 @@ class Poller:
             return self.snapshot
 
     def poll(self) -> Snapshot:
-        """Poll once, and return what was found."""
+        """Poll once. Returns: the snapshot."""
         started_s = time.monotonic()
         before = dict(self.cluster.upstream.spent_s)
         found = self._read(self.snapshot.number + 1, started_s)

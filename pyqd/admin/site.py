@@ -1,4 +1,4 @@
-"""State of one web admin, shared by all of its routes: options, cluster, notifications, and who may do what."""
+"""State of one web admin, shared by all of its routes: options, cluster, notifications, and the rights of users."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Site:
         return user
 
     def may(self, role: Role, topic: str | None = None) -> bool:
-        """Return whether the user of the current request has a role for a topic; None for what concerns none or all."""
+        """Return whether the user of this request has a role for a topic. topic: None for no topic, or for all."""
         return self.user.may(role, topic)
 
     def require(self, role: Role, topic: str | None = None) -> None:
@@ -83,11 +83,11 @@ class Site:
             raise Forbidden
 
     def sees_all(self) -> bool:
-        """Say whether the user of the current request may see all topics, and so what is summed over them."""
+        """Return whether the user of the current request may see all topics, and so the sums over them."""
         return "*" in self.user.topics
 
     def is_broker(self, address: str) -> bool:
-        """Say whether a broker of the cluster has an HTTP address.
+        """Return whether a broker of the cluster has an HTTP address.
 
         Requests carry the token for the brokers, so that none may go to an address that a user makes up.
         """

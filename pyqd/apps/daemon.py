@@ -297,7 +297,7 @@ class Daemon:
         logger.info("NSQ: bye")
 
     def release(self, kept: Inherited) -> None:
-        """Release what `hand_over` has kept: no successor takes it."""
+        """Release the sockets and the lock that `hand_over` has kept: no successor takes them."""
         listeners = self.listeners()
         for name, each in kept.listeners.items():
             listeners[name].close(each)

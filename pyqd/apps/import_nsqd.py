@@ -1,4 +1,4 @@
-"""`pyqd import`: imports the data directory of a stopped nsqd, or reports what an import would do."""
+"""`pyqd import`: imports the data directory of a stopped nsqd, or reports the effect of an import."""
 
 import os
 import sys

@@ -183,7 +183,7 @@ def report_failure(environ: Mapping[str, str], reason: str) -> None:
 
 
 class Restarts:
-    """Restarts of one daemon. keep: returns what the successor inherits. on_ready: called when it is ready."""
+    """Restarts of one daemon. keep: returns sockets and lock for a successor. on_ready: called when it is ready."""
 
     def __init__(self, keep: Callable[[], Inherited], on_ready: Callable[[], None]) -> None:
         self._keep = keep

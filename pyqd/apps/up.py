@@ -130,7 +130,7 @@ class Group:
         return True
 
     def watch(self) -> int:
-        """Start again what crashes, until a signal comes or the broker stops. Returns: the exit code."""
+        """Start crashed programs again, until a signal comes or the broker stops. Returns: the exit code."""
         while not self.is_stopping:
             for program in self.programs:
                 if program.restart_at_s:
@@ -268,7 +268,7 @@ def trace_database(data_path: str) -> str:
 
 
 def welcome(given: argparse.Namespace, has_traces: bool) -> str:
-    """Return what a new user does next."""
+    """Return the text with the next steps of a new user."""
     admin = f"http://{LOOPBACK}:{given.admin_port}"
     story = f"Its life is at {admin}/messages then.\n" if has_traces else ""
     return f"""

@@ -1,4 +1,4 @@
-"""Limits of the machine, and the reserve of each that what exists keeps.
+"""Limits of the machine, and the reserve of each for existing topics, channels and connections.
 
 A broker that uses up a limit of the machine cannot even do what it must: roll a log, grow a ledger, start again. So
 each limit is read at the start, and a part of it is kept in reserve. When only the reserve is left, new topics,
@@ -6,7 +6,7 @@ channels and connections are refused, and everything that exists goes on. The re
 `pyqd.diskqueue.space_limit`.
 
     mappings      files outside the arena (pyx/diskqueue/arena.pyx), so all of them under a limit of the address space
-    memory        what the machine, the control group and the address space leave
+    memory        the least that the machine, the control group and the address space leave
     descriptors   connections; topics and channels hold none
 
 Invariant: a limit is logged once when it is reached, and once when it is not any more.

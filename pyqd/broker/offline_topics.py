@@ -131,9 +131,9 @@ class OfflineChannel:
 
 
 class OfflineTopic:
-    """One topic. shown_end: the ordinal up to which channels may read; what lies behind is held by the topic.
+    """One topic. shown_end: the ordinal up to which channels may read; the topic holds the messages after it.
 
-    problems: damage that a start passes over. damage_copies: files with copies of what was found damaged before.
+    problems: damage that a start passes over. damage_copies: files with copies of data that was found damaged before.
     unreadable: channel and reason of those that stop a start.
     Raises: CorruptionError, StorageError.
     """

@@ -131,7 +131,7 @@ def queue_page(
     body_bytes_max: int,
     pause: Pause,
 ) -> Page:
-    """Return a page that goes on in the topic's log, from an ordinal on. before: the rows that the page already has."""
+    """Return a page that continues in the topic's log, from an ordinal on. before: rows that the page has already."""
     reader = topic.reader
     walk = QueueWalk(topic, channel, start)
     for turn in range(TURNS_MAX):

@@ -1,4 +1,4 @@
-"""Reclaims the space of one topic: segments that few messages keep, and what a burst has left behind.
+"""Reclaims the space of one topic: segments that few messages keep, and large segments after a burst.
 
 Finished segments go by themselves (`trim_finished`), unless retention keeps them. Two kinds need work. A segment that
 only a few unfinished messages keep goes once these are moved to their channel's parked log. The large segment of a

@@ -68,8 +68,8 @@ class MsgpackCodec:
 class PydanticCodec:
     """JSON of one pydantic model, or of any other type that pydantic knows, such as list[Model].
 
-    Values are checked in both directions; encode() also takes what the model takes, such as a dict. Names are the
-    model's aliases. Raises: SettingError without the package pydantic, and for a type that it does not know.
+    Values are checked in both directions; encode() also takes values that the model accepts, such as a dict. Names are
+    the model's aliases. Raises: SettingError without the package pydantic, and for a type that it does not know.
     """
 
     def __init__(self, model: Any) -> None:

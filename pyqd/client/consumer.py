@@ -173,7 +173,7 @@ class ConsumerBase(OneFaceIterable):
             self._engine.flush()
 
     def is_starved(self) -> bool:
-        """Return whether the messages in flight of a broker are at least 85 % of what it may have in flight.
+        """Return whether the messages in flight of a broker are at least 85 % of its share of max_in_flight.
 
         A user who collects messages answers them then, because few or no more will come before.
         """
@@ -411,7 +411,7 @@ class Consumer(ConsumerBase):
 
 
 def close_links(consumption: Consumption, engine: Engine) -> None:
-    """Close everything; what is queued is sent before."""
+    """Close everything after sending the queued commands."""
     engine.flush()
     consumption.close()
     engine.close()

@@ -1,4 +1,4 @@
-"""HTTP client of brokers and lookup daemons, for what the TCP protocol cannot do. Needs only the standard library.
+"""HTTP client of brokers and lookup daemons, for calls that the TCP protocol lacks. Needs only the standard library.
 
 A request that fails on the way is retried on a new connection for `retry_timeout_s`, so that a program outlasts a
 broker's restart. A refusal by the broker raises an error at once. A client belongs to one thread.

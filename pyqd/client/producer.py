@@ -77,7 +77,7 @@ class ProducerBase(OneFace):
             raise
 
     def _after_fork(self) -> None:
-        """Begin without connections, in the child of a fork: the parent publishes what it has submitted."""
+        """Begin without connections, in the child of a fork: the parent publishes the messages submitted before."""
         self._publishing.forget_links()
 
     def _at_exit(self) -> None:
@@ -284,7 +284,7 @@ class Producer(ProducerBase):
 
 
 def close_links(publishing: Publishing, engine: Engine) -> None:
-    """Close everything; what is pending fails."""
+    """Close everything; pending publications fail."""
     if publishing.pending_count:
         logger.warning("closed with %d messages that no broker has acknowledged", publishing.pending_count)
     publishing.close()

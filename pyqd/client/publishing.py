@@ -87,7 +87,7 @@ class Publishing:
         self.is_closed = False
         self._engine = connector.engine
         self._retry_unanswered = retry_unanswered
-        # Links that are ready, and what each has not answered yet.
+        # Links that are ready, each with its unanswered publications.
         self._ready: list[tuple[Link, deque[Publication]]] = []
         self._unanswered: dict[Link, deque[Publication]] = {}
         self._next = 0
@@ -258,7 +258,7 @@ class Publishing:
     # The end.
 
     def close(self) -> None:
-        """Close all links; what is pending ends with ClosedError."""
+        """Close all links; pending publications end with ClosedError."""
         if self.is_closed:
             return
         self.is_closed = True

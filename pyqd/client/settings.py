@@ -262,7 +262,7 @@ def _hint(name: str) -> str:
 
 
 def parse_targets(nsqd: str | Iterable[Any] | None, lookupd: str | Iterable[str] | None) -> Targets:
-    """Return what addresses and URLs name. Raises: SettingError.
+    """Return the brokers, lookup daemons and settings that addresses and URLs name. Raises: SettingError.
 
     nsqd: `host:4150`, `host`, `[::1]:4150`, a path of a unix socket, or a URL such as
     `nsq://host:4150,host2?lookupd=host3:4161&tls=true`; several of them separated by commas, or in a list.

@@ -1,1 +1,1 @@
-"""Segmented log on disk and the ledgers of what was acknowledged; no channels, no clients."""
+"""Segmented log on disk, and ledgers of its finished records; no channels, no clients."""

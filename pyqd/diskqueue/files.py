@@ -491,7 +491,7 @@ class Files:
         A kill leaves the old content or the new. So does a power failure for content of up to 512 bytes, because disks
         write whole sectors.
         """
-        assert len(content) <= PAGE_BYTES, "a page is what one block takes"
+        assert len(content) <= PAGE_BYTES, "a block takes one page"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

@@ -61,7 +61,7 @@ class BackgroundJobs(SegmentJobs):
     """Work on segment files, in threads.
 
     in_background: runs (job, done) with the job in a thread and done(result, error) on the event loop. reserve: limits
-    the space of what is made in a thread. placeholders: directories that do not exist on the disk yet.
+    the space of files that are made in a thread. placeholders: directories that do not exist on the disk yet.
     """
 
     prepares_ahead = True

@@ -45,7 +45,7 @@ _OK: Final = b"OK"
 
 
 class PeerError(Exception):
-    """Failure of a connection to a lookup daemon. cause: of the failure; remedy: what the operator can do."""
+    """Failure of a connection to a lookup daemon. cause: of the failure; remedy: for the operator."""
 
     def __init__(self, cause: str, remedy: str) -> None:
         super().__init__(f"{cause}; {remedy}")

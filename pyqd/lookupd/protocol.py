@@ -87,7 +87,7 @@ class Session:
         }
 
     def receive(self, data: bytes) -> bytes:
-        """Take what the broker has sent. Returns: the answers to send, empty if there are none yet."""
+        """Handle received bytes of the broker. Returns: the answers to send, empty if there are none yet."""
         if self.closing:
             return b""
         if self._unread:
@@ -238,7 +238,7 @@ def words_of(line: bytes) -> list[str]:
 
 
 def parse_peer(body: bytes, remote: str) -> Peer:
-    """Return what a broker says of itself in the body of IDENTIFY. Raises: ProtocolError.
+    """Return the identity of a broker from the body of its IDENTIFY. Raises: ProtocolError.
 
     Keys match in any case, as in Go's decoder; of several the last one counts, and null leaves a field as it is.
     """

@@ -1,4 +1,4 @@
-"""Registry of a lookup daemon: producers, topics, channels, and who is registered for what.
+"""Registry of a lookup daemon: producers, topics, channels, and the registrations of producers for them.
 
 A producer is one connection of a broker that has sent IDENTIFY. It has a small number, the lowest that is free, and a
 topic or channel has the numbers of its producers as bits. A producer has the topics and channels it is registered for,
@@ -33,7 +33,7 @@ from pyqd.primitives.names import is_ephemeral_str
 
 ALL: Final = "*"
 NEVER: Final = 1 << 63
-# Go's zero time in nanoseconds since 1970, as it overflows there: what `/debug` shows without a tombstone.
+# Go's zero time in nanoseconds since 1970, as it overflows there. `/debug` shows it if there is no tombstone.
 NO_TOMBSTONE: Final = -6795364578871345152
 # Bytes of answers that are kept.
 CACHED_BYTES_MAX: Final = 16 << 20
@@ -312,7 +312,7 @@ class Registry:
         """Yield the topics and channels that a producer is registered for."""
         for number in producer.places:
             place = self._places[number]
-            assert place is not None, "what is deleted has no producers"
+            assert place is not None, "a deleted topic or channel has no producers"
             yield place
 
     def counts(self) -> dict[str, int]:

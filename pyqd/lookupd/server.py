@@ -63,7 +63,7 @@ class LookupConnection:
         self._send(self.session.receive(data))
 
     def _send(self, data: bytes) -> None:
-        """Send answers; keep what the socket does not take, and read nothing until it has."""
+        """Send answers. If the socket is full, keep the rest, and read nothing until the rest is sent."""
         try:
             sent = self._socket.send(data) if data else 0
         except BlockingIOError:

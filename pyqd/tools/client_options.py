@@ -281,7 +281,7 @@ class ClientOptions:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         with warnings.catch_warnings():
-            # Versions before 1.2 are what old brokers may have.
+            # Old brokers may have versions before 1.2.
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = minimum
         return context

@@ -1,4 +1,4 @@
-"""Command `pyq_bench`: load for a broker, and what the broker makes of it: rates, latencies, CPU time.
+"""Command `pyq_bench`: load for a broker, and the figures of the broker under it: rates, latencies, CPU time.
 
 The load comes from the compiled generator in pyqd.hot.tools.loadgen, which also serves the benchmarks of pyqd.
 

@@ -165,7 +165,7 @@ class ToFile:
             task.add_done_callback(self._hang_ups.discard)
 
     async def _stop(self) -> int:
-        """Stop all consumers, make safe what they hold, and end. Returns: the exit code."""
+        """Stop all consumers, make their messages safe, and end. Returns: the exit code."""
         for log in self._logs.values():
             log.stop()
         if self._logs:

@@ -38,7 +38,7 @@ from pyqd.tools.targets import targets_for
 TOOL: Final = "pyq_to_nsq"
 SYNOPSIS: Final = "Publishes the messages of topics to other brokers. A message is finished when one of them has it."
 FETCH_COUNT: Final = 10_000
-# Less than what brokers take by default, which is 5 MiB.
+# Less than the default limit of brokers, which is 5 MiB.
 BATCH_BYTES: Final = 1 << 20
 # Time for an answer. A destination without a connection gets less, because another one may work.
 ANSWER_S: Final = 60.0

@@ -124,7 +124,7 @@ class Stdin:
         self._may_wait = True
 
     async def read(self) -> bytes:
-        """Return what is there, as soon as there is something; nothing at the end. Raises: Fatal."""
+        """Return received bytes, as soon as there are some; nothing at the end. Raises: Fatal."""
         while True:
             await self._wait_readable()
             try:

@@ -1,4 +1,4 @@
-"""Trace events to rows: a batch of decoded events becomes rows of the tables in pyqd.trace.schema.
+"""Conversion of trace events: a batch of decoded events becomes rows of the tables in pyqd.trace.schema.
 
 A delivery is one row. Its outcome is that of the event that ends it, usually in the same batch. If the delivery is in
 an earlier batch, `Batch.earlier` holds its end, and the caller applies it to the row in the database.
@@ -54,7 +54,7 @@ FATES: Final = {
     KINDS.index("dead_lettered"): "dead_lettered",
 }
 UNRECORDED: Final = "disconnected"
-# In all these cases clients lose what they have in flight.
+# In all these cases clients lose their messages in flight.
 TAKEN_BACK: Final = (*CLEARED, SEEK)
 
 # Columns of a row of trace_deliveries.

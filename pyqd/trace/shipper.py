@@ -246,7 +246,7 @@ class Shipper:
         self._doubles.discard(fetcher)
 
     def _tend(self) -> None:
-        """Do what is due: go on after standing by, remove old rows, report."""
+        """Do the tasks that are due: go on after standing by, remove old rows, report."""
         now_s = time.monotonic()
         for fetcher in [fetcher for fetcher, (at_s, _) in self._standby.items() if at_s <= now_s]:
             self._begin(fetcher, self._standby.pop(fetcher)[1])

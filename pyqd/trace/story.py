@@ -200,5 +200,5 @@ def _concerns(story: Story, step: Step) -> bool:
     if step.event == "stored":
         # `released`: to a channel that had not got the message. `seek`: again.
         return channel is None or step.reason == SEEK
-    # Which messages an ephemeral channel has dropped, the event does not tell.
+    # The event of an ephemeral channel does not name the dropped messages.
     return channel is not None and not channel.is_over and step.reason != "ephemeral"

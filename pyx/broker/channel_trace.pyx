@@ -1,4 +1,4 @@
-"""Trace events of a channel: what its consumers, its timeouts and its settings do to messages.
+"""Trace events of a channel: the acts of its consumers, timeouts and settings on messages.
 
 The channel calls it before an act that cannot fail, or after the act (see pyx/broker/trace.pyx, "Order").
 """

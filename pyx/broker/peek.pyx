@@ -70,7 +70,7 @@ def returned_page(ChannelCore channel not None, uint64_t number, uint64_t count_
 
 
 def dead_letter_page(ChannelCore channel not None, uint64_t number, uint64_t count_max, uint64_t body_bytes_max):
-    """Return (rows, number to go on with, at the end?) of the dead letters that wait to be published."""
+    """Return (rows, number to resume with, at the end?) of the dead letters that wait to be published."""
     return ring_page(channel.dead_letters.pending, number, count_max, body_bytes_max)
 
 
@@ -193,7 +193,7 @@ cdef class DeferredSearch:
         return True
 
     def page(self, uint64_t body_bytes_max):
-        """Return (rows, (due time, slot) to go on behind, at the end?), once the page is found."""
+        """Return (rows, (due time, slot) to resume after, at the end?), once the page is found."""
         cdef ParkedLog parked = self.channel.parking.parked
         cdef uint64_t free_bytes = PAGE_BYTES_MAX
         cdef const Record* record

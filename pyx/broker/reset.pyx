@@ -1,4 +1,4 @@
-"""Reset of a channel: it resumes at a place of its topic's log, and forgets what it has delivered and parked.
+"""Reset of a channel: it resumes at a place of its topic's log, and forgets its delivered and parked messages.
 
 Emptying is a reset to the end of the readable part. A seek is a reset to any place (pyx/broker/replay.pyx).
 """

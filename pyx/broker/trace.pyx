@@ -307,7 +307,7 @@ cdef class TraceLog:
     """The trace events of a broker.
 
     log: for sealed blocks. mapping: of OPEN_BYTES bytes, checked by `check_open`; held mapped. power_failed: before
-    this start, so what the open block holds is not to be trusted.
+    this start, so the content of the open block is not to be trusted.
     """
 
     def __init__(self, Log log not None, Mapping mapping not None, uint32_t node_id, bint power_failed):

@@ -1,4 +1,4 @@
-"""Writes the records of one batch (MPUB) behind the last record of a segment and makes all of them valid at once.
+"""Writer of one batch (MPUB): appends its records to a segment and makes all of them valid at once.
 
     begin, append ... append                         commit | discard
     begin, append ... append, set_aside  (the loop runs)  resume, append ... append, commit | discard

@@ -1,4 +1,4 @@
-"""Reads of a log by position, for any number of readers, of which the channels notice nothing.
+"""Reads of a log by position, for any number of readers, without an effect on the channels.
 
     positions   seq = epoch << 48 | ordinal; readers hold them, no state is kept here for a reader
     marks       one (ordinal, offset, timestamp, id) for every 64 KiB of a segment, made when it is first walked

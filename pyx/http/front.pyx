@@ -140,7 +140,7 @@ cdef class HttpFront:
         return used
 
     cdef int send_answers(self, const char* at, uint64_t size_bytes) except -1:
-        """Send answers; `unsent` takes what the socket does not."""
+        """Send answers; `unsent` keeps the bytes that the socket does not take."""
         cdef ssize_t sent
         while True:
             sent = send(self.fd, at, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL)

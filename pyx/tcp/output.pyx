@@ -360,7 +360,7 @@ cdef class ClientOutput(Consumer):
         return 0
 
     cdef int end_failed_run(self, error) except -1:
-        """Close the connection: a frame may be half sent, and what is queued lies in the shared scratch."""
+        """Close the connection: a frame may be half sent, and queued bytes lie in the shared scratch."""
         self.discard()
         self.client.failed(error)
         return 0

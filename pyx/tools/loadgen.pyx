@@ -1,4 +1,4 @@
-"""Make load from connected sockets: publishers, consumers, idle subscribers, in any mixture.
+"""Load generator over connected sockets: publishers, consumers, idle subscribers, in any mixture.
 
 The sockets come in connected and subscribed (pyqd.tools.bench.connections does that part); pyqd.hot.tools.traffic moves
 the bytes.

@@ -1,4 +1,4 @@
-"""Publish, consume and answer heartbeats in one epoll loop without a Python object per message.
+"""Event loop of the load generator: publishes, consumes and answers heartbeats without a Python object per message.
 
 A publisher owns one output buffer with as many prebuilt commands as may be unanswered at once (`outstanding`):
 

@@ -46,7 +46,7 @@ cdef tuple message_of(const char* at, int64_t data_bytes):
 
 @cython.final
 cdef class FrameSplitter:
-    """Bytes to frames. An unfinished frame is kept for the next call."""
+    """Splitter of received bytes into frames. An unfinished frame is kept for the next call."""
 
     cdef readonly int64_t frame_bytes_max
     cdef object error_type               # of the error that a malformed frame raises

@@ -1,4 +1,4 @@
-"""From messages and answers to bytes.
+"""Encoder of frames: messages, responses and errors as bytes.
 
     | size: int32 | type: int32 | data |                    size counts the type and the data
     message data: | timestamp: int64 ns | attempts: uint16 | id: 16 hex digits | body |

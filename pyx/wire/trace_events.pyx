@@ -455,7 +455,7 @@ cdef inline void set_bit(uint8_t* bits, uint64_t row) noexcept nogil:
 
 
 cdef void put_row(Buffers* to, int64_t position, int64_t timestamp_ns, uint8_t kind, uint64_t guid) noexcept nogil:
-    """Fill what every row has; the other columns get no value."""
+    """Fill the columns that have a value in every row; the others get none."""
     cdef uint64_t row = to.row
     to.row += 1
     to.positions[row] = position
@@ -542,7 +542,7 @@ cdef void put_value(Buffers* to, uint64_t row, const Event* event) noexcept nogi
 
 
 cdef void put_extras(Buffers* to, uint64_t row, const Event* event, const char* extra) noexcept nogil:
-    """Fill the columns of what follows an event."""
+    """Fill the columns of the optional fields after an event."""
     if event.flags & HAS_DUE:
         to.dues_ns[row] = (<const int64_t*> extra)[0]
         to.dues_us[row] = to.dues_ns[row] // NS_PER_US

@@ -16,7 +16,7 @@ EXIT_ERROR: Final = 1
 
 
 def user_command(argv: Sequence[str]) -> int:
-    """Run `pyqadmin user`. argv: what follows these words. Returns: the exit code."""
+    """Run `pyqadmin user`. argv: the words after these two. Returns: the exit code."""
     arguments = parser().parse_args(argv)
     path = Path(arguments.users_file)
     try:

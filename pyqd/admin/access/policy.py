@@ -74,7 +74,7 @@ class Policy:
         return entry.user
 
     def begin_granted_session(self, user: User) -> None:
-        """Make the session of this browser one of a user of OpenID Connect: the grant is what its claims gave.
+        """Make the session of this browser one of a user of OpenID Connect. grant: from the claims of the login.
 
         A user of the file may have the same name, and has other rights.
         """
@@ -101,7 +101,7 @@ class Policy:
 
 
 def limit_keys(name: str, address: str) -> tuple[str, str]:
-    """Return what failures are counted by."""
+    """Return the keys by which failed logins are counted."""
     return f"name {name}", f"address {address}"
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Role(enum.IntEnum):
-    """Each role may do all that the roles before it may.
+    """Role of a user. Each role includes the rights of the roles before it.
 
     VIEW: see numbers and messages. OPERATE: pause, unpause, empty, publish, change single messages. ADMIN: create,
     delete, tombstone, change options.
@@ -37,9 +37,9 @@ class User:
     topics: tuple[str, ...] = ("*",)
 
     def may(self, role: Role, topic: str | None = None) -> bool:
-        """Return whether the user has a role for a topic; None for what concerns no topic, or all of them.
+        """Return whether the user has a role for a topic. topic: None for an act on no topic, or on all topics.
 
-        Who has a role for some topics only, may see what concerns none, and change nothing of it.
+        A user with a role for some topics only may see things that concern no topic, and may not change them.
         """
         if topic is None:
             return self.role >= role and (role is Role.VIEW or "*" in self.topics)

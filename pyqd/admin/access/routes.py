@@ -38,7 +38,7 @@ def local_path(text: str) -> str:
 
 
 def is_of_other_site(request: Request) -> bool:
-    """Say whether a page of another site has sent a request. Programs other than browsers send no such header."""
+    """Return whether a page of another site has sent a request. Programs other than browsers send no such header."""
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -145,7 +145,7 @@ class Browser:
         return redirect(url_for("browser.publish", topic=topic), 303)
 
     def seek(self, topic: str, channel: str) -> str:
-        """Show the form, and for a given place what seeking there would do, broker by broker."""
+        """Show the form, and the effect of seeking to a given place, broker by broker."""
         self.site.require(Role.OPERATE, topic)
         to = request.args.get("to", "").strip()
         previews = []

@@ -1,4 +1,4 @@
-"""Pages of what can be set while brokers run: limits of a channel; retention, quota and trace of a topic.
+"""Pages of settings that change while brokers run: limits of a channel; retention, quota and trace of a topic.
 
 Source: docs/http.md, "Limits of a channel"; docs/space.md, "Settings of one topic"; docs/trace.md.
 """

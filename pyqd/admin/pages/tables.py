@@ -27,7 +27,7 @@ class Column:
 
 @dataclasses.dataclass(slots=True)
 class Table:
-    """One page of rows, with what the template needs for the links around it."""
+    """One page of rows, and the values for the links around it."""
 
     columns: Sequence[Column]
     rows: list[Any]

@@ -1,4 +1,4 @@
-"""Commands of a client to bytes. Names are checked here, so that a wrong one does not cost a connection.
+"""Encoder of a client's commands. Names are checked here, so that a wrong one does not cost a connection.
 
 Source: docs/nsq/tcp-protocol.md, "Commands"; docs/protocol-extensions.md, "Due times" and "DMPUB".
 """

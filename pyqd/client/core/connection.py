@@ -29,7 +29,7 @@ OK: Final = b"OK"
 ANSWER_BYTES_MAX: Final = 1 << 20
 # Numbers in the answer to IDENTIFY that the client works with, and their limits.
 NUMBERS: Final = {"max_rdy_count": (1, 1 << 62), "msg_timeout": (1, 1 << 40), "deflate_level": (0, 9)}
-# Beginnings of the answers of other servers than brokers, no longer than what _next_answer() judges.
+# Beginnings of the answers of other servers than brokers, no longer than the bytes that _next_answer() judges.
 STRANGERS: Final = {
     b"HTTP": "this is an HTTP port; give the broker's TCP port, 4150 by default",
     b"\x00\x00\x00\x0eE_BA": "this is a lookup daemon; give lookupd='host:4161', or a broker's address",
@@ -242,7 +242,7 @@ class ConnectionCore:
             self.state = State.READY
 
     def _take_info(self, data: bytes) -> None:
-        """Read the answer to IDENTIFY and begin what it grants."""
+        """Read the answer to IDENTIFY and begin the granted upgrades."""
         if data == OK:
             self.info = OLD_BROKER
         else:

@@ -1,4 +1,4 @@
-"""Bytes of a connection to frames: compiled code if pyqd is installed with it, else plain Python.
+"""Decoder of the frames of a connection: compiled code if pyqd is installed with it, else plain Python.
 
 A frame is a tuple, and its first item is its type:
 

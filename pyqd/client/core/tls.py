@@ -9,7 +9,7 @@ from pyqd.client.errors import ClientError, NotConnectedError, TlsError
 
 # OpenSSL's codes for a certificate that is valid only for other names or other IP addresses.
 OTHER_NAME: Final = (62, 64)
-# OpenSSL's codes for what VERIFY_X509_STRICT demands, a default since Python 3.13.
+# OpenSSL's codes for the demands of VERIFY_X509_STRICT, a default since Python 3.13.
 STRICT: Final = range(80, 94)
 # Alerts that a retry may cure.
 PASSING_ALERTS: Final = ("INTERNAL_ERROR", "CLOSE_NOTIFY", "USER_CANCELLED")

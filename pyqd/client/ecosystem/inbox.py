@@ -18,7 +18,7 @@ from pyqd.client import Consumer, Message
 from pyqd.client.errors import AnsweredError, ClientError, ClosedError
 
 FETCH_COUNT: Final = 100
-# How long a thread waits for messages before it looks whether the intake is closed.
+# Longest wait of a thread for messages before it checks whether the intake is closed.
 FETCH_S: Final = 0.5
 # Pause after an error, which the consumer answers by connecting again.
 ERROR_PAUSE_S: Final = 1.0

@@ -161,7 +161,7 @@ class Engine:
         return bool(self._dirty)
 
     def flush(self) -> None:
-        """Send what all links have queued."""
+        """Send the queued bytes of all links."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             for link in dirty:
@@ -273,7 +273,7 @@ class Engine:
         self._do_duties()
 
     def _do_duties(self) -> None:
-        """Do what no socket announces."""
+        """Do the work that no socket announces: timers, callbacks, links to flush."""
         if self.is_closed:
             return
         while self._posted:
@@ -335,7 +335,7 @@ class Engine:
         self._ask_loop = ask
 
     def run_ready(self, *, is_readable: bool) -> float:
-        """Do what is to do without sleeping; return the time of the next timer. Takes the lock itself.
+        """Handle everything that is ready without sleeping; return the time of the next timer. Takes the lock itself.
 
         is_readable: whether fileno() is readable.
         """

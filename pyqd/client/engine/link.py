@@ -30,7 +30,7 @@ WAITED_BYTES: Final = 1 << 14
 FLUSH_COUNT: Final = 128
 # Reads from a connection that has failed; more than the answers to a pipeline fit.
 LAST_READS: Final = 16
-# Flag of send() and recv() that do not wait, though recv() may. Where there is none, the socket is non-blocking.
+# Flag of send() and recv() that do not wait, though recv() may. On a system without it the socket is non-blocking.
 DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
 # Longest wait in recv(). It ends neither for timers nor for other threads and links, which a broker's answer in time
 # does not delay.
@@ -138,9 +138,9 @@ class Link:
             self._engine.note_dirty(self, soon)
 
     def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it. Errors are handled as a loss of the link."""
+        """Send the queued bytes, as far as the socket takes them. Errors are handled as a loss of the link."""
         self._is_dirty = False
-        # While the socket is full, ready() goes on; what is queued meanwhile stays in the core.
+        # While the socket is full, ready() goes on; bytes queued meanwhile stay in the core.
         if self._is_connecting or not self.is_open or self._unsent:
             return
         try:
@@ -180,7 +180,7 @@ class Link:
         self.flush()
 
     def _fail_after_reading(self, error: OSError) -> None:
-        """Take in what the broker said before it closed the connection, such as why, and fail.
+        """Read the last words of the broker, such as the reason why it closed the connection, and fail.
 
         A broker that refuses a large body does not read it: sending breaks before its error frame is read.
         """
@@ -343,7 +343,7 @@ class Link:
             self._handler.link_lost(self, error)
 
     def close(self) -> None:
-        """Close the socket; the handler is not told. What is queued is sent if the socket takes it."""
+        """Close the socket; the handler is not told. Queued bytes are sent if the socket takes them."""
         if self.is_open:
             if self.core.is_ready:
                 self._flush_last()

@@ -46,7 +46,7 @@ class Poller:
         return self._selector.select(timeout_s)
 
     def handle(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
-        """Have the links handle what select() has returned."""
+        """Have the links handle the events that select() has returned."""
         for key, mask in ready:
             if key.data is None:
                 self._drain_wakes()

@@ -1,4 +1,4 @@
-"""Engines of this process: what becomes of them after a fork, and at the end of the interpreter."""
+"""Engines of this process: their state after a fork, and their end with the interpreter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _after_fork_in_child() -> None:
 
 
 def _close_all() -> None:
-    """Close what the program has left open, before the interpreter stops the stand-ins."""
+    """Close the producers and consumers that the program has left open, before the interpreter stops the stand-ins."""
     for engine in list(ENGINES):
         owner = None if engine.is_closed else engine.owner()
         if owner is not None:

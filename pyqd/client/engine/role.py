@@ -38,7 +38,7 @@ class Awaited(Protocol):
 
 
 def forget(result: Awaited, waiter: Waiter) -> None:
-    """Take a waiter out of those of a result."""
+    """Remove a waiter from those that wait for a result."""
     if result.waiter is waiter:
         result.waiter = waiter.other
         return

@@ -56,8 +56,8 @@ cdef class Ledger:
     cdef public bint clears_late         # bits behind the floor are cleared only when a sync has covered the floor
     cdef uint64_t uncleared_from         # if some are not cleared yet: the first of them; else the highest number
     cdef bint pristine                   # the file is new: no bit was ever set in it, and none can be on the disk
-    cdef readonly bint rebuilt           # the file was damaged: it says nothing of what is finished
-    cdef readonly bint outran            # `clamp` has dropped what it said of records behind the log's end
+    cdef readonly bint rebuilt           # the file was damaged: no record counts as finished
+    cdef readonly bint outran            # `clamp` has dropped bits of records behind the log's end
     cdef readonly uint64_t reset_count   # since it was opened
     cdef readonly uint64_t change_count  # goes up with every change that a sync has to cover
     cdef readonly uint64_t synced_change_count    # as of the last completed sync; 0: there was none

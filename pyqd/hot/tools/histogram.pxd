@@ -1,4 +1,4 @@
-# How often each duration came, in a fixed number of buckets: recording costs some nanoseconds and no memory.
+# Histogram of durations with a fixed number of buckets: recording costs some nanoseconds and no memory.
 #
 #   values below 256 ns          a bucket for each
 #   each octave above, to 2**42  128 buckets of the same width

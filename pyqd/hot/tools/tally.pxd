@@ -1,5 +1,5 @@
-# Which counters came back: one bit per message published, so that losses and duplicates are facts, not differences
-# of two totals (a loss and a duplicate would cancel out there).
+# Set of the counters that came back: one bit per message published, so that losses and duplicates are facts, not
+# differences of two totals (a loss and a duplicate would cancel out there).
 #
 # 1. unique = number of set bits; unique <= expected.
 # 2. received = unique + duplicates + foreign.

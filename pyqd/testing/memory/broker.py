@@ -228,7 +228,7 @@ class MemoryBroker:
         found = self._topics[topic]
         return found if channel is None else found.channels[channel]
 
-    # What tests assert on.
+    # For the assertions of tests.
 
     def published(self, topic: str) -> list[bytes]:
         """Return the bodies of all messages published to a topic, in order; an empty list if it does not exist."""

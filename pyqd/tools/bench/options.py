@@ -1,4 +1,4 @@
-"""Flags of `pyq_bench`, and what their values must be."""
+"""Flags of `pyq_bench`, and the checks of their values."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Figures:
     """Figures of a measurement. settings: of the command line. latencies: by name, in order.
 
     cpu_s: of the broker; None if it is not on this machine. unfinished: messages without answer, or not delivered.
-    problems: what makes the run a failure. warnings: what limits its meaning.
+    problems: reasons why the run counts as failed. warnings: limits of its meaning.
     """
 
     command: str
@@ -99,7 +99,7 @@ class Figures:
         return "\n".join([self.headline(), *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
     def headline(self) -> str:
-        """Return a line that says what was measured."""
+        """Return a line with the kind and the size of the measurement."""
         address, version, topic = (self.settings[name] for name in ("address", "version", "topic"))
         return f"{self.command}: {address} (version {version}), topic {topic}"
 
@@ -128,7 +128,7 @@ def busy_percent(run: Run) -> float:
 
 
 def warnings_of(run: Run, rate: float, reached: float) -> tuple[str, ...]:
-    """Return what limits the meaning of a measurement. rate: asked for, 0 for none. reached: messages per second."""
+    """Return the limits of a measurement's meaning, as texts. rate: wanted; 0: none. reached: messages per second."""
     found = []
     if rate and reached < RATE_SHARE * rate and not run.is_interrupted:
         found.append(f"{reached:,.0f} messages/s were reached of the {rate:,.0f} of --rate: latencies include the wait")

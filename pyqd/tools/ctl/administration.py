@@ -110,8 +110,8 @@ def show(session: Session, rows: list[Row]) -> None:
 def create(session: Session, topic: str, channel: str | None, start: str | None) -> None:
     """Create a topic, or a channel and its topic, on all brokers.
 
-    What exists stays as it is. Without --start, a channel gets the messages from now on; the first one of a topic also
-    gets those that the topic holds.
+    Existing ones stay as they are. Without --start, a channel gets the messages from now on; the first one of a topic
+    also gets those that the topic holds.
     """
     check_names(topic, channel)
     if start is not None and channel is None:

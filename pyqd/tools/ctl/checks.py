@@ -53,7 +53,7 @@ NO_LOGIN: Final = "give a token with the right `status`: --token-file, PYQD_TOKE
 
 
 class Finding(NamedTuple):
-    """Result of one check. node: address of a daemon, or "this machine". fix: what the operator can do."""
+    """Result of one check. node: address of a daemon, or "this machine". fix: advice to the operator."""
 
     node: str
     check: str
@@ -214,7 +214,7 @@ def registration(facts: Facts, lookups: Sequence[LookupFacts]) -> Made:
 
 
 def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
-    """Check what a lookup daemon tells of a broker."""
+    """Check the entry of a broker at a lookup daemon."""
     entry = entry_of(facts, lookup)
     if entry is None:
         fix = "add the lookup daemon's TCP address to the broker's --lookupd-tcp-address"
@@ -235,7 +235,7 @@ def registered_at(facts: Facts, lookup: LookupFacts) -> Made:
 
 
 def entry_of(facts: Facts, lookup: LookupFacts) -> dict[str, Any] | None:
-    """Return what a lookup daemon tells of a broker."""
+    """Return the entry of a broker at a lookup daemon."""
     place = (facts.info.get("broadcast_address"), facts.info.get("tcp_port"))
     for entry in lookup.nodes:
         named = f"{bracketed(entry['broadcast_address'])}:{entry['http_port']}"

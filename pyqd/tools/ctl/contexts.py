@@ -139,7 +139,7 @@ class ContextFile:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[TOMLDocument]:
-        """Give the file's content to a block, and write what the block has made of it. Raises: SettingError."""
+        """Give the file's content to a block, and write the content as the block leaves it. Raises: SettingError."""
         # Takes longer to load than a reading command runs.
         import tomlkit
 

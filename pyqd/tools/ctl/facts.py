@@ -69,7 +69,7 @@ class Facts:
     metrics: dict[str, float] = field(default_factory=dict)
     version: str | None = None
     file_system: FileSystem | None = None
-    # What could not be asked for, and why.
+    # Failed questions, each with its reason.
     refused: dict[str, str] = field(default_factory=dict)
 
 

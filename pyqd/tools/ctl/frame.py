@@ -125,7 +125,7 @@ class CtlCommand(HelpMixin):
         self.params += shared_options()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, then report what has failed at some of the daemons."""
+        """Run the command, then report the failures of single daemons."""
         session = ctx.obj
         assert isinstance(session, Session)
         with contextlib.closing(session):

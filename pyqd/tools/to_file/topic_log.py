@@ -18,7 +18,7 @@ DRAIN_S: Final = 5.0
 
 
 class TopicLog:
-    """Consumes one topic into its files. recover: finishes what killed instances have left.
+    """Consumes one topic into its files. recover: finishes the files of killed instances.
 
     The event loop receives messages while a thread of the executor writes and syncs those that came before. A message
     is finished when its file is synced. Raises, from run(): StorageError and the errors of the consumer.
@@ -43,7 +43,7 @@ class TopicLog:
         self._failure: StorageError | None = None
 
     def stop(self) -> None:
-        """Take no more messages; run() then makes safe what it has, and ends."""
+        """Take no more messages; run() then makes its messages safe, and ends."""
         self._consumer.stop()
 
     async def hang_up(self) -> None:
@@ -96,7 +96,7 @@ class TopicLog:
         """
         async with self._lock:
             if self._failure is not None:
-                # A later sync could succeed although the disk has lost what an earlier one should have written.
+                # A later sync could succeed although the disk has lost the pages of an earlier one that failed.
                 raise self._failure
             try:
                 safe = await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)

@@ -33,7 +33,7 @@ class Response(NamedTuple):
 
 
 class RequestError(Exception):
-    """A request without a response: the connection failed, or what came is not HTTP."""
+    """A request without a response: the connection failed, or the received bytes are not HTTP."""
 
 
 class RequestTimeoutError(RequestError):

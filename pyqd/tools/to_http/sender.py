@@ -1,4 +1,4 @@
-"""HTTP requests for messages: their bytes, their redirects, and what counts as success.
+"""HTTP requests for messages: their bytes, their redirects, and the rules of success.
 
 Source: docs/tools/pyq_to_http.md; docs/nsq/admin-and-tools.md, "nsq_to_http".
 """

@@ -143,7 +143,7 @@ def _follow_search(output: Output, ask: Callable[[], list[Found]], limit: int) -
             say(
                 f"more than {limit} messages at once, of which the oldest are left out: --limit sets how many are shown"
             )
-        # What is found no more cannot come again: its key has the time.
+        # A message that is no longer found cannot come again: its key has the time.
         seen = set(found)
         time.sleep(POLL_S)
 

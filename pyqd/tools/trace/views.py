@@ -79,7 +79,7 @@ def figures_value(figures: Figures) -> dict[str, Any]:
 
 
 def key_of(found: Found) -> tuple[str, ...]:
-    """Return what tells a line of `find --follow` from others: a message is shown again with each new state."""
+    """Return the key of a line of `find --follow`: a message is shown again with each new state."""
     return found.nsqd, found.message_id, found.topic, found.channel, found.state, str(found.at)
 
 

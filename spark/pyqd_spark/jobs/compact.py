@@ -42,7 +42,10 @@ _POSITIONS = re.compile(r"-(\d+)-(\d+)\.parquet$")
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """path: of the table. small_bytes: files below are merged. rows_per_file: at most, in a merged one."""
+    """Options of a compaction.
+
+    path: of the table. small_bytes: files below are merged. rows_per_file: at most, in a merged one.
+    """
 
     path: str
     small_bytes: int = SMALL_BYTES

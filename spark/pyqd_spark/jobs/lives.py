@@ -1,4 +1,4 @@
-"""Trace events to lives: one row for each message and channel, with Spark.
+"""Conversion of trace events to lives: one row for each message and channel, with Spark.
 
 The state of a message in a channel is that after the last event that changes it, as in pyqd.trace.story. A life that is
 over is a row of the table. The events of all others stay *open*, and are read again together with the next ones.
